@@ -1,0 +1,71 @@
+# memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint bench lock docs java clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCK := requirements-dev.lock
+ARGS ?=
+
+# Candidates are run, not looked up: a name on the PATH may be a shim of a version that is not there.
+PYTHON = $(shell for python in python3.13 python3.12 python3.11 python3; do \
+	if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+		echo $$python; break; \
+	fi; done)
+PYTHON_NEEDED = memwal: Python 3.11 or later with venv is needed; install it: apt-get install python3 python3-venv \
+	(Debian, Ubuntu) or brew install python@3.13 (macOS)
+
+# Empty when the Java that Spark will use (JAVA_HOME's, else the PATH's) is new enough.
+JAVA_FOUND = $(shell java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	version=$$("$$java" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9][0-9]*\).*/\2/p' | head -n 1); \
+	if [ -z "$$version" ]; then echo "$$java does not run"; \
+	elif [ "$$version" -lt 17 ]; then echo "$$java is version $$version"; fi)
+JAVA_NEEDED = memwal: Java 17 or later is needed, $(JAVA_FOUND); install it: apt-get install openjdk-17-jre-headless, or \
+	openjdk-21-jre-headless (Debian, Ubuntu), or brew install openjdk@17 (macOS); JAVA_HOME, if set, must point to it
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## the environment, in .venv
+
+run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
+	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
+
+test: java $(STAMP) ## every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict -p ingest -p memtable -p wal -p flush
+
+bench: $(STAMP) ## put and query paths beside Lance's own writer
+	@$(BIN)/python -m bench $(ARGS)
+
+docs: $(STAMP) ## write configs/default.toml and the README's configuration reference from the settings
+	@$(BIN)/python -m ingest.settings_reference
+
+lock: $(STAMP) ## resolve the dependencies anew and write both lock files
+	@$(BIN)/python -m pip install --quiet uv
+	@for target in "requirements.lock" "requirements-dev.lock --extra dev --constraint requirements.lock"; do \
+		set -- $$target; file=$$1; shift; \
+		$(BIN)/uv pip compile pyproject.toml "$$@" --upgrade --universal --python-version 3.11 --generate-hashes \
+			--no-emit-index-url --no-annotate --no-header --quiet --output-file $$file || exit 1; \
+	done
+
+clean: ## remove the environment, caches and the data of the quickstart
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis data/quickstart
+
+# The environment is made anew only when the lock or the project changed; the stamp is written last.
+$(STAMP): $(LOCK) pyproject.toml
+	@$(if $(PYTHON),,$(error $(PYTHON_NEEDED)))
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "memwal: installing into $(VENV); the first time takes a minute or more, most of it for Spark"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# $(error) rather than a failing command: it is one line, without make's own report behind it.
+java:
+	@$(if $(JAVA_FOUND),$(error $(JAVA_NEEDED))):
