@@ -1,0 +1,102 @@
+"""Keys: built and parsed in one place, and the same as Lance's."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wal import MemoryStore, bucket_region, regions
+from wal import layout as keys
+
+NUMBERS = st.integers(min_value=1, max_value=2**64 - 1)
+REGION = UUID("4a388480-a25b-59a8-b058-24217f980256")
+
+
+def test_rev_is_the_binary_read_backwards() -> None:
+    assert keys.rev(1) == "1" + "0" * 63
+    assert keys.rev(6) == "011" + "0" * 61
+    assert keys.rev(2**63) == "0" * 63 + "1"
+
+
+@pytest.mark.parametrize("number", [-1, 2**64])
+def test_rev_refuses_what_64_digits_cannot_hold(number: int) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        keys.rev(number)
+
+
+@pytest.mark.parametrize("text", ["", "0" * 63, "2" + "0" * 63, "0" * 65])
+def test_parse_rev_refuses_other_text(text: str) -> None:
+    with pytest.raises(ValueError, match="64 binary digits"):
+        keys.parse_rev(text)
+
+
+@given(NUMBERS)
+def test_rev_round_trip(number: int) -> None:
+    assert keys.parse_rev(keys.rev(number)) == number
+
+
+@given(st.uuids(), NUMBERS, st.sampled_from(["lance", "arrow"]))
+def test_entry_key_round_trip(region: UUID, position: int, suffix: str) -> None:
+    key = keys.entry_key(region, position, suffix)
+    assert keys.parse_entry_key(key) == (region, position, suffix)
+    assert key.startswith(keys.wal_prefix(region))
+    assert keys.parse_manifest_key(key) is None
+
+
+@given(st.uuids(), NUMBERS)
+def test_manifest_key_round_trip(region: UUID, version: int) -> None:
+    key = keys.manifest_key(region, version)
+    assert keys.parse_manifest_key(key) == (region, version)
+    assert key.startswith(keys.manifest_prefix(region))
+    assert keys.parse_entry_key(key) is None
+
+
+@given(st.uuids(), st.integers(0, 2**32 - 1), NUMBERS)
+def test_sst_dir_round_trip(region: UUID, token: int, generation: int) -> None:
+    directory = keys.sst_dir(region, f"{token:08x}", generation)
+    assert keys.parse_sst_dir(directory) == (f"{token:08x}", generation)
+    assert keys.sst_key(region, keys.sst_name(f"{token:08x}", generation)) == directory
+
+
+def test_what_is_no_such_key_parses_to_none() -> None:
+    assert keys.parse_manifest_key(keys.version_hint_key(REGION)) is None
+    assert keys.parse_entry_key(keys.owner_key(REGION)) is None
+    assert keys.parse_sst_dir("wal") is None
+    assert keys.parse_sst_dir("0123456z_gen_1") is None
+    assert keys.parse_sst_dir("01234567_gen_0") is None
+
+
+def test_numbering_starts_at_one() -> None:
+    for build in (
+        keys.manifest_key,
+        lambda r, n: keys.entry_key(r, n, "lance"),
+        lambda r, n: keys.sst_dir(r, "0" * 8, n),
+    ):
+        with pytest.raises(ValueError, match="starts at 1"):
+            build(REGION, 0)
+
+
+def test_sst_token_is_eight_hex_digits() -> None:
+    with pytest.raises(ValueError, match="8 lower-case hex digits"):
+        keys.sst_name("XYZ", 1)
+
+
+def test_bucket_regions_are_lancedbs() -> None:
+    assert bucket_region(0) == REGION
+    assert len({bucket_region(n) for n in range(100)}) == 100
+
+
+def test_regions_finds_ids_and_nothing_else() -> None:
+    store = MemoryStore()
+    for key in (
+        keys.manifest_key(bucket_region(1), 1),
+        keys.entry_key(bucket_region(0), 1, "lance"),
+        keys.PROBE_PREFIX + "0" * 8,
+        "_mem_wal/not-a-region/x",
+        "data/1.lance",
+    ):
+        store.put(key, b"")
+    assert regions(store) == sorted([bucket_region(0), bucket_region(1)])

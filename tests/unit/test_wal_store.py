@@ -1,0 +1,304 @@
+"""The store contract, one suite for every store, and what is special to each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wal import (
+    LocalStore,
+    MemoryStore,
+    ObjectStore,
+    PutOutcome,
+    SeededIds,
+    StoreRefused,
+    StoreUnavailable,
+    open_store,
+    probe,
+)
+
+KEY = "_mem_wal/r/wal/0001.lance"
+
+
+class StoreContract(ABC):
+    """What every store must do. A subclass says how to make an empty one."""
+
+    @pytest.fixture
+    @abstractmethod
+    def store(self, tmp_path: Path) -> ObjectStore:
+        """An empty store."""
+
+    def test_the_first_put_wins_and_keeps_its_bytes(self, store: ObjectStore) -> None:
+        assert store.put_if_absent(KEY, b"one") is PutOutcome.CREATED
+        assert store.put_if_absent(KEY, b"two") is PutOutcome.ALREADY_EXISTS
+        assert store.get(KEY) == b"one"
+
+    def test_a_missing_key(self, store: ObjectStore) -> None:
+        assert store.get(KEY) is None
+        assert not store.exists(KEY)
+        assert store.list("") == []
+        assert store.children("_mem_wal/") == []
+        store.delete(KEY)
+
+    @pytest.mark.parametrize("data", [b"", b"\0", b"x" * 3_000_000])
+    def test_bytes_come_back_as_they_went(self, store: ObjectStore, data: bytes) -> None:
+        store.put_if_absent(KEY, data)
+        assert store.exists(KEY)
+        assert store.get(KEY) == data
+
+    def test_put_overwrites(self, store: ObjectStore) -> None:
+        store.put("a/hint", b"1")
+        store.put("a/hint", b"2")
+        assert store.get("a/hint") == b"2"
+
+    def test_a_deleted_key_can_be_created_again(self, store: ObjectStore) -> None:
+        store.put_if_absent(KEY, b"one")
+        store.delete(KEY)
+        assert not store.exists(KEY)
+        assert store.put_if_absent(KEY, b"two") is PutOutcome.CREATED
+
+    def test_list_and_children(self, store: ObjectStore) -> None:
+        for key in ("a/b/1", "a/b/2", "a/c/d/3", "ab/4", "a/5"):
+            store.put_if_absent(key, b"")
+        assert sorted(store.list("a/")) == ["a/5", "a/b/1", "a/b/2", "a/c/d/3"]
+        assert sorted(store.list("a/b/")) == ["a/b/1", "a/b/2"]
+        assert sorted(store.list("a")) == ["a/5", "a/b/1", "a/b/2", "a/c/d/3", "ab/4"]
+        assert store.children("a/") == ["b", "c"]
+
+    def test_racing_creates_have_one_winner(self, store: ObjectStore) -> None:
+        for number in range(20):
+            outcomes = race(store, f"race/{number}", 8)
+            assert sorted(outcome.value for outcome in outcomes) == ["already exists"] * 7 + ["created"]
+
+    def test_probe_passes_and_leaves_nothing(self, store: ObjectStore) -> None:
+        probe(store, SeededIds())
+        assert store.list("") == []
+
+
+class TestLocalStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        return LocalStore(tmp_path / "table.lance")
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        return MemoryStore()
+
+
+def race(store: ObjectStore, key: str, racers: int) -> list[PutOutcome]:
+    start = threading.Barrier(racers)
+    outcomes: list[PutOutcome] = []
+
+    def put(number: int) -> None:
+        start.wait()
+        outcomes.append(store.put_if_absent(key, str(number).encode()))
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(racers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+# ---- local files -----------------------------------------------------------------------------------------------------
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(str(each.relative_to(root)) for each in root.rglob("*") if each.is_file())
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, *, directories: bool | None = None) -> None:
+    """Let os.`name` fail; for fsync: only on directories, only on files, or on both."""
+    real = getattr(os, name)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        if directories is None or directories == Path(f"/proc/self/fd/{args[0]}").is_dir():
+            raise OSError(code, os.strerror(code))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, name, fail)
+
+
+def test_nothing_is_left_beside_the_objects(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    store.put_if_absent("a/1", b"y")
+    store.put("a/hint", b"z")
+    assert files_below(tmp_path) == ["a/1", "a/hint"]
+
+
+def test_a_temporary_file_of_a_killed_process_is_no_object(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    (tmp_path / "a" / f".memwal-put-{os.getpid()}-1").write_bytes(b"half")
+    assert store.put_if_absent("a/2", b"y") is PutOutcome.CREATED
+    assert sorted(store.list("")) == ["a/1", "a/2"]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_leaves_nothing_and_names_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    with monkeypatch.context() as patch:
+        failing(patch, call, errno.ENOSPC, directories=False)
+        with pytest.raises(StoreUnavailable, match=f"{tmp_path}/a/2.*free space"):
+            store.put_if_absent("a/2", b"y")
+    assert files_below(tmp_path) == ["a/1"]
+    assert store.put_if_absent("a/2", b"y") is PutOutcome.CREATED
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(errno.EROFS, "remount"), (errno.EACCES, "permission"), (errno.EPERM, "hard links")]
+)
+def test_configuration_errors_name_path_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    failing(monkeypatch, "link", code)
+    with pytest.raises(StoreRefused, match=f"{tmp_path}/a/2.*{remedy}"):
+        store.put_if_absent("a/2", b"y")
+    assert files_below(tmp_path) == ["a/1"]
+
+
+def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = LocalStore(tmp_path / "file")
+    for call in (lambda: store.put_if_absent("a/1", b""), lambda: store.put("a/1", b"")):
+        with pytest.raises(StoreRefused, match="is a file"):
+            call()
+
+
+def test_after_a_failed_directory_sync_nothing_is_called_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    with monkeypatch.context() as patch:
+        failing(patch, "fsync", errno.EIO, directories=True)
+        assert store.put_if_absent("a/2", b"y") is PutOutcome.OUTCOME_UNKNOWN
+    assert store.put_if_absent("a/2", b"y") is PutOutcome.OUTCOME_UNKNOWN
+    assert store.put_if_absent("a/3", b"z") is PutOutcome.OUTCOME_UNKNOWN
+    for number in range(100):  # more directories than are kept open
+        assert store.put_if_absent(f"b{number}/1", b"") is PutOutcome.CREATED
+    assert store.put_if_absent("a/4", b"z") is PutOutcome.OUTCOME_UNKNOWN
+
+
+def test_an_existing_name_is_synced_before_it_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LocalStore(tmp_path).put_if_absent("a/1", b"x")
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/2", b"x")
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd))[1]
+    )
+    assert store.put_if_absent("a/1", b"x") is PutOutcome.ALREADY_EXISTS
+    assert synced[-1] == f"{tmp_path}/a"
+
+
+def test_a_directory_removed_under_a_writer_is_not_made_again(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    store.delete("a/1")
+    (tmp_path / "a").rmdir()
+    for _ in range(2):
+        with pytest.raises(StoreRefused, match="open the table again"):
+            store.put_if_absent("a/1", b"y")
+    assert not (tmp_path / "a").exists()
+    assert LocalStore(tmp_path).put_if_absent("a/1", b"y") is PutOutcome.CREATED
+
+
+def test_descriptors_are_bounded(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(200):
+        store.put_if_absent(f"d{number}/1", b"")
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 64
+
+
+def test_url_is_the_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert LocalStore("t").url("a/b") == f"{tmp_path}/t/a/b"
+    assert LocalStore("t").url("") == f"{tmp_path}/t"
+
+
+RACER = """
+import sys
+from wal import LocalStore
+store = LocalStore(sys.argv[1])
+sys.stdin.readline()
+print(sum(store.put_if_absent(f"race/{n}", sys.argv[2].encode()).value == "created" for n in range(200)))
+"""
+
+
+def test_two_processes_racing_share_the_keys(tmp_path: Path) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(tmp_path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for name in ("left", "right")
+    ]
+    for racer in racers:
+        assert racer.stdin
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    won = {name: int(racer.communicate(timeout=60)[0]) for name, racer in zip(("left", "right"), racers, strict=True)}
+    held = [LocalStore(tmp_path).get(f"race/{n}") for n in range(200)]
+    assert {name: held.count(name.encode()) for name in won} == won
+
+
+# ---- opening and probing ---------------------------------------------------------------------------------------------
+
+
+def test_open_store_by_uri(tmp_path: Path) -> None:
+    assert open_store(str(tmp_path), {"a": "b"}).storage_options == {"a": "b"}
+    assert open_store(f"file://{tmp_path}/with%20space").url("x") == f"{tmp_path}/with space/x"
+    assert isinstance(open_store("memory://"), MemoryStore)
+    assert not (tmp_path / "with space").exists()
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/table", "gs://b/t"])
+def test_open_store_refuses_other_schemes(uri: str) -> None:
+    with pytest.raises(StoreRefused, match=f"{uri}.*not supported by this version"):
+        open_store(uri)
+
+
+def test_open_store_refuses_a_file_and_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreRefused, match="is a file"):
+        open_store(str(tmp_path / "file"))
+    with pytest.raises(StoreRefused, match="empty"):
+        open_store("")
+
+
+class Careless(MemoryStore):
+    """A store that ignores the condition."""
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        self.put(key, data)
+        return PutOutcome.CREATED
+
+
+def test_probe_refuses_a_store_that_ignores_the_condition() -> None:
+    store = Careless()
+    with pytest.raises(StoreRefused, match=r"4 x created.*exactly one must win"):
+        probe(store, SeededIds())
+    assert store.list("") == []

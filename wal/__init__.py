@@ -1,0 +1,74 @@
+"""The log: entries, region manifests, epochs and fencing over an object store. See README.md for formats and
+protocol."""
+
+from wal.appender import WalAppender
+from wal.clock import Clock, FakeClock, Ids, SeededIds, SystemClock, SystemIds
+from wal.codec import EntryCodec
+from wal.codec_lance import LanceCodec
+from wal.errors import (
+    ConcurrentUse,
+    Corrupt,
+    Fenced,
+    OutcomeUnknown,
+    Poisoned,
+    Sealed,
+    StoreRefused,
+    StoreUnavailable,
+    WalError,
+)
+from wal.fence import Claim, EpochGuard, claim
+from wal.invariants import InvariantViolation, check_succession
+from wal.layout import bucket_region, regions
+from wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
+from wal.options import WalOptions
+from wal.records import BatchPart, Entry, EntryHeader
+from wal.replay import find_tip, read_tail, replay
+from wal.store import ObjectStore, PutOutcome
+from wal.store_local import LocalStore
+from wal.store_memory import MemoryStore
+from wal.store_open import open_store, probe
+
+__all__ = [
+    "BatchPart",
+    "Claim",
+    "Clock",
+    "ConcurrentUse",
+    "Corrupt",
+    "Entry",
+    "EntryCodec",
+    "EntryHeader",
+    "EpochGuard",
+    "FakeClock",
+    "Fenced",
+    "Ids",
+    "InvariantViolation",
+    "LanceCodec",
+    "LocalStore",
+    "ManifestStore",
+    "MemoryStore",
+    "ObjectStore",
+    "OutcomeUnknown",
+    "Poisoned",
+    "PutOutcome",
+    "RegionManifest",
+    "RegionStatus",
+    "Sealed",
+    "SeededIds",
+    "SsTable",
+    "StoreRefused",
+    "StoreUnavailable",
+    "SystemClock",
+    "SystemIds",
+    "WalAppender",
+    "WalError",
+    "WalOptions",
+    "bucket_region",
+    "check_succession",
+    "claim",
+    "find_tip",
+    "open_store",
+    "probe",
+    "read_tail",
+    "regions",
+    "replay",
+]

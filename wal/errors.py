@@ -1,0 +1,63 @@
+"""Errors of the log.
+
+Each is one line: what is wrong, with the numbers and names, and how to mend it. What a caller must do differs
+per class, so callers match on the class and never on the text.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+
+class WalError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class Fenced(WalError):
+    """Another writer claimed the region with a higher epoch; this writer must stop.
+
+    Invariants. `theirs > ours`. Everything this writer was acknowledged for is kept: the newer writer replays
+    it.
+    """
+
+    def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
+        super().__init__(region_id, ours, theirs)
+        self.region_id = region_id
+        self.ours = ours
+        self.theirs = theirs
+
+    def __str__(self) -> str:
+        return (
+            f"region {self.region_id}: writer epoch {self.ours} was fenced by epoch {self.theirs}; "
+            "another writer owns the region now: stop this one, or open the table again to take the region back"
+        )
+
+
+class Poisoned(WalError):
+    """The writer stopped itself after an earlier storage failure; open the region again to recover."""
+
+
+class OutcomeUnknown(WalError):
+    """Storage gave no answer: the write may or may not exist, now or later. Never report it as success or
+    failure."""
+
+
+class Corrupt(WalError):
+    """What is on storage contradicts the protocol. Stop and look; nothing is skipped or repaired silently."""
+
+
+class StoreUnavailable(WalError):
+    """Storage cannot be reached or is full at this moment, and nothing of this request landed. Try again."""
+
+
+class StoreRefused(WalError):
+    """A matter of configuration: no permission, read-only, no conditional writes. Trying again cannot
+    help."""
+
+
+class Sealed(WalError):
+    """The region refuses new claims."""
+
+
+class ConcurrentUse(WalError):
+    """Two threads used an object that belongs to one thread at a time."""

@@ -1,0 +1,161 @@
+"""Object keys: every key of a region is built and parsed here and nowhere else.
+
+    _mem_wal/{region uuid}/manifest/{rev(version)}.binpb      region manifest, one object per version
+    _mem_wal/{region uuid}/manifest/version_hint.json         {"version":N}; may be old or missing
+    _mem_wal/{region uuid}/wal/{rev(position)}.lance|.arrow   WAL entry
+    _mem_wal/{region uuid}/{8 hex}_gen_{generation}/…         SST, a Lance dataset
+    _mem_wal/{region uuid}/owner.json                         where the owner can be reached; advice only (ours)
+    _mem_wal/probe/{8 hex}                                    start-up probe; deleted at once (ours)
+
+`rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
+key ranges. Source: "MemTable & WAL Specification", Lance documentation. Versions, positions and generations
+start at 1.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID, uuid5
+
+if TYPE_CHECKING:
+    from wal.store import ObjectStore
+
+ROOT = "_mem_wal/"
+PROBE_PREFIX = ROOT + "probe/"
+
+# LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".
+_REGION_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
+_MAX_NUMBER = 2**64 - 1
+
+_REGION = r"(?P<region>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+_ENTRY = re.compile(rf"_mem_wal/{_REGION}/wal/(?P<rev>[01]{{64}})\.(?P<suffix>[a-z0-9]+)")
+_MANIFEST = re.compile(rf"_mem_wal/{_REGION}/manifest/(?P<rev>[01]{{64}})\.binpb")
+_SST_NAME = re.compile(r"(?P<token>[0-9a-f]{8})_gen_(?P<generation>[1-9][0-9]*)")
+
+
+class EntryKey(NamedTuple):
+    """The parts of a WAL entry's key."""
+
+    region: UUID
+    position: int
+    suffix: str
+
+
+class ManifestKey(NamedTuple):
+    """The parts of a region manifest's key."""
+
+    region: UUID
+    version: int
+
+
+class SstName(NamedTuple):
+    """The parts of an SST directory's name."""
+
+    token: str
+    generation: int
+
+
+def rev(number: int) -> str:
+    """64 binary digits of `number` (0 .. 2**64-1), least significant first. Raises ValueError outside that
+    range."""
+    if not 0 <= number <= _MAX_NUMBER:
+        raise ValueError(f"{number} is outside 0 .. 2**64-1")
+    return f"{number:064b}"[::-1]
+
+
+def parse_rev(text: str) -> int:
+    """The number whose `rev` is `text`. Raises ValueError where `text` is not 64 binary digits."""
+    if len(text) != 64 or not set(text) <= {"0", "1"}:
+        raise ValueError(f"{text!r} is not 64 binary digits")
+    return int(text[::-1], 2)
+
+
+def bucket_region(bucket: int) -> UUID:
+    """Region id of a bucket (from 0), by LanceDB's rule, so that one key never lands in two regions."""
+    return uuid5(_REGION_NAMESPACE, f"bucket-{bucket}")
+
+
+def region_prefix(region: UUID) -> str:
+    """Prefix of everything a region owns; ends in "/"."""
+    return f"{ROOT}{region}/"
+
+
+def wal_prefix(region: UUID) -> str:
+    """Prefix of a region's WAL entries; ends in "/"."""
+    return f"{ROOT}{region}/wal/"
+
+
+def manifest_prefix(region: UUID) -> str:
+    """Prefix of a region's manifests; ends in "/"."""
+    return f"{ROOT}{region}/manifest/"
+
+
+def manifest_key(region: UUID, version: int) -> str:
+    """Key of a manifest version, from 1."""
+    return f"{ROOT}{region}/manifest/{rev(_numbered(version, 'version'))}.binpb"
+
+
+def version_hint_key(region: UUID) -> str:
+    """Key of the hint at the newest manifest version."""
+    return f"{ROOT}{region}/manifest/version_hint.json"
+
+
+def owner_key(region: UUID) -> str:
+    """Key of the note that says where the region's owner can be reached; advisory."""
+    return f"{ROOT}{region}/owner.json"
+
+
+def entry_key(region: UUID, position: int, suffix: str) -> str:
+    """Key of a WAL entry. `position` counts from 1; `suffix` is the entry format's, "lance" or "arrow"."""
+    return f"{ROOT}{region}/wal/{rev(_numbered(position, 'position'))}.{suffix}"
+
+
+def sst_name(token: str, generation: int) -> str:
+    """Name of an SST directory; the `path` of the manifest's SsTable. `token` is 8 lower-case hex digits."""
+    name = f"{token}_gen_{_numbered(generation, 'generation')}"
+    if parse_sst_dir(name) is None:
+        raise ValueError(f"{token!r} is not 8 lower-case hex digits")
+    return name
+
+
+def sst_dir(region: UUID, token: str, generation: int) -> str:
+    """Key of an SST directory, without a trailing "/"."""
+    return f"{ROOT}{region}/{sst_name(token, generation)}"
+
+
+def sst_key(region: UUID, path: str, name: str = "") -> str:
+    """Key of `name` inside the SST directory `path` (an SsTable's path), or of the directory where `name` is
+    empty."""
+    return f"{ROOT}{region}/{path}/{name}" if name else f"{ROOT}{region}/{path}"
+
+
+def parse_entry_key(key: str) -> EntryKey | None:
+    """The parts of a WAL entry's key; None where `key` is no such key."""
+    found = _ENTRY.fullmatch(key)
+    return found and EntryKey(UUID(found["region"]), parse_rev(found["rev"]), found["suffix"])
+
+
+def parse_manifest_key(key: str) -> ManifestKey | None:
+    """The parts of a manifest's key; None where `key` is no such key (the version hint is not)."""
+    found = _MANIFEST.fullmatch(key)
+    return found and ManifestKey(UUID(found["region"]), parse_rev(found["rev"]))
+
+
+def parse_sst_dir(path: str) -> SstName | None:
+    """The parts of an SST directory's name, given the name or a path that ends in it; None where it is
+    none."""
+    found = _SST_NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
+    return found and SstName(found["token"], int(found["generation"]))
+
+
+def regions(store: ObjectStore) -> list[UUID]:
+    """Ids of the regions that have anything on storage, ascending. Raises what the store's `children`
+    raises."""
+    return sorted(UUID(name) for name in store.children(ROOT) if re.fullmatch(_REGION, name))
+
+
+def _numbered(number: int, what: str) -> int:
+    if number < 1:
+        raise ValueError(f"{what} {number} is none: numbering starts at 1")
+    return number

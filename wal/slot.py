@@ -1,0 +1,112 @@
+"""Writing one slot until its outcome is known.
+
+A slot is a key that several writers may want: the next WAL position, the next manifest version. The rule is
+the same for all of them: *same key, same bytes, again*, and never the next key before this one is known.
+
+ 1. put-if-absent. CREATED: ours.
+ 2. ALREADY_EXISTS: read it back. The same bytes: ours, from an earlier attempt whose answer was lost. Other
+    bytes: the slot is taken. Every writer puts a fresh 128-bit id into its bytes, so two writers never
+    propose the same.
+ 3. UNAVAILABLE, OUTCOME_UNKNOWN, or nothing to read back: wait a little, back to 1. A key missing on
+    read-back proves nothing, since the put may land later; only a conditional put of the slot settles it.
+ 4. Budget spent: OutcomeUnknown if any attempt may have landed, else StoreUnavailable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from wal.clock import Clock
+from wal.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+from wal.options import WalOptions
+from wal.store import ObjectStore, PutOutcome
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+
+
+@dataclass
+class _Attempts:
+    """What is known so far of one slot's attempts."""
+
+    key: str
+    count: int = 0
+    may_have_landed: bool = False
+    reason: str = ""
+
+    def give_up(self, seconds: float) -> NoReturn:
+        said = f": {self.reason}" if self.reason else ""
+        tries = f"{self.count} attempts in {seconds:.1f}s"
+        if self.may_have_landed:
+            raise OutcomeUnknown(f"{self.key}: no answer after {tries}{said}; it may exist now or later")
+        raise StoreUnavailable(f"{self.key}: storage unavailable, {tries}{said}; nothing was written, try again")
+
+
+def settle(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: WalOptions) -> bytes | None:
+    """Put `data` at `key` unless taken. Returns None once it is ours and durable, or the bytes that took the
+    slot.
+
+    `data` must hold an id that nobody else uses.
+    Raises OutcomeUnknown or StoreUnavailable when `options.retry_budget` is spent; StoreRefused at once.
+    """
+    outcome = _first_try(store, key, data)
+    if outcome is PutOutcome.CREATED:
+        return None
+    attempts = _Attempts(key)
+    began, pause = clock.monotonic(), _FIRST_PAUSE
+    while True:
+        settled, found = _judge(store, data, outcome, attempts)
+        if settled:
+            return found
+        waited = clock.monotonic() - began
+        if waited + pause + options.put_timeout > options.retry_budget:
+            attempts.give_up(waited)
+        clock.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        outcome = _next_try(store, data, attempts)
+
+
+def _first_try(store: ObjectStore, key: str, data: bytes) -> PutOutcome | StoreUnavailable:
+    try:
+        return store.put_if_absent(key, data)
+    except StoreUnavailable as error:
+        return error
+
+
+def _next_try(store: ObjectStore, data: bytes, attempts: _Attempts) -> PutOutcome | StoreUnavailable:
+    try:
+        return _first_try(store, attempts.key, data)
+    except StoreRefused as error:
+        if not attempts.may_have_landed:
+            raise
+        raise OutcomeUnknown(f"{attempts.key}: may exist now or later, and storage refuses: {error}") from error
+
+
+def _judge(
+    store: ObjectStore, data: bytes, outcome: PutOutcome | StoreUnavailable, attempts: _Attempts
+) -> tuple[bool, bytes | None]:
+    """(settled, bytes that took the slot or None for ours); records in `attempts` what an unsettled answer
+    means."""
+    attempts.count += 1
+    if outcome is PutOutcome.CREATED:
+        return True, None
+    if outcome is PutOutcome.ALREADY_EXISTS:
+        return _read_back(store, data, attempts)
+    if outcome is PutOutcome.OUTCOME_UNKNOWN:
+        attempts.may_have_landed = True
+    if isinstance(outcome, StoreUnavailable):
+        attempts.reason = str(outcome)
+    return False, None
+
+
+def _read_back(store: ObjectStore, data: bytes, attempts: _Attempts) -> tuple[bool, bytes | None]:
+    try:
+        found = store.get(attempts.key)
+    except (StoreUnavailable, StoreRefused) as error:
+        found, attempts.reason = None, str(error)
+    if found is None:
+        # It exists, but whose it is cannot be told: it may be ours, so this counts as unknown.
+        attempts.may_have_landed = True
+        return False, None
+    return True, None if found == data else found

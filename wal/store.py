@@ -1,0 +1,71 @@
+"""The object-store port: what the log needs from storage, and nothing more.
+
+There is no default body anywhere: a store that cannot create an object conditionally cannot pretend that it
+can, and `probe` catches the one that lies.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+
+class PutOutcome(Enum):
+    """What a store says of one conditional create."""
+
+    CREATED = "created"
+    """This attempt created the object, durably."""
+    ALREADY_EXISTS = "already exists"
+    """The key holds an object; maybe from an earlier attempt of our own. Read it back to find out."""
+    UNAVAILABLE = "unavailable"
+    """Nothing of this attempt landed, nor will it. Same key, same bytes, again."""
+    OUTCOME_UNKNOWN = "outcome unknown"
+    """No answer: it may have landed, or may land later. Same key, same bytes, again."""
+
+
+class ObjectStore(Protocol):
+    """Flat keys to immutable bytes, below one root (the table's directory).
+
+    Thread safety. Any thread.
+    Durability. CREATED and ALREADY_EXISTS are answered only when the object survives a crash of the machine.
+    Invariants. (1) Of any number of `put_if_absent` of one key at most one is answered CREATED, until the key
+    is deleted. (2) `get` returns a whole object or None, never a part of one.
+    Errors. Every method raises `StoreUnavailable` (nothing of this call landed; try again) or `StoreRefused`
+    (configuration), naming the path; `put_if_absent` may raise `StoreUnavailable` where it knows a reason,
+    with the meaning of UNAVAILABLE.
+    """
+
+    storage_options: dict[str, str]
+    """Lance's own keys for the same storage; pass them to pylance together with `url`."""
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        """Create `key` with `data` unless it exists."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create or overwrite `key`. Only for hints, which may be lost or old; never for the truth."""
+        ...
+
+    def get(self, key: str) -> bytes | None:
+        """The object's bytes, or None where there is no such object."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Whether `key` holds an object."""
+        ...
+
+    def children(self, prefix: str) -> list[str]:
+        """Names of the first path segment after `prefix` (which ends in "/") that have keys below them."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Every key that begins with `prefix`, in any order."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove `key`; a key that is not there is no error."""
+        ...
+
+    def url(self, key: str) -> str:
+        """What pylance opens for `key`, which may name a directory: a local path or a URL."""
+        ...
