@@ -1,0 +1,305 @@
+"""Claims: who owns a region, what a claim finds, and that there is one owner however many race."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from wal import (
+    BatchPart,
+    Claim,
+    Corrupt,
+    EpochGuard,
+    FakeClock,
+    Fenced,
+    LanceCodec,
+    LocalStore,
+    ManifestStore,
+    MemoryStore,
+    ObjectStore,
+    PutOutcome,
+    RegionStatus,
+    Sealed,
+    SeededIds,
+    SystemIds,
+    WalAppender,
+    bucket_region,
+    claim,
+)
+from wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "wal" / "claim_and_append.txt"
+REGION = bucket_region(0)
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
+CODEC = LanceCodec(SCHEMA)
+CLOCK = FakeClock()
+IDS = SystemIds()
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": ids, "_tombstone": [False] * len(ids)}, schema=SCHEMA)
+
+
+def take(store: ObjectStore) -> Claim:
+    return claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK)
+
+
+def writer(store: ObjectStore, claimed: Claim) -> WalAppender:
+    return WalAppender(store, REGION, claimed.guard, CODEC, claimed.next_position, IDS, CLOCK)
+
+
+def found(claimed: Claim) -> list[int]:
+    return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
+
+
+def test_a_new_region_begins_with_everything_at_one() -> None:
+    store = MemoryStore()
+    claimed = take(store)
+    assert (claimed.guard.epoch, claimed.next_position, claimed.applied, claimed.entries) == (1, 1, {}, [])
+    assert (claimed.manifest.version, claimed.manifest.current_generation) == (1, 1)
+    assert sorted(store.list("")) == sorted([manifest_key(REGION, 1), f"{manifest_prefix(REGION)}version_hint.json"])
+
+
+def test_the_next_claim_finds_rows_map_and_position() -> None:
+    store = MemoryStore()
+    first = writer(store, take(store))
+    first.append(rows(1, 2), generation=1, applied={"q": 4})
+    first.append(rows(3), generation=1, applied={"q": 5})
+    claimed = take(store)
+    assert found(claimed) == [1, 2, 3]
+    assert [entry.position for entry in claimed.entries] == [1, 2]
+    assert claimed.applied == {"q": 5}
+    assert (claimed.guard.epoch, claimed.next_position, claimed.manifest.last_seen) == (2, 4, 3)
+
+
+def test_the_map_outlives_everything_that_was_flushed() -> None:
+    store = MemoryStore()
+    writer(store, take(store)).append(rows(1), generation=1, applied={"q": 4})
+    for _ in range(3):
+        claimed = take(store)
+        manifests = ManifestStore(store, REGION, ids=IDS, clock=CLOCK)
+        tip = claimed.next_position - 1
+        manifests.edit(claimed.guard, lambda current, tip=tip: replace(current, replay_after=tip, last_seen=tip))
+        assert claimed.applied == {"q": 4}
+    last = take(store)
+    assert (found(last), last.applied) == ([], {"q": 4})
+
+
+def test_the_map_of_an_unclosed_batch_is_the_one_without_it() -> None:
+    store = MemoryStore()
+    open_batch = writer(store, take(store))
+    open_batch.append(rows(1), generation=1, applied={"q": 4})
+    open_batch.append(rows(2), generation=1, applied={"q": 4}, part=BatchPart("q", 5, "a", closes=False))
+    claimed = take(store)
+    assert (found(claimed), claimed.applied, claimed.next_position) == ([1], {"q": 4}, 4)
+
+
+def test_the_older_writer_is_fenced_with_both_epochs_and_loses_nothing() -> None:
+    store = MemoryStore()
+    older = writer(store, take(store))
+    older.append(rows(1), generation=1, applied={})
+    newer = take(store)
+    for _ in range(2):
+        with pytest.raises(Fenced, match=f"{REGION}: writer epoch 1 was fenced by epoch 2") as caught:
+            older.append(rows(2), generation=1, applied={})
+    assert (caught.value.ours, caught.value.theirs) == (1, 2)
+    assert found(newer) == [1]
+    assert writer(store, newer).append(rows(3), generation=1, applied={}) == 3
+    assert found(take(store)) == [1, 3]
+
+
+def test_a_fenced_guard_stays_fenced_by_the_highest_seen() -> None:
+    guard = EpochGuard(REGION, 3)
+    guard.check()
+    for theirs in (5, 4):
+        with pytest.raises(Fenced, match="by epoch 5"):
+            guard.fenced_by(theirs)
+    with pytest.raises(Fenced, match="by epoch 5"):
+        guard.check()
+
+
+def test_a_sealed_region_is_refused() -> None:
+    store = MemoryStore()
+    take(store)
+    ManifestStore(store, REGION).edit_unowned(lambda current: replace(current, status=RegionStatus.SEALED))
+    before = sorted(store.list(""))
+    with pytest.raises(Sealed, match=f"{REGION} is sealed"):
+        take(store)
+    assert sorted(store.list("")) == before
+
+
+def test_a_region_of_another_sharding_spec_is_refused() -> None:
+    store = MemoryStore()
+    take(store)
+    with pytest.raises(Corrupt, match="belongs to sharding spec 1, expected 2"):
+        claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK)
+
+
+def test_entries_without_any_manifest_are_corruption() -> None:
+    store = MemoryStore()
+    writer(store, take(store)).append(rows(1), generation=1, applied={})
+    for key in store.list(manifest_prefix(REGION)):
+        store.delete(key)
+    with pytest.raises(Corrupt, match="entries up to position 1 but had no manifest"):
+        take(store)
+
+
+def test_a_hole_in_the_log_stops_the_claim() -> None:
+    store = MemoryStore()
+    first = writer(store, take(store))
+    for number in range(3):
+        first.append(rows(number), generation=1, applied={})
+    store.delete(entry_key(REGION, 2, "lance"))
+    with pytest.raises(Corrupt, match="position 2 is missing"):
+        take(store)
+
+
+class At(MemoryStore):
+    """Runs `then` just before the first put-if-absent of a key that `when` accepts."""
+
+    def __init__(self, when: Callable[[str], bool], then: Callable[[ObjectStore], object]) -> None:
+        super().__init__()
+        self.when, self.then, self.armed = when, then, False
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        if self.armed and self.when(key):
+            self.armed = False
+            self.then(self)
+        return super().put_if_absent(key, data)
+
+
+def is_entry(key: str) -> bool:
+    return parse_entry_key(key) is not None
+
+
+def is_manifest(key: str) -> bool:
+    return parse_manifest_key(key) is not None
+
+
+def test_an_append_that_beats_the_sentinel_is_replayed() -> None:
+    store = At(is_entry, lambda _: older.append(rows(1), generation=1, applied={"q": 1}))
+    older = writer(store, take(store))
+    store.armed = True
+    claimed = take(store)
+    assert (found(claimed), claimed.applied, claimed.next_position) == ([1], {"q": 1}, 3)
+    with pytest.raises(Fenced):
+        older.append(rows(2), generation=1, applied={})
+
+
+def test_a_claim_overtaken_before_its_sentinel_is_fenced() -> None:
+    newer: list[Claim] = []
+    store = At(is_entry, lambda inner: newer.append(take(inner)))
+    take(store)
+    store.armed = True
+    with pytest.raises(Fenced, match="epoch 2 was fenced by epoch 3"):
+        take(store)
+    assert writer(store, newer[0]).append(rows(1), generation=1, applied={}) == newer[0].next_position
+    assert found(take(store)) == [1]
+
+
+def test_a_claim_that_loses_the_manifest_takes_the_next_epoch() -> None:
+    newer: list[Claim] = []
+    store = At(is_manifest, lambda inner: newer.append(take(inner)))
+    take(store)
+    store.armed = True
+    assert take(store).guard.epoch == 3
+    with pytest.raises(Fenced, match="epoch 2 was fenced by epoch 3"):
+        writer(store, newer[0]).append(rows(1), generation=1, applied={})
+
+
+@pytest.mark.parametrize("make", [lambda path: MemoryStore(), LocalStore], ids=["memory", "local"])
+def test_of_many_racing_claims_one_owns_the_region(make: Callable[[Path], ObjectStore], tmp_path: Path) -> None:
+    store = make(tmp_path)
+    start = threading.Barrier(6)
+    claims: list[Claim] = []
+    fenced: list[Fenced] = []
+
+    def race() -> None:
+        start.wait()
+        try:
+            claims.append(take(store))
+        except Fenced as error:
+            fenced.append(error)
+
+    threads = [threading.Thread(target=race) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    epochs = [each.guard.epoch for each in claims] + [each.ours for each in fenced]
+    assert sorted(epochs) == [1, 2, 3, 4, 5, 6]
+    won = []
+    for claimed in claims:
+        try:
+            writer(store, claimed).append(rows(claimed.guard.epoch), generation=1, applied={})
+            won.append(claimed.guard.epoch)
+        except Fenced:
+            continue
+    assert won == [6]
+    assert found(take(store)) == [6]
+
+
+class Recording(MemoryStore):
+    """Writes down every call, with numbers in place of reversed binary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def note(self, call: str, key: str) -> None:
+        parsed = parse_entry_key(key) or parse_manifest_key(key)
+        name = key.removeprefix(f"_mem_wal/{REGION}/")
+        self.calls.append(f"{call} {name.partition('/')[0] + f'/{parsed[1]}' if parsed else name}")
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        self.note("put_if_absent", key)
+        return super().put_if_absent(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.note("put", key)
+        super().put(key, data)
+
+    def get(self, key: str) -> bytes | None:
+        self.note("get", key)
+        return super().get(key)
+
+    def exists(self, key: str) -> bool:
+        self.note("exists", key)
+        return super().exists(key)
+
+    def list(self, prefix: str) -> list[str]:
+        self.note("list", prefix)
+        return super().list(prefix)
+
+
+def test_the_order_of_store_calls() -> None:
+    """Rewrite the golden transcript with MEMWAL_REWRITE_GOLDEN=1, and read the difference before you commit it."""
+    store = Recording()
+    transcript = []
+    for title in ("new region: claim, append", "next claim: claim, append"):
+        claimed = take(store)
+        writer(store, claimed).append(rows(1), generation=1, applied={})
+        transcript += [f"# {title}", *store.calls, ""]
+        store.calls.clear()
+    text = "\n".join(transcript)
+    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_claims_with_one_seed_write_the_same_keys() -> None:
+    def run() -> list[str]:
+        store, ids = MemoryStore(), SeededIds(3)
+        for _ in range(3):
+            claim(store, REGION, spec_id=1, codec=CODEC, ids=ids, clock=FakeClock())
+        manifest = ManifestStore(store, REGION).latest()
+        assert manifest is not None
+        return [*store.list(""), manifest.edit_id]
+
+    assert run() == run()

@@ -1,0 +1,107 @@
+"""What may follow a manifest version, and that nothing else is ever written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from wal import (
+    InvariantViolation,
+    ManifestStore,
+    MemoryStore,
+    RegionManifest,
+    RegionStatus,
+    SeededIds,
+    SsTable,
+    bucket_region,
+    check_succession,
+)
+from wal.invariants import CHECKS
+
+REGION = bucket_region(0)
+S3, S4, S5 = (SsTable(n, f"0000000{n}_gen_{n}", physical_rows=10 * n) for n in (3, 4, 5))
+NOW = RegionManifest(
+    version=7, writer_epoch=2, region_id=REGION, replay_after=10, last_seen=12, current_generation=5, ssts=(S3, S4)
+)
+NEXT = replace(NOW, version=8)
+
+
+@pytest.mark.parametrize(
+    "proposed",
+    [
+        NEXT,
+        replace(NEXT, writer_epoch=3),
+        replace(NEXT, last_seen=13),
+        replace(NEXT, replay_after=12, current_generation=6, ssts=(S3, S4, S5)),
+        replace(NEXT, replay_after=12, current_generation=6, ssts=(S5,)),
+        replace(NEXT, ssts=(S4,)),
+        replace(NEXT, ssts=()),
+        replace(NEXT, status=RegionStatus.SEALED),
+    ],
+)
+def test_allowed(proposed: RegionManifest) -> None:
+    check_succession(NOW, proposed)
+
+
+@pytest.mark.parametrize(
+    ("number", "proposed"),
+    [
+        (1, replace(NEXT, version=9)),
+        (1, replace(NEXT, version=7)),
+        (2, replace(NEXT, writer_epoch=1)),
+        (2, replace(NEXT, writer_epoch=4)),
+        (3, replace(NEXT, replay_after=9)),
+        (4, replace(NEXT, last_seen=11)),
+        (5, replace(NEXT, current_generation=4, ssts=(S3,))),
+        (6, replace(NEXT, ssts=(S4, S3))),
+        (6, replace(NEXT, ssts=(S3, S5), current_generation=6)),
+        (6, replace(NEXT, ssts=(S3, S4, S5))),
+        (7, replace(NEXT, region_id=UUID(int=1))),
+        (7, replace(NEXT, spec_id=2)),
+        (9, replace(NEXT, current_generation=7, ssts=(S3, S4, S5, SsTable(6, "00000006_gen_6")))),
+        (9, replace(NEXT, current_generation=7, ssts=(SsTable(6, "00000006_gen_6"),))),
+        (10, replace(NEXT, ssts=(S3,))),
+        (10, replace(NEXT, ssts=(S3, replace(S4, physical_rows=1)))),
+        (10, replace(NEXT, ssts=(SsTable(2, "00000002_gen_2"), S3, S4))),
+    ],
+)
+def test_refused_naming_the_rule(number: int, proposed: RegionManifest) -> None:
+    with pytest.raises(InvariantViolation, match=rf"\({number}\)"):
+        check_succession(NOW, proposed)
+
+
+def test_a_sealed_region_stays_sealed() -> None:
+    with pytest.raises(InvariantViolation, match=r"\(8\)"):
+        check_succession(replace(NOW, status=RegionStatus.SEALED), NEXT)
+
+
+def test_the_first_version_is_fresh() -> None:
+    first = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
+    check_succession(None, first)
+    for wrong in (replace(first, version=2), replace(first, writer_epoch=2), replace(first, current_generation=2)):
+        with pytest.raises(InvariantViolation, match="first version"):
+            check_succession(None, wrong)
+
+
+def test_checks_are_numbered_in_order() -> None:
+    assert [int(check.__name__.split("_")[1]) for check in CHECKS] == list(range(1, 11))
+
+
+def test_every_broken_rule_is_reported_at_once() -> None:
+    with pytest.raises(InvariantViolation, match=r"\(1\).*\(2\).*\(3\)"):
+        check_succession(NOW, replace(NOW, version=3, writer_epoch=1, replay_after=0))
+
+
+def test_attached_to_the_one_place_that_writes() -> None:
+    store = MemoryStore()
+    manifests = ManifestStore(store, REGION, ids=SeededIds())
+    written = manifests.create(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
+    assert written is not None
+    before = sorted(store.list(""))
+    with pytest.raises(InvariantViolation):
+        manifests.put(written, replace(written, version=2, writer_epoch=0))
+    with pytest.raises(InvariantViolation):
+        manifests.edit_unowned(lambda current: replace(current, current_generation=0))
+    assert sorted(store.list("")) == before

@@ -1,0 +1,256 @@
+"""Region manifests: Lance's bytes, versions that never change, and edits that survive races."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from wal import (
+    Corrupt,
+    EpochGuard,
+    FakeClock,
+    Fenced,
+    LocalStore,
+    ManifestStore,
+    MemoryStore,
+    PutOutcome,
+    RegionManifest,
+    RegionStatus,
+    SeededIds,
+    SsTable,
+    StoreRefused,
+    bucket_region,
+)
+from wal.layout import manifest_key, version_hint_key
+
+REGION = bucket_region(0)
+FIRST = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
+SST = SsTable(1, "d8e87734_gen_1", in_memory_bytes=0, physical_rows=1)
+
+# Version 4 of a region as pylance 14.0.2's ShardWriter left it after one row and a close.
+WRITTEN_BY_LANCE = bytes.fromhex(
+    "0804100218022002300242180801120e64623865373733345f67656e5f3118352001280850015a120a104a388480a25b59a8b05824217f980256"
+)
+# What we write, byte by byte as drawn in region_manifest.py.
+WRITTEN_BY_US = bytes.fromhex(
+    "08041002180220033002"
+    "42160801120e64386538373733345f67656e5f3118002001"
+    "50015a120a104a388480a25b59a8b05824217f9802567801"
+    "8ab518026162"
+)
+
+
+def test_reads_what_lance_wrote() -> None:
+    assert RegionManifest.decode(WRITTEN_BY_LANCE) == RegionManifest(
+        version=4,
+        writer_epoch=2,
+        region_id=REGION,
+        spec_id=1,
+        replay_after=2,
+        last_seen=2,
+        current_generation=2,
+        ssts=(SsTable(1, "db8e7734_gen_1", in_memory_bytes=0x35, physical_rows=1, primary_key_bytes=8),),
+    )
+    assert RegionManifest.decode(WRITTEN_BY_LANCE).encode() == WRITTEN_BY_LANCE
+
+
+def test_golden_bytes() -> None:
+    manifest = RegionManifest(4, 2, REGION, 1, 2, 3, 2, (SST,), RegionStatus.SEALED, edit_id="ab")
+    assert manifest.encode() == WRITTEN_BY_US
+    assert RegionManifest.decode(WRITTEN_BY_US) == manifest
+    assert RegionManifest.decode(WRITTEN_BY_US).edit_id == "ab"
+
+
+def test_absent_counts_are_not_zero() -> None:
+    manifest = replace(FIRST, current_generation=3, ssts=(SsTable(1, "a", 0), SsTable(2, "b")))
+    assert [sst.in_memory_bytes for sst in RegionManifest.decode(manifest.encode()).ssts] == [0, None]
+
+
+def test_unknown_fields_survive_an_edit() -> None:
+    shard_field = bytes.fromhex("7207") + b"\x0a\x01a\x12\x02xy"  # 14: ShardFieldEntry, which we do not read
+    sst_with_more = bytes.fromhex("4208" + "0801" + "120161" + "a00107")  # generation 1, path "a", field 20 = 7
+    manifest = RegionManifest.decode(replace(FIRST, current_generation=2).encode() + sst_with_more + shard_field)
+    edited = replace(manifest, version=2, last_seen=9)
+    assert shard_field in edited.encode()
+    assert b"\xa0\x01\x07" in edited.encode()
+    assert RegionManifest.decode(edited.encode()) == edited
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 8, FIRST.encode()[:-3], b"\x08\x01\x10\x01", FIRST.encode() + b"\x78\x05"]
+)
+def test_what_is_no_manifest_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        RegionManifest.decode(data)
+
+
+# ---- latest ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def manifests(store: MemoryStore) -> ManifestStore:
+    return ManifestStore(store, REGION, ids=SeededIds(), clock=FakeClock())
+
+
+def grow(manifests: ManifestStore, versions: int) -> RegionManifest:
+    """Write that many versions; last_seen is the version."""
+    current = manifests.create(None, FIRST)
+    assert current is not None
+    for number in range(2, versions + 1):
+        current = manifests.edit_unowned(lambda found, seen=number: replace(found, last_seen=seen))
+    return current
+
+
+def test_no_version_yet(manifests: ManifestStore) -> None:
+    assert manifests.latest() is None
+    with pytest.raises(Corrupt, match="has no manifest"):
+        manifests.edit_unowned(lambda found: found)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        None,
+        b'{"version":1}',
+        b'{"version":3}',
+        b'{"version":99}',
+        b"",
+        b"{",
+        b"[]",
+        b'{"version":"x"}',
+        b'{"version":0}',
+    ],
+)
+def test_no_hint_can_hide_the_newest_version(store: MemoryStore, manifests: ManifestStore, hint: bytes | None) -> None:
+    newest = grow(manifests, 5)
+    assert store.get(version_hint_key(REGION)) == b'{"version":5}'
+    store.delete(version_hint_key(REGION))
+    if hint is not None:
+        store.put(version_hint_key(REGION), hint)
+    assert manifests.latest() == newest
+    assert newest.last_seen == 5
+
+
+def test_old_versions_may_be_gone(store: MemoryStore, manifests: ManifestStore) -> None:
+    newest = grow(manifests, 5)
+    for version in (1, 2, 3):
+        store.delete(manifest_key(REGION, version))
+    store.put(version_hint_key(REGION), b'{"version":2}')
+    assert manifests.latest() == newest
+
+
+def test_a_manifest_under_the_wrong_name_is_corrupt(store: MemoryStore, manifests: ManifestStore) -> None:
+    store.put(manifest_key(REGION, 2), grow(manifests, 1).encode())
+    with pytest.raises(Corrupt, match=r"/manifest/010.*holds version 1"):
+        manifests.latest()
+
+
+# ---- put and edit ----------------------------------------------------------------------------------------------------
+
+
+def test_put_says_who_took_the_version(store: MemoryStore, manifests: ManifestStore) -> None:
+    current = grow(manifests, 1)
+    proposed = replace(current, version=2, writer_epoch=2)
+    assert manifests.put(current, proposed) is PutOutcome.CREATED
+    other = ManifestStore(store, REGION, ids=SeededIds(1), clock=FakeClock())
+    assert other.put(current, proposed) is PutOutcome.ALREADY_EXISTS
+
+
+def test_a_hint_that_cannot_be_written_is_harmless() -> None:
+    class NoHints(MemoryStore):
+        def put(self, key: str, data: bytes) -> None:
+            raise StoreRefused(f"{key}: no hints today")
+
+    manifests = ManifestStore(NoHints(), REGION, ids=SeededIds(), clock=FakeClock())
+    assert manifests.latest() is None
+    assert grow(manifests, 3) == manifests.latest()
+
+
+def test_edits_from_many_threads_all_get_in(store: MemoryStore, manifests: ManifestStore) -> None:
+    grow(manifests, 1)
+    guard = EpochGuard(REGION, 1)
+
+    def edit() -> None:
+        for _ in range(20):
+            manifests.edit(guard, lambda found: replace(found, last_seen=found.last_seen + 1))
+
+    threads = [threading.Thread(target=edit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    newest = manifests.latest()
+    assert newest is not None
+    assert (newest.version, newest.last_seen) == (81, 80)
+
+
+def test_an_edit_that_changes_nothing_writes_nothing(store: MemoryStore, manifests: ManifestStore) -> None:
+    current = grow(manifests, 2)
+    assert manifests.edit(EpochGuard(REGION, 1), lambda found: found) == current
+    assert manifests.read(3) is None
+
+
+def test_a_fenced_owner_cannot_edit(store: MemoryStore, manifests: ManifestStore) -> None:
+    current = grow(manifests, 1)
+    assert manifests.create(current, replace(current, version=2, writer_epoch=2))
+    guard = EpochGuard(REGION, 1)
+    with pytest.raises(Fenced, match="writer epoch 1 was fenced by epoch 2"):
+        manifests.edit(guard, lambda found: replace(found, last_seen=5))
+    with pytest.raises(Fenced):
+        guard.check()
+    assert manifests.read(3) is None
+
+
+def test_a_manifest_older_than_the_claim_is_corrupt(manifests: ManifestStore) -> None:
+    grow(manifests, 1)
+    with pytest.raises(Corrupt, match="writer epoch 1, but epoch 3 was claimed"):
+        manifests.owned(EpochGuard(REGION, 3))
+
+
+# ---- with Lance's own writer -----------------------------------------------------------------------------------------
+
+
+def lance_table(path: Path) -> lance.LanceDataset:
+    key = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
+    schema = pa.schema([key, pa.field("val", pa.float32())])
+    dataset = lance.write_dataset(pa.table({"id": [1], "val": [0.5]}, schema=schema), str(path))
+    dataset.initialize_mem_wal(bucket_column="id", num_buckets=1)
+    return dataset
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+def test_lance_opens_a_region_whose_manifests_we_wrote(tmp_path: Path, versions: int) -> None:
+    dataset = lance_table(tmp_path / "t")
+    manifests = ManifestStore(LocalStore(tmp_path / "t"), REGION)
+    current = manifests.create(None, FIRST)
+    for _ in range(versions - 1):
+        assert current is not None
+        current = manifests.create(
+            current, replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
+        )
+    with dataset.mem_wal_writer(str(REGION)) as writer:
+        writer.put(pa.table({"id": [2], "val": [1.5]}, schema=dataset.schema))
+    newest = manifests.latest()
+    assert newest is not None
+    assert newest.writer_epoch == versions + 1
+    assert [sst.physical_rows for sst in newest.ssts] == [1]
+
+
+def test_an_edit_id_is_fresh_in_every_version(manifests: ManifestStore) -> None:
+    current = grow(manifests, 1)
+    copies = {
+        manifests.edit_unowned(lambda found: replace(found, last_seen=found.last_seen + 1)).edit_id for _ in range(9)
+    }
+    assert len(copies | {current.edit_id}) == 10
+    assert all(uuid.UUID(each) for each in copies)

@@ -1,0 +1,138 @@
+"""Appending to a region's WAL.
+
+Put, in steps: (1) encode the entry with a fresh entry id; (2) put it at the next position, same slot and same
+bytes, until the outcome is known; (3) only then move on. A slot found taken by other bytes means a newer
+writer's sentinel (Fenced) or a broken log (Corrupt), never "take the next one": that would acknowledge rows
+no replay can reach.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+from uuid import UUID
+
+import pyarrow as pa
+
+from wal.clock import Clock, Ids
+from wal.codec import EntryCodec
+from wal.errors import ConcurrentUse, Corrupt, Poisoned, StoreRefused, StoreUnavailable
+from wal.fence import EpochGuard
+from wal.layout import entry_key
+from wal.manifest import ManifestStore
+from wal.options import WalOptions
+from wal.records import BatchPart, EntryHeader
+from wal.slot import settle
+from wal.store import ObjectStore
+
+
+@dataclass(frozen=True)
+class _Poison:
+    position: int
+    cause: BaseException
+
+
+class WalAppender:
+    """Appends entries to one region's WAL.
+
+    Thread safety. One thread at a time; a second caller inside `append` raises ConcurrentUse.
+    Durability. `append` returns only after the object exists and survives a crash.
+    Invariants. (1) Positions are consecutive. (2) Entry N+1 never exists before N. (3) After a write whose
+    outcome is not known, nothing more is written: the appender is poisoned.
+    Requires. The caller claimed the region (`wal.fence.claim`), and gives the claim's guard and next
+    position.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        region_id: UUID,
+        guard: EpochGuard,
+        codec: EntryCodec,
+        next_position: int,
+        ids: Ids,
+        clock: Clock,
+        options: WalOptions | None = None,
+    ) -> None:
+        self.next_position = next_position
+        self._store = store
+        self._region_id = region_id
+        self._guard = guard
+        self._codec = codec
+        self._ids = ids
+        self._clock = clock
+        self._options = options or WalOptions()
+        self._in_use = threading.Lock()
+        self._poison: _Poison | None = None
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether the appender stopped itself; only a new claim goes on from here."""
+        return self._poison is not None
+
+    def append(
+        self,
+        rows: pa.Table,
+        *,
+        generation: int,
+        applied: Mapping[str, int],
+        part: BatchPart | None = None,
+    ) -> int:
+        """Append one entry and return its position once it is durable.
+
+        `rows` has the row schema; `generation` is that of the memtable they go to; `applied` is the whole
+        map, with this entry's batch in it if and only if `part` closes it (or `part` is None).
+        Raises Fenced, Poisoned, ConcurrentUse; StoreUnavailable or StoreRefused (nothing written, the same
+        call may be made again); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows
+        not in the row schema.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise ConcurrentUse(f"region {self._region_id}: two threads append at once; give each region one thread")
+        try:
+            self._check_alive()
+            header = EntryHeader(self._guard.epoch, generation, self._ids.entry_id(), applied, part)
+            return self._put(self._codec.encode(header, rows))
+        finally:
+            self._in_use.release()
+
+    def _check_alive(self) -> None:
+        self._guard.check()
+        if self._poison is not None:
+            raise Poisoned(
+                f"region {self._region_id}: the writer of epoch {self._guard.epoch} stopped itself at position "
+                f"{self._poison.position} ({self._poison.cause}); open the region again to recover"
+            )
+
+    def _put(self, data: bytes) -> int:
+        position = self.next_position
+        key = entry_key(self._region_id, position, self._codec.suffix)
+        try:
+            found = settle(self._store, key, data, clock=self._clock, options=self._options)
+            if found is not None:
+                self._taken(key, found)
+        except (StoreUnavailable, StoreRefused):
+            raise  # Nothing landed: the slot is still ours to fill.
+        except BaseException as error:
+            # Everything else, an interrupt in the middle of the put included: what is in the slot is not
+            # known.
+            self._poison = _Poison(position, error)
+            raise
+        self.next_position = position + 1
+        return position
+
+    def _taken(self, key: str, found: bytes) -> NoReturn:
+        """Another's entry is in our slot: raise Fenced where a newer epoch put it or is known, else
+        Corrupt."""
+        try:
+            theirs = self._codec.header(found).writer_epoch
+        except Corrupt:
+            theirs = 0  # Whatever it is, it is not ours: the manifest tells whose time it is.
+        if theirs > self._guard.epoch:
+            self._guard.fenced_by(theirs)
+        ManifestStore(self._store, self._region_id, ids=self._ids, clock=self._clock).owned(self._guard)
+        raise Corrupt(
+            f"{key}: position {self.next_position} holds an entry that writer epoch {self._guard.epoch} did not write, "
+            "and no newer epoch exists; do not write to this region before you know who did"
+        )

@@ -1,0 +1,155 @@
+"""The region manifest: which writer owns the region, which SSTs it has, where replay begins.
+
+One object per version, `manifest/{rev(version)}.binpb`, created with put-if-absent and never changed; the
+newest is the truth. The bytes are Lance's `ShardManifest` (proto3):
+
+    1 version u64 | 2 writer_epoch u64 | 3 replay_after_wal_entry_position u64 | 4
+    wal_entry_position_last_seen u64 6 current_generation u64 | 8 repeated SsTable | 10 shard_spec_id u32 | 11
+    UUID{1 bytes(16)} | 15 status enum 50001 memwal_edit_id string
+    (ours; Lance skips it) SsTable: 1 generation u64 | 2 path string | optional u64 3 in_memory_bytes, 4
+    physical_rows, 5 primary_key_bytes
+
+Source: "MemTable & WAL Specification", Lance documentation. Fields we do not know survive a
+read-modify-write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+from uuid import UUID
+
+from google.protobuf.message import DecodeError
+
+from wal.errors import Corrupt
+from wal.messages import SHARD_MANIFEST, SS_TABLE
+
+
+class RegionStatus(IntEnum):
+    """Whether a region takes new claims; Lance's numbers."""
+
+    ACTIVE = 0
+    SEALED = 1
+
+
+@dataclass(frozen=True)
+class SsTable:
+    """A published SST. `path` is the directory's name inside the region; counts are None where not
+    recorded."""
+
+    generation: int
+    path: str
+    in_memory_bytes: int | None = None
+    physical_rows: int | None = None
+    primary_key_bytes: int | None = None
+    foreign: bytes = field(default=b"", repr=False)
+    """Protobuf fields another writer added; carried along unread."""
+
+
+@dataclass(frozen=True)
+class RegionManifest:
+    """One version of a region's manifest. See `wal.invariants` for what may change between two versions."""
+
+    version: int
+    writer_epoch: int
+    region_id: UUID
+    spec_id: int = 1
+    replay_after: int = 0
+    """Newest WAL position whose rows are in a published SST; replay begins after it."""
+    last_seen: int = 0
+    """A WAL position known to exist; a hint for finding the tip."""
+    current_generation: int = 1
+    """Generation the next published SST must have."""
+    ssts: tuple[SsTable, ...] = ()
+    """Ascending generations."""
+    status: RegionStatus = RegionStatus.ACTIVE
+    edit_id: str = field(default="", compare=False)
+    """Fresh per written version, so that two writers never propose the same bytes; "" where Lance wrote
+    it."""
+    foreign: bytes = field(default=b"", repr=False)
+    """Protobuf fields another writer added; carried along unread."""
+
+    def encode(self) -> bytes:
+        """The object's bytes. Equal manifests with equal edit ids give equal bytes."""
+        message = SHARD_MANIFEST()
+        message.ParseFromString(self.foreign)
+        message.version = self.version
+        message.writer_epoch = self.writer_epoch
+        message.replay_after_wal_entry_position = self.replay_after
+        message.wal_entry_position_last_seen = self.last_seen
+        message.current_generation = self.current_generation
+        message.sstables.extend(_sst_message(sst) for sst in self.ssts)
+        message.shard_spec_id = self.spec_id
+        message.shard_id.uuid = self.region_id.bytes
+        message.status = int(self.status)
+        message.memwal_edit_id = self.edit_id
+        return bytes(message.SerializeToString(deterministic=True))
+
+    @staticmethod
+    def decode(data: bytes) -> RegionManifest:
+        """Parse the object's bytes. Raises Corrupt where they are no manifest."""
+        message = _parsed(data)
+        try:
+            region_id = UUID(bytes=message.shard_id.uuid)
+            status = RegionStatus(message.status)
+        except ValueError as error:
+            raise Corrupt(f"region manifest version {message.version}: {error}") from error
+        return RegionManifest(
+            version=message.version,
+            writer_epoch=message.writer_epoch,
+            region_id=region_id,
+            spec_id=message.shard_spec_id,
+            replay_after=message.replay_after_wal_entry_position,
+            last_seen=message.wal_entry_position_last_seen,
+            current_generation=message.current_generation,
+            ssts=tuple(map(_sst_from, message.sstables)),
+            status=status,
+            edit_id=message.memwal_edit_id,
+            foreign=_foreign(message),
+        )
+
+
+def _parsed(data: bytes) -> Any:
+    message = SHARD_MANIFEST()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise Corrupt(f"{len(data)} bytes are no region manifest: {error}") from error
+    if not message.version or not message.writer_epoch:
+        raise Corrupt(f"{len(data)} bytes are no region manifest: version or writer epoch is 0")
+    return message
+
+
+def _sst_message(sst: SsTable) -> Any:
+    message = SS_TABLE()
+    message.ParseFromString(sst.foreign)
+    message.generation = sst.generation
+    message.path = sst.path
+    for name in ("in_memory_bytes", "physical_rows", "primary_key_bytes"):
+        if (value := getattr(sst, name)) is not None:
+            setattr(message, name, value)
+    return message
+
+
+def _sst_from(message: Any) -> SsTable:
+    def optional(name: str) -> int | None:
+        return getattr(message, name) if message.HasField(name) else None
+
+    return SsTable(
+        generation=message.generation,
+        path=message.path,
+        in_memory_bytes=optional("in_memory_bytes"),
+        physical_rows=optional("physical_rows"),
+        primary_key_bytes=optional("primary_key_bytes"),
+        foreign=_foreign(message),
+    )
+
+
+def _foreign(message: Any) -> bytes:
+    """The fields of `message` that our descriptors do not name, serialised."""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for name in message.DESCRIPTOR.fields_by_name:
+        rest.ClearField(name)
+    return bytes(rest.SerializeToString())
