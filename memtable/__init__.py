@@ -1,0 +1,23 @@
+"""The memtable: rows of one generation with their key, vector, text and scalar indexes, in memory only."""
+
+from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
+from memtable.index_spec import IndexSpec, check_indexes
+from memtable.schema import TOMBSTONE, key_columns, required_columns, row_schema, tombstones, with_tombstone
+from memtable.snapshot import Snapshot
+from memtable.table import MemTable
+
+__all__ = [
+    "TOMBSTONE",
+    "IndexSpec",
+    "InvalidRows",
+    "MemTable",
+    "MemTableFailed",
+    "MemTableFrozen",
+    "Snapshot",
+    "check_indexes",
+    "key_columns",
+    "required_columns",
+    "row_schema",
+    "tombstones",
+    "with_tombstone",
+]

@@ -1,0 +1,57 @@
+"""NumPy array types of the package, and the growable array the row-indexed structures are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float32]
+Vectors = npt.NDArray[np.float32]
+
+FIRST_CAPACITY = 256
+
+
+class GrowableArray:
+    """An append-only array of fixed row shape which doubles its capacity.
+
+    Thread safety. One writer; readers take `data` once and read rows below a count they know to be complete.
+    Invariants. Rows below `size` keep their place. After growth the old array stays as it is, so a reader
+    that holds it goes on reading valid rows.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
+        self._shape = () if width is None else (width,)
+        self.data: npt.NDArray[Any] = np.empty((0, *self._shape), dtype=dtype)
+        self.size = 0
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        """Append the rows of `values` (shape [m] or [m, width])."""
+        end = self.size + len(values)
+        if end > len(self.data):
+            larger = np.empty((max(end, 2 * len(self.data), FIRST_CAPACITY), *self._shape), dtype=self.data.dtype)
+            larger[: self.size] = self.data[: self.size]
+            self.data = larger
+        self.data[self.size : end] = values
+        self.size = end
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held, spare capacity included."""
+        return int(self.data.nbytes)
+
+
+def best(distances: Scores, rows: Positions, k: int) -> tuple[Positions, Scores]:
+    """The k nearest of `rows`, ascending by distance, ties by row position.
+
+    Every row tied with the k-th is ranked, so the answer does not depend on the order of the input.
+    """
+    if len(rows) > k > 0:
+        bound = np.partition(distances, k - 1)[k - 1]
+        keep = distances <= bound
+        distances, rows = distances[keep], rows[keep]
+    order = np.lexsort((rows, distances))[: max(k, 0)]
+    return rows[order], distances[order]

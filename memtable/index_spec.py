@@ -1,0 +1,167 @@
+"""What a table indexes: one IndexSpec per indexed column, and the check that a schema can carry it.
+
+The kinds and their parameters are Lance's own (`LanceDataset.create_index`, `create_scalar_index`), so that
+one spec describes the index of the base table and the one in memory.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from memtable.errors import InvalidRows
+
+IndexKind = Literal["ivf_pq", "fts", "btree"]
+METRICS = ("l2", "cosine", "dot")
+TRAIN_ROWS = 1024
+_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "ivf_pq": ("metric", "num_partitions", "num_sub_vectors", "train_rows"),
+    "fts": (
+        "with_position",
+        "base_tokenizer",
+        "language",
+        "max_token_length",
+        "lower_case",
+        "stem",
+        "remove_stop_words",
+        "ascii_folding",
+    ),
+    "btree": (),
+}
+_WANTED: Mapping[str, str] = {
+    "ivf_pq": "a fixed_size_list of float16, float32 or float64",
+    "fts": "string or large_string",
+    "btree": "a number, bool, string, binary, date or timestamp",
+}
+_LANGUAGES = (
+    *("Arabic", "Danish", "Dutch", "English", "Finnish", "French", "German", "Greek", "Hungarian", "Italian"),
+    *("Norwegian", "Portuguese", "Romanian", "Russian", "Spanish", "Swedish", "Tamil", "Turkish"),
+)
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """One index over one column.
+
+    Invariants. Immutable; says nothing of a schema (see check_indexes for that).
+    """
+
+    column: str
+    kind: IndexKind
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the index in the base table and in SSTs: Lance's own default."""
+        return f"{self.column}_idx"
+
+
+def vector_width(kind: pa.DataType) -> int | None:
+    """Width of a vector type (fixed_size_list of float16/32/64), None for any other type."""
+    if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
+        return int(kind.list_size)
+    return None
+
+
+def check_indexes(schema: pa.Schema, specs: Sequence[IndexSpec]) -> None:
+    """Refuse index definitions which the schema cannot carry.
+
+    Raises InvalidRows naming the column, the kind, the type found and the remedy. Thread safety: pure.
+    """
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.kind not in _PARAMETERS:
+            raise InvalidRows(
+                f"index on column {spec.column!r}: unknown kind {spec.kind!r}; use one of {', '.join(_PARAMETERS)}",
+                column=spec.column,
+            )
+        if spec.column not in schema.names:
+            hint = nearest(spec.column, schema.names)
+            raise InvalidRows(f"index {spec.kind} on column {spec.column!r}: no such column{hint}", column=spec.column)
+        if spec.column in seen:
+            raise InvalidRows(
+                f"column {spec.column!r} has two indexes: keep one, a column carries at most one index",
+                column=spec.column,
+            )
+        seen.add(spec.column)
+        _check_type(spec, schema.field(spec.column).type)
+        _check_parameters(spec, schema.field(spec.column).type)
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """'; did you mean ...' with the nearest of `names`, or the list of them all."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; the columns are {', '.join(names)}"
+
+
+def _check_type(spec: IndexSpec, kind: pa.DataType) -> None:
+    fits: Mapping[str, Callable[[pa.DataType], bool]] = {
+        "ivf_pq": lambda t: vector_width(t) is not None,
+        "fts": lambda t: pa.types.is_string(t) or pa.types.is_large_string(t),
+        "btree": is_orderable,
+    }
+    if not fits[spec.kind](kind):
+        raise InvalidRows(
+            f"index {spec.kind} on column {spec.column!r}: its type is {kind}, it must be"
+            f" {_WANTED[spec.kind]}; change the column or drop the index",
+            column=spec.column,
+        )
+
+
+def is_orderable(kind: pa.DataType) -> bool:
+    """Whether a B-tree can order values of this type (float16 is left out: Arrow does not sort it)."""
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_float32(kind)
+        or types.is_float64(kind)
+        or types.is_boolean(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_date(kind)
+        or types.is_timestamp(kind)
+    )
+
+
+def _check_parameters(spec: IndexSpec, kind: pa.DataType) -> None:
+    known = _PARAMETERS[spec.kind]
+    for name, value in spec.parameters.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
+            raise InvalidRows(
+                f"index {spec.kind} on column {spec.column!r}: unknown parameter {name!r}{hint}",
+                column=spec.column,
+            )
+        problem = _value_problem(name, value, kind)
+        if problem:
+            raise InvalidRows(
+                f"index {spec.kind} on column {spec.column!r}: {name} = {value!r}, {problem}",
+                column=spec.column,
+            )
+
+
+def _value_problem(name: str, value: Any, kind: pa.DataType) -> str | None:
+    """What is wrong with one parameter's value; None where nothing is."""
+    if name == "metric":
+        return None if value in METRICS else f"it must be one of {', '.join(METRICS)}"
+    if name == "language":
+        return None if value in _LANGUAGES else f"it must be one of {', '.join(_LANGUAGES)}"
+    if name == "base_tokenizer":
+        return None if value in ("simple", "whitespace", "raw") else "it must be simple, whitespace or raw"
+    if name in ("num_partitions", "num_sub_vectors", "train_rows", "max_token_length"):
+        if name == "max_token_length" and value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            return "it must be a whole number of at least 1"
+        width = vector_width(kind)
+        if name == "num_sub_vectors" and width is not None and width % value:
+            return f"it must divide the vector width {width}"
+        return None
+    return None if isinstance(value, bool) else "it must be true or false"

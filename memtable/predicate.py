@@ -1,0 +1,102 @@
+"""SQL filters: the same text means here what it means to Lance, which plans its filters with the same engine.
+
+What Lance does before DataFusion sees a predicate, found by running pylance 14.0.2, and done here by
+rewriting tokens:
+
+    `name`      a column, taken literally
+    "text"      a string, as 'text' is
+    name        a column, exactly or, failing that, without regard to case
+    regexp_match(...)   true or false, as regexp_like is
+    price = 0.1         compared in the column's own float type (see float_literals)
+
+Lance also refuses some predicates this accepts (a string against a number, CASE, sub-queries). A reader asks
+Lance the same question of the base table, so such a predicate is refused there.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+from datafusion import SessionConfig, SessionContext
+
+from memtable.arrays import Mask, Positions
+from memtable.errors import InvalidRows
+from memtable.float_literals import cast_types
+from memtable.sql_tokens import NOTHING, Token, tokenize
+
+POSITION = "_memtable_position"
+# The planner takes time with the square of a chain of operators (1,000 additions: 17 s) and its stack is
+# finite. Values of an IN list do not count: 20,000 of them are planned in half a second.
+MOST_OPERATORS = 400
+_OPERATORS = frozenset(("and", "or", "+", "-", "*", "/", "%", "|"))
+SHOWN = 200
+
+
+def translate(predicate: str, schema: pa.Schema) -> str:
+    """A Lance predicate as DataFusion's SQL: every column quoted exactly, every string in single quotes.
+
+    Raises InvalidRows for one with too many operators.
+    """
+    tokens = tokenize(predicate, schema.names)
+    solid = [token for token in tokens if token.kind != "gap"]
+    operators = sum(token.lower in _OPERATORS for token in solid)
+    if operators > MOST_OPERATORS:
+        raise InvalidRows(
+            f"filter {shown(predicate)} has {operators} operators, at most {MOST_OPERATORS} are taken:"
+            " use IN (...) or split the filter"
+        )
+    casts = cast_types(solid, {field.name: field.type for field in schema})
+    written = [_written(solid, place, casts.get(place)) for place in range(len(solid))]
+    rewritten = iter(written)
+    return "".join(" " if token.kind == "gap" else next(rewritten) for token in tokens)
+
+
+def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: int) -> Mask:
+    """Which of the n rows satisfy the predicate; `rows` holds the rows at `positions`, all others are false.
+
+    Raises InvalidRows naming the predicate and what DataFusion says is wrong with it.
+    """
+    rows = rows.append_column(POSITION, pa.array(positions))
+    mask = np.zeros(n, dtype=bool)
+    try:
+        # One partition: a memtable is small, and the cores belong to the region writers.
+        context = SessionContext(SessionConfig().with_target_partitions(1))
+        found = context.from_arrow(rows).filter(sql).select(POSITION).to_arrow_table()
+    except Exception as error:  # noqa: BLE001 - DataFusion raises bare Exception
+        raise InvalidRows(f"filter {shown(predicate)} is not valid: {_reason(error)}; correct it") from None
+    mask[found.column(POSITION).to_numpy()] = True
+    return mask
+
+
+def referenced(predicate: str, schema: pa.Schema) -> list[str]:
+    """Columns the predicate may mention: those whose name occurs in its text at all. Never misses one."""
+    text = predicate.lower()
+    return [name for name in schema.names if name.lower() in text or "`" in name]
+
+
+def shown(predicate: str) -> str:
+    """The predicate as it appears in an error message: quoted, on one line, cut where it is long."""
+    return repr(predicate if len(predicate) <= SHOWN else predicate[:SHOWN] + "...")
+
+
+def _written(tokens: list[Token], place: int, cast: str | None) -> str:
+    token = tokens[place]
+    if cast is not None:
+        return f"arrow_cast({token.text}, '{cast}')"
+    if token.kind == "column":
+        return '"' + token.column.replace('"', '""') + '"'
+    if token.kind == "double":
+        return "'" + token.text[1:-1].replace('""', '"').replace("'", "''") + "'"
+    after = tokens[place + 1] if place + 1 < len(tokens) else NOTHING
+    if token.lower == "regexp_match" and after.text == "(":
+        return "regexp_like"
+    return token.text
+
+
+def _reason(error: Exception) -> str:
+    """DataFusion's message on one line, without the name it gave our rows."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = line.removeprefix("DataFusion error: ").rstrip(".")
+    return re.sub(r"\bc[0-9a-f]{32}\.", "", line)[:SHOWN]

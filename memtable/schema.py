@@ -1,0 +1,137 @@
+"""The row schema: the one shape of every memtable batch, WAL entry and SST.
+
+    base columns, in order        key columns as in the base table (not null), all others nullable
+    _tombstone: bool not null     true: this row deletes its key, every column outside the key is null
+
+Source: "MemTable & WAL Specification" of the Lance documentation. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memtable.column_types import check_types
+from memtable.conversion import convert
+from memtable.errors import InvalidRows
+from memtable.index_spec import nearest
+
+TOMBSTONE = "_tombstone"
+PRIMARY_KEY = b"lance-schema:unenforced-primary-key"
+PRIMARY_KEY_POSITION = b"lance-schema:unenforced-primary-key:position"
+_KEY_TYPES = "an integer, bool, string or binary"
+
+
+def key_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Names of the key columns, from Lance's field metadata; () where the schema names none."""
+    marked = [field for field in schema if (field.metadata or {}).get(PRIMARY_KEY) == b"true"]
+    # Lance orders by the position where there is one, by the schema where there is none; sorted() is stable.
+    return tuple(f.name for f in sorted(marked, key=lambda f: int(f.metadata.get(PRIMARY_KEY_POSITION, 0))))
+
+
+def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """Row schema of a table with the base schema `base` and the key `key`.
+
+    Field metadata is kept, schema metadata is not. Raises InvalidRows where the key is missing, doubled,
+    nullable or of a type that cannot be a key, or where a column is called `_tombstone`.
+    """
+    if TOMBSTONE in base.names:
+        raise InvalidRows(f"column {TOMBSTONE!r} is reserved: rename it", column=TOMBSTONE)
+    _refuse_doubled(base.names, "schema")
+    check_types(base)
+    if not key:
+        raise InvalidRows("the table has no key: name at least one key column")
+    _refuse_doubled(key, "key")
+    for name in key:
+        _check_key_field(base, name)
+    fields = [f if f.name in key else f.with_nullable(True) for f in base]
+    return pa.schema([*fields, pa.field(TOMBSTONE, pa.bool_(), nullable=False)])
+
+
+def required_columns(base: pa.Schema, key: Sequence[str]) -> tuple[str, ...]:
+    """Columns outside the key which the base table declares not null; the row schema itself cannot say so."""
+    return tuple(f.name for f in base if not f.nullable and f.name not in key)
+
+
+def is_key_type(kind: pa.DataType) -> bool:
+    """Whether a column of this type may be part of a key."""
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_boolean(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
+
+
+def with_tombstone(rows: pa.Table, row_schema: pa.Schema, required: Collection[str] = ()) -> pa.Table:
+    """A caller's rows in the row schema, `_tombstone` false: columns reordered and cast, missing ones null.
+
+    `required` names columns outside the key which must be present and not null. Casts are those that lose
+    nothing (see conversion.convert). Raises InvalidRows naming the column, and the row where there is one,
+    for an unknown or doubled column, a missing key column, a null where none may be, a wrong type, and a
+    vector of another width.
+    """
+    wanted = [f for f in row_schema if f.name != TOMBSTONE]
+    names = [f.name for f in wanted]
+    _refuse_doubled(rows.column_names, "rows")
+    for name in rows.column_names:
+        if name not in names:
+            raise InvalidRows(f"column {name!r} is not in the table{nearest(name, names)}", column=name)
+    columns = [_column(rows, f, required) for f in wanted]
+    columns.append(pa.array(np.zeros(rows.num_rows, dtype=bool)))
+    return pa.Table.from_arrays(columns, schema=row_schema)
+
+
+def tombstones(keys: pa.Table, row_schema: pa.Schema) -> pa.Table:
+    """One deleting row for each key: the key set, `_tombstone` true, everything else null.
+
+    `keys` has exactly the key columns (those that may not be null), in any order. Raises InvalidRows as
+    with_tombstone does.
+    """
+    key = [f.name for f in row_schema if not f.nullable and f.name != TOMBSTONE]
+    for name in keys.column_names:
+        if name not in key:
+            raise InvalidRows(
+                f"column {name!r} is not part of the key: a delete takes only {', '.join(key)}", column=name
+            )
+    rows = with_tombstone(keys, row_schema)
+    deleting = pa.array(np.ones(keys.num_rows, dtype=bool))
+    return rows.set_column(rows.num_columns - 1, row_schema.field(TOMBSTONE), deleting)
+
+
+def _column(rows: pa.Table, field: pa.Field, required: Collection[str]) -> pa.ChunkedArray | pa.Array:
+    """One column in the type of `field`; all null where the caller left it out."""
+    must = not field.nullable or field.name in required
+    if field.name not in rows.column_names:
+        if must:
+            what = "key column" if not field.nullable else "required column"
+            raise InvalidRows(f"{what} {field.name!r} is missing: add it to the rows", column=field.name)
+        return pa.nulls(rows.num_rows, field.type)
+    column = convert(rows.column(field.name), field)
+    if must and column.null_count:
+        row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])
+        what = "key column" if not field.nullable else "column"
+        raise InvalidRows(f"{what} {field.name!r} is null in row {row}: give it a value", column=field.name, row=row)
+    return column
+
+
+def _refuse_doubled(names: Sequence[str], where: str) -> None:
+    doubled = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
+    if doubled:
+        raise InvalidRows(f"column {doubled[0]!r} appears twice in the {where}: keep one", column=doubled[0])
+
+
+def _check_key_field(base: pa.Schema, name: str) -> None:
+    if name not in base.names:
+        raise InvalidRows(f"key column {name!r} is not in the table{nearest(name, base.names)}", column=name)
+    field = base.field(name)
+    if not is_key_type(field.type):
+        raise InvalidRows(f"key column {name!r} has the type {field.type}: a key must be {_KEY_TYPES}", column=name)
+    if field.nullable:
+        raise InvalidRows(f"key column {name!r} is nullable: declare it not null", column=name)

@@ -1,0 +1,203 @@
+"""The memtable: the rows of one generation that are not in an SST yet, queryable the moment they are put.
+
+The order of steps in apply(), which makes it all-or-nothing and visible at once:
+
+    1. Check everything that can be wrong with the rows; nothing has changed so far.
+    2. Hand the rows to the structures that are addressed by row position. No snapshot looks there beyond its
+       own rows.
+    3. Link versions, then move the key index. A reader follows a newer row back to its own prefix.
+    4. Publish the prefix: the one assignment from which on a snapshot includes the rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from memtable.arrays import Positions
+from memtable.batch_store import BatchStore
+from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
+from memtable.index_spec import IndexSpec, check_indexes, vector_width
+from memtable.key_index import KeyIndex, key_values
+from memtable.scalar_index import ScalarIndex
+from memtable.schema import TOMBSTONE, is_key_type
+from memtable.snapshot import Indexes, Snapshot
+from memtable.text_index import TextIndex
+from memtable.vector_column import VectorBatch, read_vectors
+from memtable.vector_index import VectorIndex
+from memtable.versions import Versions
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A batch that passed every check, in the forms the structures take."""
+
+    rows: pa.Table
+    vectors: dict[str, VectorBatch]
+
+
+class MemTable:
+    """Rows, key index and secondary indexes of one generation.
+
+    Thread safety. apply() and freeze() from one thread; everything else from any. No lock is held while a
+    snapshot is taken.
+    Durability. None: pure memory, no I/O, no clock, no randomness but faiss' seeded training.
+    Invariants. (1) A row never moves or changes. (2) A snapshot sees whole batches only. (3) Rows refused by
+    apply() leave no trace.
+    """
+
+    def __init__(self, schema: pa.Schema, key: Sequence[str], indexes: Sequence[IndexSpec], generation: int) -> None:
+        """An empty memtable for rows of the row schema `schema` (schema.row_schema).
+
+        Raises InvalidRows where the key or an index does not fit the schema.
+        """
+        _check_key(schema, key)
+        check_indexes(schema, indexes)
+        self.schema = schema
+        self.key = tuple(key)
+        self.specs = tuple(indexes)
+        self.generation = generation
+        self.batches = 0
+        self._store = BatchStore(schema)
+        self._indexes = _indexes(schema, self.key, self.specs)
+        self._frozen = False
+        self._failed = False
+        self._writing = threading.Lock()
+
+    @property
+    def rows(self) -> int:
+        """Rows put, superseded ones and tombstones included."""
+        return self._store.prefix.rows
+
+    @property
+    def frozen(self) -> bool:
+        """Whether freeze() was called."""
+        return self._frozen
+
+    def check(self, rows: pa.Table) -> None:
+        """Raise what apply(rows) would raise, and change nothing. Any thread.
+
+        To be called before the rows are appended to the WAL: an entry whose rows cannot be applied could not
+        be replayed either.
+        """
+        self._checked(rows)
+
+    def apply(self, rows: pa.Table) -> None:
+        """Put rows of the row schema; every snapshot taken after the return sees them all.
+
+        Later rows replace earlier ones of the same key, within the batch too. Raises InvalidRows (column,
+        row) for another schema, a null key or an unusable vector, with nothing changed, and MemTableFrozen
+        after freeze(). Any other error (of memory, of an index library) leaves the rows invisible and the
+        memtable failed: every later apply() raises MemTableFailed, since its parts may be out of step.
+        """
+        with self._writing:
+            if self._frozen:
+                raise MemTableFrozen(self.generation)
+            if self._failed:
+                raise MemTableFailed(self.generation)
+            checked = self._checked(rows)
+            if rows.num_rows:
+                self._put(checked)
+
+    def freeze(self) -> None:
+        """Take no more rows. Reads go on; memory only an index writer needs is given back."""
+        with self._writing:
+            self._frozen = True
+            for text in self._indexes.texts.values():
+                text.close_writer()
+
+    def snapshot(self) -> Snapshot:
+        """All rows put so far, as they are now. O(1), never waits for the writer."""
+        return Snapshot(self._store.prefix, self.key, self.generation, self._indexes)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held by rows and indexes: the sum of usage()."""
+        return sum(self.usage().values())
+
+    def usage(self) -> dict[str, int]:
+        """Bytes by part: rows, key, vector, text, scalar. Exact for arrays, estimated for dicts and text."""
+        held = self._indexes
+        return {
+            "rows": self._store.bytes,
+            "key": held.keys.bytes + held.versions.bytes,
+            "vector": sum(index.bytes for index in held.vectors.values()),
+            "text": sum(index.bytes for index in held.texts.values()),
+            "scalar": sum(index.bytes for index in held.scalars.values()),
+        }
+
+    def _checked(self, rows: pa.Table) -> _Checked:
+        same = rows.schema.equals(self.schema, check_metadata=True)
+        if not same and not rows.schema.equals(self.schema, check_metadata=False):
+            raise InvalidRows(_schema_difference(rows.schema, self.schema))
+        for name in (*self.key, TOMBSTONE):
+            _check_not_null(rows, name)
+        if not same:  # one schema for all batches, metadata too
+            rows = pa.Table.from_arrays(rows.columns, schema=self.schema)
+        vectors = self._indexes.vectors.values()
+        return _Checked(rows, {v.column: read_vectors(rows.column(v.column), v.column, v.metric) for v in vectors})
+
+    def _put(self, checked: _Checked) -> None:
+        rows, held, first = checked.rows, self._indexes, self.rows
+        self._failed = True  # until every step is done
+        prefix = self._store.append(rows)
+        keys = key_values(rows, self.key)
+        previous = held.keys.plan(keys, first)
+        for name, text in held.texts.items():
+            text.add(rows.column(name), first)
+        for name, vector in held.vectors.items():
+            vector.add(checked.vectors[name])
+        for name, scalar in held.scalars.items():
+            scalar.add(rows.column(name))
+        self._publish(prefix, keys, previous, first, rows)
+        self._failed = False
+
+    def _publish(self, prefix: Any, keys: list[Any], previous: Positions, first: int, rows: pa.Table) -> None:
+        self._indexes.versions.append(previous)
+        self._indexes.keys.add(keys, first, previous, sum(rows.column(name).nbytes for name in self.key))
+        self._store.publish(prefix)
+        self.batches += 1
+
+
+def _indexes(schema: pa.Schema, key: tuple[str, ...], specs: Sequence[IndexSpec]) -> Indexes:
+    def width(spec: IndexSpec) -> int:
+        return vector_width(schema.field(spec.column).type) or 0
+
+    return Indexes(
+        KeyIndex(schema, key),
+        Versions(),
+        {spec.column: VectorIndex(spec, width(spec)) for spec in specs if spec.kind == "ivf_pq"},
+        {spec.column: TextIndex(spec) for spec in specs if spec.kind == "fts"},
+        {spec.column: ScalarIndex(schema.field(spec.column).type) for spec in specs if spec.kind == "btree"},
+    )
+
+
+def _check_key(schema: pa.Schema, key: Sequence[str]) -> None:
+    if TOMBSTONE not in schema.names:
+        raise InvalidRows(f"the schema has no column {TOMBSTONE!r}: build it with row_schema()", column=TOMBSTONE)
+    if not key:
+        raise InvalidRows("the table has no key: name at least one key column")
+    for name in key:
+        if name not in schema.names or not is_key_type(schema.field(name).type):
+            raise InvalidRows(f"key column {name!r} is missing or of a type that cannot be a key", column=name)
+
+
+def _check_not_null(rows: pa.Table, name: str) -> None:
+    column = rows.column(name)
+    if column.null_count:
+        row = int(column.is_null().to_pylist().index(True))
+        raise InvalidRows(f"column {name!r} is null in row {row}: give it a value", column=name, row=row)
+
+
+def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str:
+    """The first field in which a batch differs from the row schema."""
+    for place, field in enumerate(wanted):
+        if place >= len(found.names):
+            return f"rows have no column {field.name!r}: bring them to the row schema with with_tombstone()"
+        if not found.field(place).equals(field):
+            return f"column {place} of the rows is {found.field(place)}, the row schema has {field}: convert it"
+    return f"rows have {len(found.names)} columns, the row schema has {len(wanted.names)}: drop the others"

@@ -1,0 +1,112 @@
+"""From an Arrow vector column to the matrix a vector index works on, refusing what would poison it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memtable.arrays import Mask, Vectors
+from memtable.errors import InvalidRows
+from memtable.index_spec import vector_width
+
+# Largest squared length accepted: the squared distance of two such vectors is at most four times it, which
+# still fits float32 (3.4e38). Beyond it every distance would be inf and training would put inf into the
+# centroids.
+MAX_SQUARED_LENGTH = 8e37
+
+
+@dataclass(frozen=True)
+class VectorBatch:
+    """Vectors of a batch and which of them count.
+
+    vectors: float32 [rows, width], zeros where there is nothing to index; indexed: bool [rows], the rows a
+    search may return.
+    """
+
+    vectors: Vectors
+    indexed: Mask
+
+
+def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch:
+    """The vectors of a batch in the form the index stores (unit length under cosine).
+
+    Null vectors are not indexed; nor are zero vectors under cosine, which have no direction (Lance returns
+    neither). Raises InvalidRows naming the column and the row of the first vector with a null, NaN or
+    infinite number, or one too long for float32 distances.
+    """
+    width = vector_width(column.type)
+    assert width is not None, "check_indexes lets only vector columns through"
+    present = column.is_valid().to_numpy()
+    vectors = np.zeros((len(column), width), dtype=np.float32)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf and is refused below
+        vectors[present] = _numbers(column, name, width, present).reshape(-1, width)
+        squared = np.einsum("ij,ij->i", vectors, vectors)
+    refused = ~(squared <= MAX_SQUARED_LENGTH)  # not "squared > ...": NaN must count as refused
+    if refused.any():
+        row = int(np.flatnonzero(refused)[0])
+        raise _refusal(name, row, bool(np.isfinite(vectors[row]).all()))
+    if metric == "cosine":
+        present = present & (squared > 0)
+        vectors = unit_length(vectors)
+    return VectorBatch(vectors, present)
+
+
+def unit_length(vectors: Vectors) -> Vectors:
+    """Each row scaled to length 1; zero rows stay zero.
+
+    Scaled by the largest component first: the square of a tiny number underflows float32.
+    """
+    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
+    scaled = vectors / np.where(largest > 0, largest, 1)
+    length = np.linalg.norm(scaled, axis=1, keepdims=True)
+    unit: Vectors = (scaled / np.where(length > 0, length, 1)).astype(np.float32, copy=False)
+    return unit
+
+
+def query_vector(vector: npt.ArrayLike, name: str, width: int, metric: str) -> Vectors:
+    """A caller's query as float32 [width], of unit length (or zero) under cosine.
+
+    Raises InvalidRows where the width differs or a number is not finite.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            query: Vectors = np.asarray(vector, dtype=np.float32, order="C")
+    except (TypeError, ValueError):
+        raise InvalidRows(f"search of column {name!r}: the query must be {width} numbers", column=name) from None
+    if query.shape != (width,):
+        raise InvalidRows(
+            f"search of column {name!r}: the query has the shape {query.shape}, the column wants ({width},)",
+            column=name,
+        )
+    if not float(np.dot(query.astype(np.float64), query)) <= MAX_SQUARED_LENGTH:
+        raise InvalidRows(
+            f"search of column {name!r}: the query holds NaN, inf or a number beyond float32: correct it",
+            column=name,
+        )
+    return unit_length(query[None, :])[0] if metric == "cosine" else query
+
+
+def _numbers(column: pa.ChunkedArray, name: str, width: int, present: Mask) -> npt.NDArray[np.floating]:
+    """All numbers of the vectors that are not null, flat."""
+    parts = [chunk.flatten() for chunk in column.chunks]
+    flat = pa.concat_arrays(parts) if parts else pa.array([], column.type.value_type)
+    if flat.null_count:
+        place = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0]) // width
+        row = int(np.flatnonzero(present)[place])
+        raise InvalidRows(
+            f"column {name!r}: the vector in row {row} holds a null: fill it or make the vector null",
+            column=name,
+            row=row,
+        )
+    numbers: npt.NDArray[np.floating] = flat.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _refusal(name: str, row: int, finite: bool) -> InvalidRows:
+    what = "is too long for float32 distances" if finite else "holds NaN, inf or a number too large for float32"
+    return InvalidRows(
+        f"column {name!r}: the vector in row {row} {what}: correct it or make it null", column=name, row=row
+    )

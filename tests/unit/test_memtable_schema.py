@@ -1,0 +1,203 @@
+"""Row schema: what is refused, with the column and the row named, and what is converted."""
+
+import datetime
+
+import pyarrow as pa
+import pytest
+
+from memtable import (
+    TOMBSTONE,
+    InvalidRows,
+    key_columns,
+    required_columns,
+    row_schema,
+    tombstones,
+    with_tombstone,
+)
+
+BASE = pa.schema(
+    [
+        pa.field("id", pa.int32(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("price", pa.int64(), nullable=False),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+    ]
+)
+ROWS = row_schema(BASE, ["id"])
+
+
+def refused(rows: pa.Table, required: tuple[str, ...] = ()) -> InvalidRows:
+    with pytest.raises(InvalidRows) as caught:
+        with_tombstone(rows, ROWS, required)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_row_schema_makes_all_but_the_key_nullable_and_adds_the_tombstone() -> None:
+    assert ROWS.names == ["id", "name", "price", "vector", TOMBSTONE]
+    assert [field.nullable for field in ROWS] == [False, True, True, True, False]
+
+
+def test_columns_are_reordered_cast_and_filled() -> None:
+    rows = with_tombstone(pa.table({"vector": [[1, 2], None], "id": pa.array([7, 8], pa.int64())}), ROWS)
+    assert rows.schema == ROWS
+    assert rows.to_pylist()[0] == {
+        "id": 7,
+        "name": None,
+        "price": None,
+        "vector": [1.0, 2.0],
+        TOMBSTONE: False,
+    }
+    assert rows.column("vector").to_pylist() == [[1.0, 2.0], None]
+
+
+def test_dictionary_and_large_string_columns_become_strings() -> None:
+    name = pa.array(["x", None, "x"], pa.large_string()).dictionary_encode()
+    rows = with_tombstone(pa.table({"id": [1, 2, 3], "name": name}), ROWS)
+    assert rows.column("name").to_pylist() == ["x", None, "x"]
+
+
+def test_null_key_names_column_and_row() -> None:
+    error = refused(pa.table({"id": pa.array([1, 2, None], pa.int32())}))
+    assert (error.column, error.row) == ("id", 2)
+    assert "row 2" in str(error)
+
+
+def test_missing_key_column_is_named() -> None:
+    assert refused(pa.table({"name": ["x"]})).column == "id"
+
+
+def test_unknown_column_names_the_nearest() -> None:
+    error = refused(pa.table({"id": [1], "nmae": ["x"]}))
+    assert error.column == "nmae"
+    assert "'name'" in str(error)
+
+
+def test_doubled_column_is_refused() -> None:
+    rows = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["id", "id"])
+    assert refused(rows).column == "id"
+
+
+def test_wrong_type_names_both_types() -> None:
+    error = refused(pa.table({"id": ["1"]}))
+    assert "string" in str(error)
+    assert "int32" in str(error)
+
+
+def test_value_out_of_range_names_the_row() -> None:
+    error = refused(pa.table({"id": [1, 2, 2**40, 4]}))
+    assert (error.column, error.row) == ("id", 2)
+
+
+def test_fraction_never_becomes_a_whole_number() -> None:
+    error = refused(pa.table({"id": [1, 2], "price": [1.0, 1.5]}))
+    assert (error.column, error.row) == ("price", 1)
+    assert with_tombstone(pa.table({"id": [1], "price": [3.0]}), ROWS).column("price").to_pylist() == [3]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float32())])
+def test_vector_of_another_width_names_both_widths_and_the_row(kind: pa.DataType) -> None:
+    vectors = pa.array([[1.0, 2.0], None, [1.0, 2.0, 3.0]], kind)
+    error = refused(pa.table({"id": [1, 2, 3], "vector": vectors}))
+    assert (error.column, error.row) == ("vector", 2)
+    assert "has 3 numbers" in str(error)
+    assert "wants 2" in str(error)
+
+
+def test_fixed_size_vector_of_another_width_is_refused() -> None:
+    error = refused(pa.table({"id": [1], "vector": pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32(), 3))}))
+    assert (error.column, error.row) == ("vector", 0)
+
+
+def test_required_columns_may_be_neither_null_nor_missing() -> None:
+    required = required_columns(BASE, ["id"])
+    assert required == ("price",)
+    assert refused(pa.table({"id": [1]}), required).column == "price"
+    error = refused(pa.table({"id": [1, 2], "price": [1, None]}), required)
+    assert (error.column, error.row) == ("price", 1)
+
+
+def test_tombstones_carry_the_key_and_nothing_else() -> None:
+    rows = tombstones(pa.table({"id": [5, 6]}), ROWS)
+    assert rows.schema == ROWS
+    assert rows.to_pylist()[1] == {"id": 6, "name": None, "price": None, "vector": None, TOMBSTONE: True}
+
+
+def test_a_delete_takes_only_key_columns() -> None:
+    with pytest.raises(InvalidRows, match="'name'"):
+        tombstones(pa.table({"id": [5], "name": ["x"]}), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "named"),
+    [
+        (BASE, ["nmae"], "'name'"),
+        (BASE, ["name"], "not null"),
+        (BASE, ["id", "id"], "twice"),
+        (BASE, [], "no key"),
+        (pa.schema([pa.field("at", pa.timestamp("us"), nullable=False)]), ["at"], "timestamp"),
+        (pa.schema([pa.field("day", pa.date32(), nullable=False)]), ["day"], "date32"),
+        (pa.schema([pa.field("id", pa.int8(), nullable=False), (TOMBSTONE, pa.bool_())]), ["id"], "reserved"),
+    ],
+)
+def test_unusable_keys_are_refused(base: pa.Schema, key: list[str], named: str) -> None:
+    with pytest.raises(InvalidRows, match=named):
+        row_schema(base, key)
+
+
+def test_key_columns_come_from_the_field_metadata_in_their_order() -> None:
+    marked = {"lance-schema:unenforced-primary-key": "true"}
+    first = {**marked, "lance-schema:unenforced-primary-key:position": "1"}
+    second = {**marked, "lance-schema:unenforced-primary-key:position": "2"}
+    schema = pa.schema(
+        [
+            pa.field("b", pa.int8(), metadata=second),
+            ("x", pa.int8()),
+            pa.field("a", pa.int8(), metadata=first),
+        ]
+    )
+    assert key_columns(schema) == ("a", "b")
+    assert key_columns(BASE) == ()
+
+
+def test_empty_rows_are_fine() -> None:
+    rows = with_tombstone(pa.table({"id": pa.array([], pa.int32())}), ROWS)
+    assert rows.num_rows == 0
+    assert rows.schema == ROWS
+
+
+def test_dates_become_timestamps_and_numbers_do_not() -> None:
+    schema = row_schema(pa.schema([pa.field("id", pa.int8(), nullable=False), ("at", pa.timestamp("us"))]), ["id"])
+    rows = with_tombstone(pa.table({"id": [1], "at": [datetime.date(2024, 2, 29)]}), schema)
+    assert rows.column("at").to_pylist() == [datetime.datetime(2024, 2, 29)]  # noqa: DTZ001 - the column has no zone
+    with pytest.raises(InvalidRows, match="int64"):
+        with_tombstone(pa.table({"id": [1], "at": [5]}), schema)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.map_(pa.string(), pa.int64()),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.string_view(),
+        pa.month_day_nano_interval(),
+        pa.run_end_encoded(pa.int32(), pa.int64()),
+        pa.dense_union([pa.field("a", pa.int64())]),
+        pa.json_(),
+        pa.list_(pa.map_(pa.string(), pa.int64())),
+        pa.struct([pa.field("inner", pa.int64(), nullable=False)]),
+        pa.list_(pa.field("item", pa.float32(), nullable=False), 4),
+    ],
+    ids=str,
+)
+def test_a_type_that_lance_does_not_give_back_is_refused_by_name(kind: pa.DataType) -> None:
+    base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("odd", kind)])
+    with pytest.raises(InvalidRows, match="odd") as raised:
+        row_schema(base, ["id"])
+    assert raised.value.column == "odd" or str(raised.value.column).startswith("odd.")
+
+
+def test_lists_and_structs_of_nullable_fields_are_columns_like_others() -> None:
+    odd = pa.struct([pa.field("a", pa.list_(pa.float16(), 3)), pa.field("b", pa.list_(pa.decimal128(9, 2)))])
+    base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("nested", odd)])
+    assert row_schema(base, ["id"]).field("nested").type == odd

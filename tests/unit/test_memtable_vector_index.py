@@ -1,0 +1,280 @@
+"""Vector search: exact distances as Lance counts them, recall on real embeddings, bad input."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, vector_index, with_tombstone
+
+WIDTH = 8
+
+PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
+
+
+@pytest.fixture(scope="module")
+def real_packages() -> pa.Table:
+    """The 4,000 Debian packages of the quickstart, before their updates."""
+    return pa.concat_tables(pq.read_table(file) for file in sorted(PACKAGES.glob("01-packages-*.parquet")))
+
+
+@pytest.fixture
+def all_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a memtable of a million rows, whose rows are nearly all in the quantiser: none waits, none is skipped."""
+    monkeypatch.setattr(vector_index, "WAITING_PER_TRAIN_ROW", 0)
+    monkeypatch.setattr(vector_index, "ADD_BLOCK", 1 << 30)
+    monkeypatch.setattr(vector_index, "EXACT_ROWS", 0)
+
+
+def filled(vectors: Any, width: int = WIDTH, batch: int = 500, **parameters: Any) -> MemTable:
+    base = pa.schema([pa.field("id", pa.int64(), nullable=False), ("vector", pa.list_(pa.float32(), width))])
+    schema = row_schema(base, ["id"])
+    table = MemTable(schema, ["id"], [IndexSpec("vector", "ivf_pq", parameters)], 1)
+    column = pa.array(list(vectors), pa.list_(pa.float32(), width))
+    for at in range(0, len(column), batch):
+        put(table, column.slice(at, batch), at)
+    return table
+
+
+def put(table: MemTable, vectors: Any, first: int) -> None:
+    """Rows first, first+1, ... with these vectors."""
+    column = pa.array(list(vectors), table.schema.field("vector").type) if isinstance(vectors, np.ndarray) else vectors
+    rows = pa.table({"id": np.arange(first, first + len(column)), "vector": column})
+    table.apply(with_tombstone(rows, table.schema))
+
+
+def build(vectors: Any, width: int = WIDTH, batch: int = 500, **parameters: Any) -> Snapshot:
+    return filled(vectors, width, batch, **parameters).snapshot()
+
+
+def exact(vectors: np.ndarray, query: np.ndarray, metric: str) -> np.ndarray:
+    if metric == "l2":
+        return ((vectors - query) ** 2).sum(axis=1)
+    if metric == "dot":
+        return 1 - vectors @ query
+    return 1 - vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
+
+
+@pytest.mark.usefixtures("share_indexed")
+@pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
+@pytest.mark.parametrize("train_rows", [64, 10_000])
+def test_distances_are_exact_and_ascending_before_and_after_training(metric: str, train_rows: int) -> None:
+    generator = np.random.default_rng(1)
+    vectors = generator.standard_normal((3_000, WIDTH)).astype(np.float32)
+    snapshot = build(vectors, metric=metric, train_rows=train_rows)
+    for query in generator.standard_normal((20, WIDTH)).astype(np.float32):
+        rows, distances = snapshot.search("vector", query, 10, snapshot.live())
+        true = exact(vectors, query, metric)
+        assert rows.dtype == np.int64
+        assert distances.dtype == np.float32
+        assert len(set(rows.tolist())) == 10
+        np.testing.assert_allclose(distances, true[rows], rtol=1e-4, atol=1e-5)
+        assert (np.diff(distances) >= 0).all()
+        if len(vectors) < vector_index.EXACT_ROWS:
+            assert set(rows.tolist()) == set(np.argsort(true, kind="stable")[:10].tolist())
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
+def test_distances_and_left_out_vectors_are_those_of_lance(tmp_path: Path, metric: str) -> None:
+    vectors = [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], None, [0.0, 2.0, 0.0], [-1.0, 0.0, 0.5]]
+    column = pa.array(vectors, pa.list_(pa.float32(), 3))
+    dataset = lance.write_dataset(pa.table({"id": range(5), "vector": column}), tmp_path / "t")
+    snapshot = build(vectors, width=3, metric=metric)
+    for query in ([1.0, 0.2, 0.0], [0.0, 0.0, 0.0]):
+        wanted = dataset.to_table(
+            nearest={"column": "vector", "q": np.array(query, np.float32), "k": 10, "metric": metric}
+        )
+        rows, distances = snapshot.search("vector", query, 10, snapshot.live())
+        found = dict(zip(rows.tolist(), distances.tolist(), strict=True))
+        truth = dict(zip(wanted["id"].to_pylist(), wanted["_distance"].to_pylist(), strict=True))
+        assert found == pytest.approx(truth)
+
+
+@pytest.fixture(params=["as it is", "all indexed"])
+def share_indexed(request: pytest.FixtureRequest) -> None:
+    if request.param == "all indexed":
+        request.getfixturevalue("all_indexed")
+
+
+@pytest.mark.usefixtures("share_indexed")
+def test_recall_on_real_embeddings(real_packages: pa.Table) -> None:
+    vectors = real_packages["embedding"].combine_chunks().flatten().to_numpy().reshape(real_packages.num_rows, -1)
+    snapshot = build(real_packages["embedding"].to_pylist(), width=384, batch=1_000, metric="cosine")
+    found = 0
+    queries = range(0, real_packages.num_rows, 20)
+    for query in queries:
+        rows, _ = snapshot.search("vector", vectors[query], 10, snapshot.live())
+        best = np.argsort(-(vectors @ vectors[query]), kind="stable")[:10]
+        found += len(set(rows.tolist()) & set(best.tolist()))
+    assert found / (10 * len(queries)) >= 0.98
+
+
+@pytest.mark.usefixtures("all_indexed")
+@pytest.mark.parametrize("share", [0.5, 0.02, 0.001])
+def test_a_mask_never_costs_results(share: float) -> None:
+    generator = np.random.default_rng(2)
+    vectors = generator.standard_normal((6_000, WIDTH)).astype(np.float32)
+    snapshot = build(vectors, batch=2_000, train_rows=256)
+    snapshot.search("vector", vectors[0], 1, snapshot.live())
+    # The rows left are far from the query, so that the nearest lists hold none of them.
+    distances = exact(vectors, vectors[0], "l2")
+    mask = distances >= np.quantile(distances, 1 - share)
+    rows, _ = snapshot.search("vector", vectors[0], 40, mask)
+    assert len(rows) == min(40, mask.sum())
+    assert mask[rows].all()
+
+
+@pytest.mark.usefixtures("all_indexed")
+def test_rows_put_after_the_snapshot_are_never_found() -> None:
+    generator = np.random.default_rng(3)
+    base = pa.schema([pa.field("id", pa.int64(), nullable=False), ("vector", pa.list_(pa.float32(), WIDTH))])
+    schema = row_schema(base, ["id"])
+    table = MemTable(schema, ["id"], [IndexSpec("vector", "ivf_pq", {"train_rows": 256})], 1)
+
+    def put(first: int, scale: float) -> None:
+        vectors = (generator.standard_normal((2_000, WIDTH)) * scale).tolist()
+        table.apply(with_tombstone(pa.table({"id": np.arange(first, first + 2_000), "vector": vectors}), schema))
+
+    put(0, 10.0)
+    before = table.snapshot()
+    put(2_000, 0.01)
+    query = np.zeros(WIDTH, dtype=np.float32)
+    assert (before.search("vector", query, 50, before.live())[0] < 2_000).all()
+    after = table.snapshot()
+    assert (after.search("vector", query, 50, after.live())[0] >= 2_000).all()
+    assert (before.search("vector", query, 50, before.live())[0] < 2_000).all()
+
+
+@pytest.mark.usefixtures("all_indexed")
+@pytest.mark.parametrize("width", [1, 3, 7, 12])
+def test_any_width_can_be_trained(width: int) -> None:
+    vectors = np.random.default_rng(4).standard_normal((1_500, width)).astype(np.float32)
+    snapshot = build(vectors, width=width, train_rows=100)
+    assert snapshot.search("vector", vectors[7], 1, snapshot.live())[0].tolist() == [7]
+
+
+@pytest.mark.usefixtures("all_indexed")
+@pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
+def test_equal_and_zero_vectors_do_no_harm(metric: str) -> None:
+    vectors = np.zeros((2_000, WIDTH), dtype=np.float32)
+    vectors[:1_500] = 1.0
+    snapshot = build(vectors, metric=metric, train_rows=64)
+    rows, distances = snapshot.search("vector", np.ones(WIDTH, dtype=np.float32), 5, snapshot.live())
+    assert rows.tolist() == [0, 1, 2, 3, 4] or metric != "l2"
+    assert len(rows) == 5
+    assert np.isfinite(distances).all()
+    assert (vectors[rows] == 1.0).all()
+
+
+@pytest.mark.usefixtures("all_indexed")
+def test_training_on_one_row_and_on_extreme_numbers_works() -> None:
+    vectors = [[1e18, -1e18], [1e-40, 0.0], [0.0, 1e-40]] * 600
+    snapshot = build(vectors, width=2, train_rows=1)
+    rows, distances = snapshot.search("vector", [0.0, 0.0], 3, snapshot.live())
+    assert len(rows) == 3
+    assert np.isfinite(distances).all()
+
+
+def test_a_put_never_trains_nor_encodes_however_many_rows_wait() -> None:
+    vectors = np.random.default_rng(6).standard_normal((5_000, WIDTH)).astype(np.float32)
+    table = filled(vectors, train_rows=64)
+    waiting = table.usage()["vector"]
+    assert waiting == filled(vectors, train_rows=1_000_000).usage()["vector"]  # vectors and flags: no code, no codebook
+    snapshot = table.snapshot()
+    sizes = [waiting]
+    for row, query in enumerate(vectors[:20]):
+        assert snapshot.search("vector", query, 5, snapshot.live())[0][0] == row
+        sizes.append(table.usage()["vector"])
+    blocks = np.diff(sizes)
+    assert blocks[0] > blocks[1] > 0  # the first search trains, too
+    # 5,000 rows: nine blocks of 512 leave 392 waiting, fewer than the 8 x 64 which are searched exactly.
+    assert (blocks > 0).sum() == 9
+    assert set(blocks[1:9].tolist()) == {512 * (1 + 8)}
+
+
+def test_searches_of_many_threads_while_rows_are_put_and_indexed() -> None:
+    vectors = np.random.default_rng(7).standard_normal((30_000, WIDTH)).astype(np.float32)
+    table = filled(vectors[:0], train_rows=64)
+    written = threading.Event()
+    failures: list[BaseException] = []
+
+    def read(reader: int) -> None:
+        try:
+            done = 0
+            while not written.is_set() or done < 60:
+                snapshot = table.snapshot()
+                rows, distances = snapshot.search("vector", vectors[done + reader], 5, snapshot.live())
+                assert len(rows) == min(5, snapshot.n)
+                assert (rows < snapshot.n).all()
+                assert len(set(rows.tolist())) == len(rows)
+                np.testing.assert_allclose(distances, exact(vectors[rows], vectors[done + reader], "l2"), rtol=1e-4)
+                done += 1
+        except BaseException as failure:  # noqa: BLE001 - handed to the test
+            failures.append(failure)
+
+    threads = [threading.Thread(target=read, args=(reader,)) for reader in range(3)]
+    for thread in threads:
+        thread.start()
+    for at in range(0, len(vectors), 500):
+        put(table, vectors[at : at + 500], at)
+    written.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert table.usage()["vector"] > filled(vectors, train_rows=64).usage()["vector"]  # codes were added
+
+
+def test_null_vectors_do_not_stop_the_indexing() -> None:
+    vectors = np.random.default_rng(8).standard_normal((6_000, WIDTH)).astype(np.float32)
+    column = [None if at < 2_000 else vector for at, vector in enumerate(vectors.tolist())]
+    table = filled(column, train_rows=64)
+    snapshot = table.snapshot()
+    for query in vectors[2_000:2_020]:
+        assert snapshot.search("vector", query, 1, snapshot.live())[0] >= 2_000
+    assert table.usage()["vector"] > filled(column, train_rows=64).usage()["vector"] + 3_000 * (1 + 8)
+
+
+def test_a_query_may_be_a_strided_view() -> None:
+    vectors = np.random.default_rng(9).standard_normal((100, WIDTH)).astype(np.float32)
+    snapshot = build(vectors)
+    strided = np.repeat(vectors[42], 2)[::2]
+    assert snapshot.search("vector", strided, 1, snapshot.live())[0].tolist() == [42]
+
+
+@pytest.mark.usefixtures("all_indexed")
+def test_the_same_puts_and_searches_give_the_same_answers() -> None:
+    vectors = np.random.default_rng(5).standard_normal((3_000, 32)).astype(np.float32)
+    answers = []
+    for _ in range(2):
+        snapshot = build(vectors, width=32, train_rows=512)
+        answers.append([snapshot.search("vector", vectors[i], 10, snapshot.live()) for i in range(0, 3_000, 300)])
+    for (rows, distances), (rows_again, distances_again) in zip(*answers, strict=True):
+        assert rows.tolist() == rows_again.tolist()
+        assert distances.tolist() == distances_again.tolist()
+
+
+@pytest.mark.parametrize(
+    "query", [[1.0], [[1.0] * WIDTH], [float("nan")] * WIDTH, [float("inf")] * WIDTH, [1e300] * WIDTH, "text"]
+)
+def test_a_bad_query_is_refused(query: Any) -> None:
+    snapshot = build(np.ones((3, WIDTH)))
+    with pytest.raises(InvalidRows, match="'vector'"):
+        snapshot.search("vector", query, 1, snapshot.live())
+
+
+def test_a_column_without_index_is_refused_with_the_remedy() -> None:
+    snapshot = build(np.ones((3, WIDTH)))
+    with pytest.raises(InvalidRows, match="no ivf_pq index"):
+        snapshot.search("id", [1.0], 1, snapshot.live())
+    with pytest.raises(InvalidRows, match="'vector'"):
+        snapshot.search("vectro", [1.0], 1, snapshot.live())
+
+
+def test_k_of_zero_gives_nothing() -> None:
+    snapshot = build(np.ones((3, WIDTH)))
+    assert len(snapshot.search("vector", np.ones(WIDTH), 0, snapshot.live())[0]) == 0

@@ -1,0 +1,258 @@
+"""Filters: the same rows as Lance's own filter, with and without an index, one-line errors for bad ones."""
+
+import datetime
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+
+DATA = pa.table(
+    {
+        "id": [1, 2, 3, 4, 5],
+        "Name": ["a", "b", None, "Name", "it's"],
+        "my col": [1.5, float("nan"), None, -0.0, 0.0],
+        "s": ["10", "2", "%x", "id", ""],
+        "ts": pa.array([0, 1, 2, None, 10**12], pa.timestamp("us")),
+        "d": pa.array([0, 1, 2, None, -1], pa.date32()),
+        "b": [True, False, None, True, False],
+        "bin": [b"a", b"b", None, b"", b"ab"],
+        "f": pa.array([0.1, 0.2, None, -0.5, 0.1], pa.float32()),
+        "date": [1, 2, 3, 4, 5],
+        "l": [["a"], ["b", "c"], None, [], ["a"]],
+        "st": [{"X": 1, "y": "a"}, {"X": 2, "y": None}, None, {"X": None, "y": "b"}, {"X": 5, "y": "e"}],
+    }
+)
+INDEXED = ("Name", "my col", "s", "ts", "d", "f")
+
+SAME = """
+Name = 'a' | name = 'a' | `Name` = 'a' | "Name" = 'Name' | s = "10" | 'a' = Name | Name = 'it''s'
+Name != 'a' | `my col` > 1 | `my col` = 0 | `my col` = -0.0 | `my col` >= 0 | `my col` < 2
+"my col" is null | isnan(`my col`) | `my col` IN (1.5, 2) | `my col` <> 0 | `my col` between 0 and 2
+id = 1 | ID = 1 | id==1 | id <> 1 | id != 1 | 1 < id | -1 < id | id = -1 | id IN (1, 2)
+id NOT IN (1, 2) | id = NULL | id BETWEEN 2 AND 4 | id NOT BETWEEN 2 AND 4 | id between 3 and 1
+id >= 2 and id < 4 and s like '%' | (id > 1) and (id < 4) | id % 2 = 0 | id = 1 -- a comment
+id /* another */ > 2 | id > 1 OR Name = 'a' | NOT (id = 1 OR Name = 'b') | 1 = 1 | true | Name IS NULL
+Name IS NOT NULL | Name LIKE 'N%' | Name ILIKE 'n%' | s LIKE '\\%%' | s not like '1%' | Name = ''
+Name between 'a' and 'b' | Name > 'N' and Name < 'b' | Name in ('a', null) | s > 'Ω' | s = ''
+length(Name) = 1 | LENGTH(s) + id > 3 | upper(Name) = 'A' | lower(`Name`) like 'n%' | starts_with(s, '1')
+abs(id) = 1 | regexp_match(s, '^1') | regexp_like(s, '^1') | concat(s, Name) = '10a' | s || 'x' = '10x'
+coalesce(Name, 'z') = 'z' | d = date '1970-01-02' | d > date '1970-01-01' and d <= date '1970-01-03'
+d > cast('1970-01-01' as date) | d is null | ts > timestamp '1970-01-01 00:00:00'
+ts >= timestamp '1970-01-01 00:00:00.000002' | ts > date '1970-01-02' | date = 2
+DATE > 1 AND d = date '1970-01-02' | b | NOT b | b = true | b IS TRUE | bin = X'61' | bin > X'61' | f = 0.1
+f > 0.1 | f >= 0.1 | f < 0 | f in (0.1, 0.2) | f not in (0.1) | f between 0.1 and 0.2 | 0.1 < f | f = -.5
+f = 0.1 OR id = 4 | NOT f = 0.1 | not (f = 0.1 or f = 0.2) and id > 0 | f + 0.1 = 0.2
+f = 0.2 and not f = 0.1 | f > -1 | array_has(l, 'a') | st.X = 1 | st.y = 'a' | id is distinct from 1
+id::int = 1 | id in (1, 2) or name is null
+"""
+
+REFUSED = [
+    "",
+    "id =",
+    "id = 1 AND",
+    "id = 1 AND (",
+    "nosuch = 1",
+    "`nosuch` = 1",
+    "`My Col` > 1",
+    "id + 1",
+    "id",
+    "'text'",
+    "id = 1; drop table t",
+    "id / 0 > 1",
+    "CAST(s AS int) > 1",
+    "s = 10",
+    "st.x = 1",
+    "_tombstone = false",
+    "sum(id) > 1",
+    "id in (select id from t)",
+    "Name = 'a",
+    "(" * 5_000 + "id = 1" + ")" * 5_000,
+    " or ".join(["id = 1"] * 5_000),
+    "`",
+    "\x00",
+]
+
+
+def build(data: pa.Table, indexed: tuple[str, ...] = ()) -> Snapshot:
+    schema = row_schema(pa.schema([f.with_nullable(f.name != "id") for f in data.schema]), ["id"])
+    table = MemTable(schema, ["id"], [IndexSpec(name, "btree") for name in indexed], 1)
+    table.apply(with_tombstone(data, schema))
+    return table.snapshot()
+
+
+def ids(snapshot: Snapshot, predicate: str) -> list[int]:
+    mask = snapshot.where(predicate, snapshot.live())
+    found: list[int] = snapshot.take(np.flatnonzero(mask), ["id"]).column("id").to_pylist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> lance.LanceDataset:
+    return lance.write_dataset(DATA, tmp_path_factory.mktemp("where") / "t")
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return build(DATA)
+
+
+@pytest.fixture
+def indexed(monkeypatch: pytest.MonkeyPatch) -> Snapshot:
+    """The same rows with every index, sorted whatever their number."""
+    monkeypatch.setattr("memtable.scalar_index.TAIL_ROWS", 0)
+    return build(DATA, INDEXED)
+
+
+@pytest.mark.parametrize("predicate", [p.strip() for line in SAME.strip().splitlines() for p in line.split(" | ")])
+def test_the_same_rows_as_lance(
+    dataset: lance.LanceDataset, snapshot: Snapshot, indexed: Snapshot, predicate: str
+) -> None:
+    wanted = dataset.to_table(filter=predicate)["id"].to_pylist()
+    assert ids(snapshot, predicate) == wanted
+    assert ids(indexed, predicate) == wanted
+
+
+@pytest.mark.parametrize("predicate", REFUSED)
+def test_a_bad_predicate_is_refused_on_one_line_that_names_it(snapshot: Snapshot, predicate: str) -> None:
+    with pytest.raises(InvalidRows) as caught:
+        snapshot.where(predicate, snapshot.live())
+    assert "\n" not in str(caught.value)
+    assert repr(predicate[:50]).strip("'\"") in str(caught.value)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_a_bad_predicate_is_refused_of_an_empty_table_too() -> None:
+    empty = build(DATA.slice(0, 0))
+    assert ids(empty, "id = 1") == []
+    with pytest.raises(InvalidRows, match="nosuch"):
+        empty.where("nosuch = 1", empty.live())
+
+
+def test_rows_outside_the_mask_are_neither_returned_nor_evaluated(snapshot: Snapshot) -> None:
+    mask = np.array([True, True, False, False, False])
+    assert snapshot.where("CAST(s AS int) > 1", mask).tolist() == [True, True, False, False, False]
+    assert snapshot.where("id > 1", mask).tolist() == [False, True, False, False, False]
+
+
+def test_old_versions_are_found_where_the_mask_asks_for_them() -> None:
+    schema = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())]), ["id"])
+    table = MemTable(schema, ["id"], [IndexSpec("v", "btree")], 1)
+    for version in range(3):
+        table.apply(with_tombstone(pa.table({"id": np.arange(20), "v": np.full(20, version)}), schema))
+    snapshot = table.snapshot()
+    every = np.ones(snapshot.n, dtype=bool)
+    assert np.flatnonzero(snapshot.where("id = 7", every)).tolist() == [7, 27, 47]
+    assert np.flatnonzero(snapshot.where("id >= 19", every)).tolist() == [19, 39, 59]
+    assert np.flatnonzero(snapshot.where("id = 7", snapshot.live())).tolist() == [47]
+    assert np.flatnonzero(snapshot.where("v = 0 and id = 7", snapshot.live())).tolist() == []
+
+
+def test_rows_put_after_a_snapshot_are_not_found_by_it() -> None:
+    schema = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())]), ["id"])
+    table = MemTable(schema, ["id"], [IndexSpec("v", "btree")], 1)
+    table.apply(with_tombstone(pa.table({"id": np.arange(100), "v": np.arange(100)}), schema))
+    before = table.snapshot()
+    table.apply(with_tombstone(pa.table({"id": np.arange(50, 150), "v": np.arange(50, 150) + 1_000}), schema))
+    assert before.where("id >= 95", before.live()).sum() == 5
+    assert before.where("v >= 95", before.live()).sum() == 5
+    after = table.snapshot()
+    assert after.where("id >= 95", after.live()).sum() == 55
+    assert after.where("v >= 1099 and v < 1101", after.live()).sum() == 2
+
+
+def test_one_text_means_what_each_schema_makes_of_it() -> None:
+    columns: list[tuple[Any, Any]] = [(pa.float32(), 0.1), (pa.float64(), 0.1), (pa.float64(), np.float32(0.1))]
+    found = []
+    for kind, value in columns * 2:
+        found.append(ids(build(pa.table({"id": [1], "v": pa.array([value], kind)}), ("v",)), "v = 0.1"))
+    assert found == [[1], [1], []] * 2
+    capital = build(pa.table({"id": [1, 2], "V": [0.1, 0.2]}))
+    assert ids(capital, "v = 0.1") == [1]
+
+
+def test_values_asked_for_are_found_in_sorted_and_unsorted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memtable.scalar_index.TAIL_ROWS", 50)
+    schema = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())]), ["id"])
+    table = MemTable(schema, ["id"], [IndexSpec("v", "btree")], 1)
+    for first in (0, 1_000, 1_010):
+        count = 1_000 if first == 0 else 10
+        rows = pa.table({"id": np.arange(first, first + count), "v": np.arange(first, first + count) % 1_000})
+        table.apply(with_tombstone(rows, schema))
+        snapshot = table.snapshot()
+        assert ids(snapshot, "v = 3") == [3, 1_003][: 1 + (first > 0)]
+        assert ids(snapshot, "v in (3, 15, 999)") == sorted(
+            row for row in range(first + count) if row % 1_000 in (3, 15, 999)
+        )
+        many = ", ".join(map(str, range(500)))
+        assert len(ids(snapshot, f"v in ({many})")) == 500 + max(0, first + count - 1_000)
+
+
+def test_a_column_name_with_backtick_and_quotes_can_be_asked() -> None:
+    snapshot = build(pa.table({"id": [1, 2], 'a`b"c': [10, 20]}))
+    assert ids(snapshot, 'id > 0 and `a``b"c` = 20') == [2]
+
+
+def test_a_long_in_list_is_answered() -> None:
+    snapshot = build(pa.table({"id": np.arange(3_000)}))
+    assert len(ids(snapshot, f"id in ({', '.join(map(str, range(0, 6_000, 2)))})")) == 1_500
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "i": st.integers(-5, 5),
+    "u": st.integers(0, 4),
+    "x": st.sampled_from([-1.5, -0.0, 0.0, 0.1, 2.0, float("nan"), float("inf"), -float("inf")]),
+    "h": st.sampled_from([-0.5, 0.1, 0.2, 1.0]),
+    "t": st.sampled_from(["", "a", "A", "ab", "b", "é", "🙂", "a'b"]),
+    "d": st.dates(datetime.date(1969, 12, 30), datetime.date(1970, 1, 3)),
+}
+KINDS = {
+    "i": pa.int64(),
+    "u": pa.uint8(),
+    "x": pa.float64(),
+    "h": pa.float32(),
+    "t": pa.string(),
+    "d": pa.date32(),
+}
+OPERATORS = st.sampled_from(["=", "<", "<=", ">", ">=", "<>"])
+
+
+def literal(value: Any) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return f"date '{value}'" if isinstance(value, datetime.date) else repr(value)
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> str:
+    name = draw(st.sampled_from(sorted(VALUES)))
+    finite = VALUES[name].filter(lambda value: not isinstance(value, float) or abs(value) < 100)
+    values = [literal(draw(finite)) for _ in range(2)]
+    shape = draw(st.sampled_from(["compare", "mirror", "between", "in", "null"]))
+    if shape == "compare":
+        return f"{name} {draw(OPERATORS)} {values[0]}"
+    if shape == "mirror":
+        return f"{values[0]} {draw(OPERATORS)} {name}"
+    if shape == "between":
+        return f"({name} BETWEEN {values[0]} AND {values[1]})"
+    return f"{name} IS NULL" if shape == "null" else f"{name} IN ({', '.join(values)})"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.fixed_dictionaries({n: st.none() | v for n, v in VALUES.items()}), min_size=1, max_size=30),
+    parts=st.lists(comparisons(), min_size=1, max_size=3),
+    joined=st.sampled_from([" AND ", " AND ", " OR "]),
+)
+def test_an_index_never_changes_an_answer(rows: list[dict[str, Any]], parts: list[str], joined: str) -> None:
+    columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in KINDS.items()}
+    data = pa.table({"id": np.arange(len(rows)), **columns})
+    predicate = joined.join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memtable.scalar_index.TAIL_ROWS", 0)
+        assert ids(build(data, tuple(KINDS)), predicate) == ids(build(data), predicate)
