@@ -1,0 +1,116 @@
+"""What the next commit takes from each region, agreed once for all committers.
+
+    {table}/_mem_wal/{region}/commits/{rev(first)}.json = {"first": 4, "last": 6}
+
+Two committers that see different numbers of SSTs would commit different ranges from the same start, and then
+a slow one could put an old row back after a newer tombstone was committed: Lance refuses a marker that is not
+above the recorded one, but accepts two overlapping ranges in ascending order. So the end of the range that
+starts at generation `first` is decided by a conditional create: the first committer proposes, everybody
+commits that range. With it the marker is a compare-and-swap: of any number of commits of one range exactly
+one is accepted. A commit that crashed between its two passes is repeated with the same range too.
+
+The objects are tiny and are never deleted by a commit: a committer asleep since before the plan was made
+could otherwise make another one for the same start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from wal import Clock, Corrupt, ObjectStore, RegionManifest, SsTable, WalOptions
+from wal.layout import parse_rev, region_prefix, rev
+from wal.slot import settle
+
+_KEY = re.compile(r"_mem_wal/(?P<region>[0-9a-f-]{36})/commits/(?P<rev>[01]{64})\.json")
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """SSTs of one region to commit together: contiguous generations, ascending, at least one."""
+
+    region: UUID
+    ssts: tuple[SsTable, ...]
+
+    @property
+    def first(self) -> int:
+        """Lowest generation."""
+        return self.ssts[0].generation
+
+    @property
+    def last(self) -> int:
+        """Highest generation: the progress marker of the commit."""
+        return self.ssts[-1].generation
+
+
+class PlanBehind(Exception):
+    """Another committer agreed on SSTs that our manifest does not show yet: read again. Never leaves this
+    package.
+    """
+
+
+def plan_key(region: UUID, first: int) -> str:
+    """Key of the plan of the range that starts at generation `first`."""
+    return f"{region_prefix(region)}commits/{rev(first)}.json"
+
+
+def parse_plan_key(key: str) -> tuple[UUID, int] | None:
+    """Region and first generation of a plan's key; None where `key` is no such key."""
+    found = _KEY.fullmatch(key)
+    return (UUID(found["region"]), parse_rev(found["rev"])) if found else None
+
+
+def uncommitted(manifests: Sequence[RegionManifest], committed: Mapping[UUID, int]) -> list[RegionPlan]:
+    """Per region everything above what is committed. Pure.
+
+    `committed` must be read *after* the manifests: a committer beside us prunes them only after its commit.
+    Raises Corrupt where generations are missing between the two.
+    """
+    plans = []
+    for manifest in manifests:
+        done = committed.get(manifest.region_id, 0)
+        ssts = tuple(sst for sst in manifest.ssts if sst.generation > done)
+        if ssts:
+            _check_contiguous(manifest, ssts, done)
+            plans.append(RegionPlan(manifest.region_id, ssts))
+    return plans
+
+
+def agree(store: ObjectStore, plan: RegionPlan, *, clock: Clock) -> RegionPlan:
+    """The range every committer commits from `plan.first`: ours where we are the first to say so.
+
+    Raises PlanBehind; Corrupt where the stored plan cannot be read; OutcomeUnknown, StoreUnavailable,
+    StoreRefused (harmless: agree again).
+    """
+    key = plan_key(plan.region, plan.first)
+    proposal = json.dumps({"first": plan.first, "last": plan.last}).encode()
+    taken = settle(store, key, proposal, clock=clock, options=WalOptions())
+    if taken is None:
+        return plan
+    last = _agreed_last(key, plan.first, taken)
+    if last > plan.last:
+        raise PlanBehind(f"{key}: generations up to {last} are planned, our manifest shows {plan.last}")
+    return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last))
+
+
+def _agreed_last(key: str, first: int, data: bytes) -> int:
+    try:
+        stored = json.loads(data)
+        if stored["first"] == first and stored["last"] >= first:
+            return int(stored["last"])
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise Corrupt(f"{key}: {data[:80]!r} is no commit plan from generation {first}; restore it from a backup")
+
+
+def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: int) -> None:
+    found = [sst.generation for sst in ssts]
+    wanted = list(range(done + 1, done + 1 + len(found)))
+    if found != wanted:
+        raise Corrupt(
+            f"region {manifest.region_id}: generation {done} is committed, published next are {found}, "
+            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup"
+        )

@@ -1,0 +1,46 @@
+"""Errors of flushing and committing.
+
+Each is one line: what is wrong, with the numbers and names, and how to mend it. What a caller must do differs
+per class, so callers match on the class and never on the text. `wal.errors.Corrupt` is raised from here too,
+where what is on storage contradicts the protocol (a published SST that is missing, a gap in the generations).
+"""
+
+from __future__ import annotations
+
+
+class FlushError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class NotALanceTable(FlushError):
+    """The path holds nothing, or something that is no Lance table. Correct the path."""
+
+
+class TableExists(FlushError):
+    """A table is already there; open it instead of creating it."""
+
+
+class NotInitialised(FlushError):
+    """A Lance table, but not set up for ingestion by us: `memwal init` sets it up."""
+
+
+class UnsupportedTable(FlushError):
+    """A Lance table this version cannot ingest into; the message says why and what to do."""
+
+
+class SstInvalid(FlushError):
+    """An SST does not hold what was written; it was not published. The flush may be tried again."""
+
+
+class FlushOutOfOrder(FlushError):
+    """A generation was flushed before the one below it, or twice: a fault of the caller, nothing was
+    published.
+    """
+
+
+class CommitConflict(FlushError):
+    """Others kept committing to the base table; nothing is lost, commit again."""
+
+
+class CountMismatch(FlushError):
+    """The base table did not change by the rows that were committed: it holds a key twice. Stop and look."""

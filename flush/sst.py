@@ -1,0 +1,158 @@
+"""Writing and reading one SST: an immutable Lance dataset with the newest row of each key of one memtable.
+
+    {table}/_mem_wal/{region}/{8 hex}_gen_{generation}/
+        _versions/  _transactions/  data/{one file}        a Lance dataset of one fragment, in the row schema
+        bloom_filter.bin                                   flush.bloom
+        _pk_index/page_data.lance, page_lookup.lance       flush.key_sidecar
+
+Superseded rows are left out instead of being masked by a deletion vector: no reader can see them either way,
+and row offsets, sidecar and row count are then the same thing. Tombstones are rows like any other. Nothing
+here makes an SST visible; see flush.flusher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from flush.bloom import BLOOM_NAME, bloom_bytes
+from flush.durability import sync_tree
+from flush.errors import SstInvalid
+from flush.key_sidecar import sidecar_rows, write_key_sidecar
+from memtable import TOMBSTONE, Snapshot
+from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
+from wal.layout import sst_key, sst_name
+
+_ONE_FILE = 2**62
+"""Rows and bytes above any memtable: an SST has exactly one fragment."""
+
+
+def write_sst(
+    store: ObjectStore,
+    region_id: UUID,
+    snapshot: Snapshot,
+    *,
+    generation: int,
+    key: Sequence[str],
+    storage_version: str | None,
+    ids: Ids,
+) -> SsTable:
+    """Write and verify the SST of a frozen memtable under a fresh random name; nothing refers to it yet.
+
+    `snapshot` holds at least one row. `storage_version`: the base table's ("2.1"). Thread safety: any thread.
+    Durability. Survives a power cut once it returns.
+    Raises SstInvalid where what was written does not read back; OSError, StoreUnavailable, StoreRefused of
+    storage.
+    """
+    rows = newest_rows(snapshot)
+    keys = rows.select(list(key))
+    sst = SsTable(generation, sst_name(ids.token(), generation), rows.nbytes, rows.num_rows, keys.nbytes)
+    directory = store.url(sst_key(region_id, sst.path))
+    try:
+        _write_data(rows, directory, storage_version, store)
+        _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), bloom_bytes(keys))
+        write_key_sidecar(directory, keys, key, store.storage_options)
+        sync_tree(directory)
+        verify(store, region_id, sst)
+    except BaseException:
+        discard(store, region_id, sst)
+        raise
+    return sst
+
+
+def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
+    """Remove the objects of an SST that was never published, as far as storage lets us: a flush that is tried again
+    writes another one, and the leftovers would fill the disk that it waits for.
+    """
+    with suppress(WalError):
+        for key in store.list(sst_key(region_id, sst.path)):
+            store.delete(key)
+
+
+def newest_rows(snapshot: Snapshot) -> pa.Table:
+    """The newest row of each key, tombstones included, in order of arrival, in the row schema."""
+    return snapshot.take(np.flatnonzero(snapshot.newest()).astype(np.int64), snapshot.schema.names)
+
+
+def verify(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
+    """Check that data, bloom filter and sidecar exist and hold the rows the entry `sst` promises. Raises
+    SstInvalid.
+    """
+    directory = sst_key(region_id, sst.path)
+    try:
+        found = lance.dataset(store.url(directory), storage_options=store.storage_options)
+        fragments = len(found.get_fragments())
+        rows = found.to_table(columns=[TOMBSTONE]).num_rows  # read, not counted from the manifest
+        indexed = sidecar_rows(store.url(directory), store.storage_options)
+    except (OSError, ValueError) as error:
+        raise SstInvalid(f"{directory}: cannot be read back: {_first_line(error)}; flush again") from error
+    bloom = len(store.get(sst_key(region_id, sst.path, BLOOM_NAME)) or b"")
+    wanted = sst.physical_rows
+    if fragments != 1 or rows != wanted or indexed != wanted or not bloom or bloom % 32:
+        raise SstInvalid(
+            f"{directory}: {fragments} fragments, {rows} rows, {indexed} rows in the sidecar, {bloom} bytes "
+            f"of bloom filter; expected 1 fragment and {wanted} rows; flush again"
+        )
+
+
+def read_sst(store: ObjectStore, region_id: UUID, sst: SsTable, columns: Sequence[str] | None = None) -> pa.Table:
+    """The SST's rows in order of arrival, tombstones included; `columns` None for the whole row schema.
+
+    Schema metadata is left out. SSTs of Lance's own writer, which hide superseded rows behind a deletion
+    vector, are read too. A column that was added to the base table after the SST was written is null, of Arrow's
+    null type, as Lance has it. Raises Corrupt where the SST is missing, unreadable or short of rows; OSError of
+    storage.
+    """
+    directory = sst_key(region_id, sst.path)
+    try:
+        found = lance.dataset(store.url(directory), storage_options=store.storage_options)
+        physical = sum(fragment.physical_rows for fragment in found.get_fragments())
+        wanted = found.schema.names if columns is None else list(columns)
+        rows = found.to_table(columns=[name for name in wanted if name in found.schema.names])
+    except ValueError as error:
+        raise Corrupt(
+            f"{directory}: published as generation {sst.generation}, cannot be read ({_first_line(error)}); "
+            "restore the directory from a backup"
+        ) from error
+    if sst.physical_rows is not None and physical != sst.physical_rows:
+        raise Corrupt(
+            f"{directory}: holds {physical} rows, the manifest says {sst.physical_rows}; "
+            "restore the directory from a backup"
+        )
+    for place, name in enumerate(wanted):
+        if name not in rows.column_names:
+            rows = rows.add_column(place, name, pa.nulls(rows.num_rows))
+    return rows.replace_schema_metadata(None)
+
+
+def _write_data(rows: pa.Table, directory: str, storage_version: str | None, store: ObjectStore) -> None:
+    version: Any = storage_version  # any string here, a list of literals there
+    lance.write_dataset(
+        rows,
+        directory,
+        schema=rows.schema,
+        mode="create",
+        max_rows_per_file=_ONE_FILE,
+        max_bytes_per_file=_ONE_FILE,
+        data_storage_version=version,
+        storage_options=store.storage_options,
+    )
+
+
+def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:
+    """The directory's name is fresh and random, so the key is ours: another outcome than CREATED is storage's
+    fault.
+    """
+    outcome = store.put_if_absent(key, data)
+    if outcome is not PutOutcome.CREATED:
+        raise StoreUnavailable(f"{key}: {outcome.value}; the SST was not published, flush again")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

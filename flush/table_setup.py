@@ -1,0 +1,112 @@
+"""Creating a base table, or setting up a Lance table that is there, so that any crash leaves a step to
+repeat.
+
+ 1. The dataset, empty, with key and set-up in its schema: one version, so a table without set-up is not ours.
+    A table that is there gets them by metadata edits.
+ 2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.index_catchup.
+ 3. Lance's MemWAL index, last: where it exists the set-up is complete.
+
+The set-up is schema metadata of the base table:
+
+    memwal:table      random id of the table, 32 hex digits: another table at the same path has another one
+    memwal:regions    number of buckets, decimal
+    memwal:indexes    JSON list of {"column", "kind", "parameters"}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from flush.errors import UnsupportedTable
+from memtable import IndexSpec
+from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION
+from wal import ObjectStore, SystemIds, regions
+
+TABLE, REGIONS, INDEXES = b"memwal:table", b"memwal:regions", b"memwal:indexes"
+_LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
+"""What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
+
+
+def setup_metadata(buckets: int, indexes: Sequence[IndexSpec]) -> dict[str, str]:
+    """The set-up of a new table as schema metadata."""
+    listed = [{"column": s.column, "kind": s.kind, "parameters": dict(s.parameters)} for s in indexes]
+    return {
+        TABLE.decode(): SystemIds().entry_id(),
+        REGIONS.decode(): str(buckets),
+        INDEXES.decode(): json.dumps(listed),
+    }
+
+
+def read_setup(metadata: Mapping[bytes, bytes]) -> tuple[int, tuple[IndexSpec, ...]]:
+    """Buckets and index specs from schema metadata. Raises UnsupportedTable where unreadable."""
+    try:
+        listed = json.loads(metadata.get(INDEXES, b"[]"))
+        return int(metadata[REGIONS]), tuple(IndexSpec(**each) for each in listed)
+    except (ValueError, TypeError) as error:
+        raise UnsupportedTable(
+            f"the table's schema metadata {REGIONS.decode()}, {INDEXES.decode()} cannot be read ({error}); "
+            "open it with the version of memwal that created it"
+        ) from error
+
+
+def key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:
+    """Field metadata of the key column `name`; the position says the key's order where there is more than one
+    column.
+    """
+    position = {PRIMARY_KEY_POSITION: str(key.index(name) + 1).encode()} if len(key) > 1 else {}
+    return {PRIMARY_KEY: b"true", **position}
+
+
+def keyed_schema(schema: pa.Schema, key: Sequence[str], metadata: Mapping[str, str]) -> pa.Schema:
+    """`schema` with its key declared as Lance's (unenforced) primary key, not null."""
+
+    def keyed(field: pa.Field) -> pa.Field:
+        if field.name not in key:
+            return field
+        return field.with_nullable(False).with_metadata({**(field.metadata or {}), **key_metadata(key, field.name)})
+
+    return pa.schema([keyed(field) for field in schema], metadata=dict(metadata))
+
+
+def is_vacant(store: ObjectStore) -> bool:
+    """Whether nothing that counts is at the table's path, so that a table may be created there."""
+    root = Path(store.url(""))
+    if root.is_dir() and {each.name for each in root.iterdir()} - _LEFTOVERS:
+        return False
+    return not store.list("_versions/") and not regions(store)
+
+
+def declare(dataset: lance.LanceDataset, key: Sequence[str], buckets: int, indexes: Sequence[IndexSpec]) -> None:
+    """Step 1 for a table that is there: not null and primary-key metadata on the key, then the set-up."""
+    nullable = [name for name in key if dataset.schema.field(name).nullable]
+    if nullable:
+        alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]
+        dataset.alter_columns(*alterations)
+    dataset.update_field_metadata(
+        {name: {k.decode(): v.decode() for k, v in key_metadata(key, name).items()} for name in key}
+    )
+    dataset.update_schema_metadata(dict(setup_metadata(buckets, indexes)))
+
+
+def complete(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
+    """Steps 2 and 3, whatever of them is left to do."""
+    create_scalar_indexes(dataset, indexes)
+    if dataset.mem_wal_index_details() is None:
+        # No sharding spec, so that nobody routes rows of Lance's own writer into our regions; and no index is
+        # promised inside SSTs, which readers would otherwise look for.
+        dataset.initialize_mem_wal(maintained_indexes=[])
+
+
+def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
+    """Create the B-tree and full-text indexes that are missing; they work on an empty table."""
+    present = {index.name for index in dataset.describe_indices()}
+    kinds: dict[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
+    for spec in indexes:
+        if spec.kind in kinds and spec.name not in present:
+            dataset.create_scalar_index(spec.column, kinds[spec.kind], name=spec.name, **spec.parameters)

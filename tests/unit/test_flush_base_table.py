@@ -1,0 +1,222 @@
+"""Creating, finding, adopting and describing the base table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance.mem_wal import CompactedSsTable
+
+from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable
+from memtable import IndexSpec, InvalidRows
+from wal import Corrupt, bucket_region
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("name", pa.string(), metadata={"about": "words"}),
+        pa.field("vector", pa.list_(pa.float32(), 4)),
+        pa.field("price", pa.int32()),
+        pa.field("day", pa.date32()),
+    ],
+    metadata={"pandas": "noise"},
+)
+INDEXES = [
+    IndexSpec("price", "btree"),
+    IndexSpec("name", "fts", {"with_position": True}),
+    IndexSpec("vector", "ivf_pq", {"metric": "cosine"}),
+]
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def create(uri: str, buckets: int = 2) -> BaseTable:
+    return BaseTable.create(uri, SCHEMA, ["id"], buckets, INDEXES)
+
+
+def test_a_created_table_is_found_as_it_was_created(uri: str) -> None:
+    create(uri)
+    base = BaseTable.open(uri)
+    assert (base.key, base.buckets, base.indexes, dict(base.committed)) == (("id",), 2, tuple(INDEXES), {})
+    assert base.schema.names == SCHEMA.names
+    assert not base.schema.field("id").nullable
+    assert base.schema.field("name").metadata == {b"about": b"words"}
+    assert not base.schema.metadata
+    assert {each.name for each in base.dataset.describe_indices()} >= {"price_idx", "name_idx"}
+
+
+def test_a_composite_key_keeps_its_order(uri: str) -> None:
+    assert BaseTable.create(uri, SCHEMA, ["name", "id"], 2, []).key == ("name", "id")
+
+
+def test_no_sharding_spec_is_published(uri: str) -> None:
+    details = create(uri).dataset.mem_wal_index_details()
+    assert details is not None
+    assert (details["sharding_specs"], details["maintained_indexes"]) == ([], [])
+
+
+def test_nothing_is_there(uri: str) -> None:
+    assert BaseTable.find(uri) is None
+    with pytest.raises(NotALanceTable, match="no Lance table is there"):
+        BaseTable.open(uri)
+
+
+def test_something_else_is_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for action in (BaseTable.find, BaseTable.open, create):
+        with pytest.raises(NotALanceTable, match=str(tmp_path)):
+            action(str(tmp_path))
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_table_is_never_created_over_another(uri: str) -> None:
+    create(uri)
+    with pytest.raises(TableExists, match="a Lance table is there already"):
+        create(uri)
+
+
+def test_no_such_version(uri: str) -> None:
+    create(uri)
+    with pytest.raises(NotALanceTable, match="version 99"):
+        BaseTable.open(uri, version=99)
+
+
+@pytest.mark.parametrize(
+    ("key", "buckets", "indexes", "says"),
+    [
+        (["nope"], 2, [], "nope"),
+        (["id", "id"], 2, [], "twice"),
+        (["vector"], 2, [], "vector"),
+        (["day"], 2, [], "key column 'day' has the type date32"),
+        (["id"], 0, [], "regions.count = 0"),
+        (["id"], 2, [IndexSpec("price", "fts")], "price"),
+    ],
+)
+def test_a_bad_definition_writes_nothing(
+    uri: str, key: list[str], buckets: int, indexes: list[IndexSpec], says: str
+) -> None:
+    with pytest.raises(InvalidRows, match=says):
+        BaseTable.create(uri, SCHEMA, key, buckets, indexes)
+    assert not Path(uri).exists()
+
+
+def test_a_creation_that_crashed_is_completed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as crashing:
+        crashing.setattr(lance.LanceDataset, "initialize_mem_wal", _crash)
+        with pytest.raises(KeyboardInterrupt):
+            create(uri)
+    with pytest.raises(NotInitialised, match="memwal init"):
+        BaseTable.open(uri)
+    base = BaseTable.find(uri)
+    assert base is not None
+    assert base.indexes == tuple(INDEXES)
+
+
+def _crash(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_plain_lance_table_is_adopted_with_its_rows(uri: str) -> None:
+    lance.write_dataset(pa.table({"id": [1, 2], "text": ["a", "b"]}), uri)
+    with pytest.raises(NotInitialised, match="memwal init"):
+        BaseTable.open(uri)
+    base = BaseTable.adopt(uri, ["id"], 3, [IndexSpec("text", "fts")])
+    assert (base.key, base.buckets, base.dataset.count_rows()) == (("id",), 3, 2)
+    assert BaseTable.adopt(uri, ["id"], 3, []).version == base.version
+
+
+def test_a_table_that_repeats_a_key_is_not_adopted(uri: str) -> None:
+    lance.write_dataset(pa.table({"id": [1, 2, 1]}), uri)
+    with pytest.raises(InvalidRows, match="1 of 3 rows repeat a key of id"):
+        BaseTable.adopt(uri, ["id"], 2, [])
+    assert lance.dataset(uri).version == 1
+
+
+def test_field_ids_with_gaps_are_refused(uri: str) -> None:
+    dataset = lance.write_dataset(pa.table({"id": [1], "gone": [1], "kept": [1]}), uri)
+    dataset.drop_columns(["gone"])
+    with pytest.raises(UnsupportedTable, match=r"field ids \[0, 2\] have gaps"):
+        BaseTable.adopt(uri, ["id"], 2, [])
+
+
+def test_a_table_of_lances_own_writer_is_refused(uri: str) -> None:
+    lance.write_dataset(pa.table({"id": [1]}), uri).initialize_mem_wal(bucket_column="id", num_buckets=2)
+    for action in (BaseTable.open, BaseTable.find):
+        with pytest.raises(UnsupportedTable, match="arrow WAL format"):
+            action(uri)
+
+
+def test_progress_is_that_of_the_version_opened(uri: str) -> None:
+    base = create(uri)
+    before = base.version
+    rows = pa.table({name: [] for name in base.schema.names}, schema=base.schema)
+    for generation in (1, 4):
+        done = [CompactedSsTable(str(bucket_region(b)), generation + b) for b in range(2)]
+        merge = lance.dataset(uri).merge_insert("id").when_not_matched_insert_all().use_index(False)
+        merge.mark_sstables_as_compacted(done).execute(rows)
+    assert dict(BaseTable.open(uri, version=before).committed) == {}
+    assert dict(BaseTable.open(uri, version=before + 1).committed) == {
+        bucket_region(0): 1,
+        bucket_region(1): 2,
+    }
+    assert dict(base.latest().committed) == {bucket_region(0): 4, bucket_region(1): 5}
+    assert dict(base.committed) == {}
+
+
+def test_latest_is_the_same_view_until_something_changes(uri: str) -> None:
+    base = create(uri)
+    assert base.latest() is base
+    lance.dataset(uri).update_config({"a": "b"})
+    assert base.latest().version == base.version + 1
+
+
+def test_a_broken_manifest_is_named(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = create(uri)
+    path = Path(uri) / "_versions" / f"{2**64 - 1 - base.version:020}.manifest"
+    whole = path.read_bytes()
+    opened = lance.dataset(uri)
+    path.write_bytes(whole[:-4] + b"XXXX")
+    monkeypatch.setattr(lance, "dataset", lambda *_, **__: opened)  # pylance would refuse the file first
+    with pytest.raises(Corrupt, match=path.name):
+        BaseTable.open(uri)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array(range(2000), pa.int64()),
+        pa.array(range(2000), pa.uint32()),
+        pa.array([f"k{i}" for i in range(2000)]),
+        pa.array([f"k{i}" for i in range(2000)], pa.large_string()),
+        pa.array([f"k{i}".encode() for i in range(2000)], pa.binary()),
+        pa.array([f"k{i}".encode() for i in range(2000)], pa.large_binary()),
+    ],
+    ids=lambda keys: str(keys.type),
+)
+def test_routing_is_even_and_a_pure_function_of_the_key(uri: str, keys: pa.Array) -> None:
+    base = BaseTable.create(uri, pa.schema([pa.field("k", keys.type), pa.field("v", pa.int64())]), ["k"], 4, [])
+    rows = pa.table({"k": keys})
+    buckets = base.route(rows)
+    assert buckets.dtype == np.int32
+    assert min(Counter(buckets.tolist()).values()) > 300
+    shuffled = np.random.default_rng(1).permutation(len(keys))
+    assert (BaseTable.open(uri).route(rows.take(pa.array(shuffled))) == buckets[shuffled]).all()
+    assert (base.route(rows.slice(100, 5).combine_chunks().to_batches()[0]) == buckets[100:105]).all()
+
+
+def test_routing_gives_lances_buckets(uri: str) -> None:
+    base = BaseTable.create(uri, pa.schema([pa.field("k", pa.string())]), ["k"], 8, [])
+    assert base.route(pa.table({"k": ["a", "b"]})).tolist() == [1, 5]
+
+
+def test_composite_keys_are_routed_by_their_first_column(uri: str) -> None:
+    base = BaseTable.create(uri, SCHEMA, ["name", "id"], 4, [])
+    buckets = base.route(pa.table({"id": range(8), "name": ["a", "b"] * 4}))
+    assert len(set(buckets[::2].tolist())) == len(set(buckets[1::2].tolist())) == 1

@@ -1,0 +1,42 @@
+"""The bloom filter: never a false no, few false yeses, and a size that follows the keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flush.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
+
+
+def keys(first: int, count: int) -> pa.Table:
+    return pa.table({"k": [f"key-{i}" for i in range(first, first + count)], "n": range(first, first + count)})
+
+
+def test_holds_every_key_put_in() -> None:
+    assert contains(bloom_bytes(keys(0, 5_000)), keys(0, 5_000)).all()
+
+
+def test_passes_few_absent_keys_even_when_there_are_many() -> None:
+    data = bloom_bytes(keys(0, 100_000))
+    assert contains(data, keys(1_000_000, 20_000)).mean() < 0.03
+
+
+def test_is_as_large_as_lances_until_that_is_too_small() -> None:
+    assert len(bloom_bytes(keys(0, 10))) == UPSTREAM_BLOCKS * 32
+    assert len(bloom_bytes(keys(0, 100_000))) > UPSTREAM_BLOCKS * 32
+
+
+def test_an_empty_filter_holds_nothing() -> None:
+    assert not contains(bloom_bytes(keys(0, 0)), keys(0, 100)).any()
+    assert contains(bloom_bytes(keys(0, 3)), keys(0, 0)).shape == (0,)
+
+
+def test_refuses_bytes_that_are_no_filter() -> None:
+    with pytest.raises(ValueError, match="33 bytes"):
+        contains(bytes(33), keys(0, 1))
+
+
+def test_order_of_the_keys_does_not_matter() -> None:
+    shuffled = keys(0, 1000).take(pa.array(np.random.default_rng(1).permutation(1000)))
+    assert bloom_bytes(shuffled) == bloom_bytes(keys(0, 1000))

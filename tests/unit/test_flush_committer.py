@@ -1,0 +1,458 @@
+"""Commit: every published row once, the newest per key, whoever else writes and whatever crashes."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flush
+from flush import BaseTable, CommitConflict, CommitReport, CountMismatch, committer
+from flush.changes import read_changes
+from flush.commit_plan import agree, uncommitted
+from flush.merge_passes import delete_pass, upsert_pass
+from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from wal import (
+    Claim,
+    Corrupt,
+    FakeClock,
+    LanceCodec,
+    LocalStore,
+    ManifestStore,
+    RegionManifest,
+    SystemClock,
+    SystemIds,
+    bucket_region,
+    claim,
+)
+
+WIDTH = 8
+SCHEMA = pa.schema(
+    [
+        pa.field("note", pa.string(), metadata={"about": "anything"}),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
+    ]
+)
+
+
+class World:
+    """A table with its regions, flushed by hand, and a dict that says what must come out."""
+
+    def __init__(self, uri: str, buckets: int = 2, indexes: Sequence[IndexSpec] = ()) -> None:
+        self.uri, self.buckets = uri, buckets
+        self.base = BaseTable.create(uri, SCHEMA, ["id"], buckets, indexes)
+        self.rows = row_schema(self.base.schema, self.base.key)
+        self.store = LocalStore(uri)
+        self.oracle: dict[int, int] = {}
+        self.claims = [self._claim(bucket) for bucket in range(buckets)]
+
+    def _claim(self, bucket: int) -> Claim:
+        codec, ids = LanceCodec(self.rows), SystemIds()
+        return claim(self.store, bucket_region(bucket), spec_id=1, codec=codec, ids=ids, clock=SystemClock())
+
+    def manifests(self, bucket: int) -> ManifestStore:
+        return ManifestStore(self.store, bucket_region(bucket))
+
+    def put(self, ids: Sequence[int], n: int) -> None:
+        vectors = np.random.default_rng(n).random((len(ids), WIDTH), dtype=np.float32)
+        rows = {
+            "id": ids,
+            "n": [n] * len(ids),
+            "vector": pa.array(list(vectors), pa.list_(pa.float32(), WIDTH)),
+        }
+        self.flush(with_tombstone(pa.table(rows), self.rows))
+        self.oracle |= dict.fromkeys(ids, n)
+
+    def delete(self, ids: Sequence[int]) -> None:
+        self.flush(tombstones(pa.table({"id": pa.array(ids, pa.int64())}), self.rows))
+        for id in ids:
+            self.oracle.pop(id, None)
+
+    def flush(self, rows: pa.Table) -> None:
+        """One generation in every region that gets rows."""
+        routed = self.base.route(rows)
+        for bucket, each in enumerate(self.claims):
+            part = rows.filter(pa.array(routed == bucket))
+            manifest = self.manifests(bucket).latest()
+            assert manifest is not None
+            table = MemTable(self.rows, ["id"], [], manifest.current_generation)
+            if part.num_rows:
+                table.apply(part)
+            table.freeze()
+            flush.flush(
+                self.store,
+                self.manifests(bucket),
+                each.guard,
+                table.snapshot(),
+                generation=table.generation,
+                covers_position=manifest.replay_after + 1,
+                key=["id"],
+                storage_version=self.base.storage_version,
+                ids=SystemIds(),
+            )
+
+    def commit(self, retries: int = 10) -> CommitReport:
+        return flush.commit(self.uri, {}, self.store, clock=FakeClock(), retries=retries)
+
+    def found(self) -> dict[int, int]:
+        rows = lance.dataset(self.uri).to_table(columns=["id", "n"]).to_pylist()
+        found = {row["id"]: row["n"] for row in rows}
+        assert len(found) == len(rows), "a row is there twice"
+        return found
+
+    def version(self) -> int:
+        return int(lance.dataset(self.uri).version)
+
+    def committed(self) -> dict[int, int]:
+        done = BaseTable.open(self.uri).committed
+        return {b: done[bucket_region(b)] for b in range(self.buckets) if bucket_region(b) in done}
+
+    def latest(self) -> list[RegionManifest]:
+        return [m for bucket in range(self.buckets) if (m := self.manifests(bucket).latest()) is not None]
+
+    def generations(self) -> list[int]:
+        """Highest generation published, per bucket."""
+        return [manifest.current_generation - 1 for manifest in self.latest()]
+
+    def listed(self) -> list[int]:
+        """SSTs in the manifest, per bucket."""
+        return [len(manifest.ssts) for manifest in self.latest()]
+
+    def stranger_row(self, id: int, n: int) -> None:
+        rows = pa.table({"note": [None], "id": [id], "n": [n], "vector": [None]}, schema=self.base.schema)
+        lance.write_dataset(rows, self.uri, mode="append")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(str(tmp_path / "table"))
+
+
+def before_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
+    """Run `act` after a commit has read everything and before it writes, the first `times` rounds."""
+    left = [times]
+
+    def read_then_act(*args: Any) -> Any:
+        changes = read_changes(*args)
+        if left[0]:
+            left[0] -= 1
+            act()
+        return changes
+
+    monkeypatch.setattr(committer, "read_changes", read_then_act)
+
+
+def test_newest_row_of_each_key_wins_over_generations(world: World) -> None:
+    world.put(range(20), 1)
+    world.put(range(5, 10), 2)
+    world.delete(range(8, 15))
+    world.put([9, 30], 4)
+    version = world.version()
+    report = world.commit()
+    assert world.found() == world.oracle
+    assert world.committed() == dict(enumerate(world.generations()))
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (len(world.oracle), 0, 0)
+    assert report.version == world.version() == version + 2  # keys deleted here only still are a deletes pass
+
+
+def test_a_later_commit_updates_and_deletes(world: World) -> None:
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(10, 25), 2)
+    world.delete(range(5))
+    world.delete([22])
+    report = world.commit()
+    assert world.found() == world.oracle
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (4, 10, 5)
+    assert report.ssts == sum(report.regions.values()) - 2
+
+
+def test_upserts_alone_are_one_version(world: World) -> None:
+    world.put(range(20), 1)
+    before = world.version()
+    assert world.commit().version == before + 1
+
+
+def test_deletes_alone_are_one_version_that_carries_the_progress(world: World) -> None:
+    world.put(range(20), 1)
+    world.commit()
+    world.delete(range(20))
+    before = world.version()
+    report = world.commit()
+    assert (report.version, report.rows_deleted, world.found()) == (before + 1, 20, {})
+    assert world.committed() == {0: 2, 1: 2}
+
+
+def test_tombstones_of_keys_nobody_has_are_committed_too(world: World) -> None:
+    world.delete(range(10))
+    assert world.commit().rows_deleted == 0
+    assert world.committed() == {0: 1, 1: 1}
+
+
+def test_nothing_published_makes_no_version(world: World) -> None:
+    world.put([1, 2, 3, 4], 1)
+    world.commit()
+    before = world.version()
+    report = world.commit()
+    assert (report.version, report.ssts, report.regions) == (before, 0, {})
+    assert world.version() == before
+
+
+def test_the_base_schema_is_kept(world: World) -> None:
+    world.put(range(4), 1)
+    world.commit()
+    assert BaseTable.open(world.uri).schema.equals(world.base.schema, check_metadata=True)
+    assert not lance.dataset(world.uri).schema.field("n").nullable
+
+
+def test_committed_ssts_leave_the_manifests(world: World) -> None:
+    world.put(range(20), 1)
+    assert world.listed() == [1, 1]
+    world.commit()
+    assert world.listed() == [0, 0]
+
+
+def test_a_commit_that_crashed_before_pruning_is_finished_by_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.put(range(20), 1)
+    with monkeypatch.context() as crashing:
+        crashing.setattr(committer, "prune", crash)
+        with pytest.raises(KeyboardInterrupt):
+            world.commit()
+    before = world.version()
+    assert world.commit().ssts == 0
+    assert (world.listed(), world.version(), world.found()) == ([0, 0], before, world.oracle)
+
+
+def crash(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_crash_between_the_passes_is_repeated_to_the_same_table(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(15, 25), 2)
+    world.delete(range(5))
+    with monkeypatch.context() as crashing:
+        crashing.setattr(committer, "upsert_pass", crash)
+        with pytest.raises(KeyboardInterrupt):
+            world.commit()
+    assert world.committed() == {0: 1, 1: 1}
+    assert set(world.found()) == set(range(5, 20))
+    world.put([3, 40], 3)  # published between the crash and the next commit
+    world.commit()
+    assert world.found() == world.oracle
+    assert world.listed() == [0, 0]
+
+
+def test_two_committers_at_once_commit_everything_once(world: World) -> None:
+    reports: list[CommitReport] = []
+    for n in range(4):
+        world.put(range(n * 10, n * 10 + 30), n)
+        world.delete(range(n * 10, n * 10 + 3))
+        racers = [threading.Thread(target=lambda: reports.append(world.commit())) for _ in range(2)]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        assert world.found() == world.oracle
+    assert len(reports) == 8
+    assert sum(report.ssts for report in reports) == sum(world.generations())
+
+
+def test_committers_do_not_keep_each_other_from_committing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other's deletes pass comes between in every round; ours, empty by then, must not answer it."""
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(30, 40), 2)
+    world.delete(range(5))
+    keys = pa.table({"id": pa.array(range(5))}).cast(pa.schema([world.base.schema.field("id")]))
+    other = committer.delete_pass
+
+    def overtaken(dataset: Any, *arguments: Any) -> int:
+        other(lance.dataset(world.uri), keys)
+        return other(dataset, *arguments)
+
+    monkeypatch.setattr(committer, "delete_pass", overtaken)
+    report = world.commit(retries=1)
+    assert world.found() == world.oracle
+    assert (report.rows_inserted, report.ssts) == (10, sum(world.generations()) - 2)
+
+
+def test_a_committer_that_slept_through_a_newer_commit_changes_nothing(world: World) -> None:
+    """It planned before a newer generation was published, and wakes when that is committed."""
+    world.put(range(20), 1)
+    world.commit()
+    world.put([1, 2, 30], 2)
+    world.delete([3, 4])
+    asleep = BaseTable.open(world.uri)
+    todo = uncommitted(world.latest(), asleep.committed)
+    plans = [agree(world.store, each, clock=FakeClock()) for each in todo]
+    changes = read_changes(world.store, plans, asleep.schema, asleep.key)
+    world.commit()
+    world.put([3, 4], 5)
+    world.delete([1, 30])
+    world.commit()
+    with pytest.raises(OSError, match=r"\w"):
+        delete_pass(asleep.dataset, changes.deletes)
+    awake = BaseTable.open(world.uri, version=asleep.version)
+    with pytest.raises(OSError, match=r"\w"):
+        upsert_pass(awake.dataset, changes.upserts, ["id"], {plan.region: plan.last for plan in plans})
+    assert world.found() == world.oracle
+
+
+def test_a_range_planned_by_another_committer_is_taken_as_it_is(world: World) -> None:
+    world.put([1, 2, 3, 4], 1)
+    for plan in uncommitted(world.latest(), {}):
+        agree(world.store, plan, clock=FakeClock())
+    world.delete([1, 2, 3, 4])
+    before = world.version()
+    report = world.commit()
+    assert (report.rows_inserted, report.rows_deleted, world.found()) == (4, 4, {})
+    assert report.version == before + 2
+
+
+def test_a_strangers_append_is_met_by_reading_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(20), 1)
+    before_writing(monkeypatch, lambda: (world.stranger_row(7, 70), world.stranger_row(100, 7)))
+    report = world.commit()
+    assert world.found() == {**world.oracle, 100: 7}
+    assert (report.rows_inserted, report.rows_updated) == (19, 1)
+
+
+def test_a_strangers_delete_and_compaction_are_met(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(20, 40), 1)
+    world.commit()
+    world.put(range(5, 25), 2)
+    world.delete([30, 31])
+
+    def stranger() -> None:
+        lance.dataset(world.uri).delete("id in (6, 30, 39)")
+        lance.dataset(world.uri).optimize.compact_files()
+
+    before_writing(monkeypatch, stranger)
+    world.commit()
+    world.oracle.pop(39)
+    assert world.found() == world.oracle
+
+
+def test_patience_ends_and_nothing_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(20), 1)
+    with monkeypatch.context() as busy:
+        before_writing(busy, lambda: world.stranger_row(3, 0), times=99)
+        with pytest.raises(CommitConflict, match=r"3 commits in a row.*commit again"):
+            world.commit(retries=2)
+    lance.dataset(world.uri).delete("true")
+    world.commit()
+    assert world.found() == world.oracle
+
+
+def test_a_gap_in_the_generations_is_corruption(world: World) -> None:
+    world.put(range(20), 1)
+    world.put(range(20), 2)
+    flush.prune(world.store, bucket_region(0), 1)
+    before = world.version()
+    with pytest.raises(Corrupt, match=r"generation 0 is committed.*generation 1 is missing"):
+        world.commit()
+    assert world.version() == before
+
+
+def test_a_missing_sst_stops_the_commit(world: World) -> None:
+    world.put(range(20), 1)
+    (directory, *_) = Path(world.uri).glob("_mem_wal/*/*_gen_1")
+    shutil.rmtree(directory)
+    before = world.version()
+    with pytest.raises(Corrupt, match=directory.name):
+        world.commit()
+    assert (world.version(), world.listed()) == (before, [1, 1])
+
+
+def test_a_key_the_base_holds_twice_is_reported(world: World) -> None:
+    world.stranger_row(1, 0)
+    world.stranger_row(1, 0)
+    world.put([1], 1)
+    with pytest.raises(CountMismatch, match="replaced 2 for 1 keys"):
+        world.commit()
+
+
+def test_a_vector_index_is_built_once_there_are_rows_enough_and_then_extended(tmp_path: Path) -> None:
+    world = World(str(tmp_path / "table"), indexes=[IndexSpec("vector", "ivf_pq"), IndexSpec("n", "btree")])
+
+    def indexed() -> dict[str, int]:
+        return {each.name: each.num_rows_indexed for each in lance.dataset(world.uri).describe_indices()}
+
+    world.put(range(200), 1)
+    world.commit()
+    assert (indexed().get("vector_idx"), indexed()["n_idx"]) == (None, 200)
+    world.put(range(200, 300), 2)
+    world.commit()
+    assert (indexed()["vector_idx"], indexed()["n_idx"]) == (300, 300)
+    world.put(range(300, 350), 3)
+    report = world.commit()
+    assert (indexed()["vector_idx"], indexed()["n_idx"]) == (350, 350)
+    assert report.version == world.version()
+    assert world.commit().version == report.version
+
+
+def test_indexes_catch_up_with_what_a_crashed_commit_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(str(tmp_path / "table"), indexes=[IndexSpec("n", "btree")])
+    world.put(range(20), 1)
+    with monkeypatch.context() as crashing:
+        crashing.setattr(committer, "catch_up", crash)
+        with pytest.raises(KeyboardInterrupt):
+            world.commit()
+    assert world.commit().ssts == 0
+    (index,) = [each for each in lance.dataset(world.uri).describe_indices() if each.name == "n_idx"]
+    assert index.num_rows_indexed == 20
+
+
+def test_a_commit_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    world = World(str(tmp_path / "table"), indexes=[IndexSpec("vector", "ivf_pq"), IndexSpec("note", "fts")])
+    world.put(range(300), 1)
+    world.commit()
+    world.put(range(310), 2)
+    world.delete([1])
+    world.commit()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array(range(-3, 3), pa.int8()),
+        pa.array(range(6), pa.uint64()),
+        pa.array([True, False]),
+        pa.array(["", "a", "b\0", "é", "b", "c"]),
+        pa.array(["", "a", "b\0", "é", "b", "c"], pa.large_string()),
+        pa.array([b"", b"a", b"\0", b"\xff", b"b", b"c"], pa.binary()),
+        pa.array([b"", b"a", b"\0", b"\xff", b"b", b"c"], pa.large_binary()),
+    ],
+    ids=lambda keys: str(keys.type),
+)
+def test_one_range_is_accepted_once_whatever_the_key_type(tmp_path: Path, keys: pa.Array) -> None:
+    """What the commit relies on: of two upserts of one range, from one version, the second is refused."""
+    schema = pa.schema([pa.field("k", keys.type, nullable=False), pa.field("n", pa.int64())])
+    uri = str(tmp_path / "table")
+    base = BaseTable.create(uri, schema, ["k"], 2, [])
+    rows = pa.table({"k": keys, "n": range(len(keys))}).cast(base.schema)
+    region = bucket_region(0)
+    first, second = (BaseTable.open(uri).dataset for _ in range(2))
+    assert upsert_pass(first, rows, ["k"], {region: 1}) == (len(keys), 0)
+    with pytest.raises(OSError, match=r"\w"):
+        upsert_pass(second, rows, ["k"], {region: 1})
+    assert delete_pass(BaseTable.open(uri).dataset, rows.select(["k"]).slice(1), {region: 2}) == len(keys) - 1
+    assert lance.dataset(uri).to_table().column("k").to_pylist() == [keys[0].as_py()]

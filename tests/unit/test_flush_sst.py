@@ -1,0 +1,106 @@
+"""One SST: what is written is verified, what is broken is noticed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from flush import SstInvalid, contains, read_sst, verify, write_sst
+from memtable import MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from wal import Corrupt, LocalStore, SeededIds, SsTable, bucket_region
+
+REGION = bucket_region(0)
+BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string(), metadata={"a": "b"})])
+ROWS = row_schema(BASE, ["id"])
+
+
+def snapshot() -> Snapshot:
+    """Keys 0..9; 3 put twice, 5 deleted, 12 deleted without ever having been put."""
+    table = MemTable(ROWS, ["id"], [], generation=4)
+    table.apply(with_tombstone(pa.table({"id": range(10), "name": [f"first {i}" for i in range(10)]}), ROWS))
+    table.apply(with_tombstone(pa.table({"id": [3], "name": ["second"]}), ROWS))
+    table.apply(tombstones(pa.table({"id": [5, 12]}), ROWS))
+    table.freeze()
+    return table.snapshot()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path / "table"))
+
+
+@pytest.fixture
+def sst(store: LocalStore) -> SsTable:
+    return write_sst(store, REGION, snapshot(), generation=4, key=["id"], storage_version="2.2", ids=SeededIds(1))
+
+
+def directory(store: LocalStore, sst: SsTable) -> Path:
+    return Path(store.url(f"_mem_wal/{REGION}/{sst.path}"))
+
+
+def test_holds_the_newest_row_of_each_key_in_order_of_arrival(store: LocalStore, sst: SsTable) -> None:
+    found = read_sst(store, REGION, sst)
+    assert found.schema.equals(ROWS, check_metadata=True)
+    assert found.column("id").to_pylist() == [0, 1, 2, 4, 6, 7, 8, 9, 3, 5, 12]
+    assert found.column("name").to_pylist()[-3:] == ["second", None, None]
+    assert found.column("_tombstone").to_pylist() == [False] * 9 + [True] * 2
+
+
+def test_is_one_fragment_of_the_wanted_version_and_is_counted(store: LocalStore, sst: SsTable) -> None:
+    dataset = lance.dataset(str(directory(store, sst)))
+    assert (len(dataset.get_fragments()), dataset.data_storage_version) == (1, "2.2")
+    assert (sst.generation, sst.physical_rows) == (4, 11)
+    assert sst.path.endswith("_gen_4")
+    assert (sst.in_memory_bytes or 0) > (sst.primary_key_bytes or 0) > 0
+
+
+def test_bloom_filter_holds_the_keys_tombstones_too(store: LocalStore, sst: SsTable) -> None:
+    data = (directory(store, sst) / "bloom_filter.bin").read_bytes()
+    assert contains(data, pa.table({"id": [0, 3, 5, 12]})).all()
+    assert not contains(data, pa.table({"id": [100, 200]})).any()
+
+
+def test_reads_the_columns_asked_for(store: LocalStore, sst: SsTable) -> None:
+    assert read_sst(store, REGION, sst, ["name"]).column_names == ["name"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["bloom_filter.bin", "_pk_index/page_data.lance", "_pk_index/page_lookup.lance", "_versions", "data"],
+)
+def test_verify_notices_a_missing_part(store: LocalStore, sst: SsTable, part: str) -> None:
+    verify(store, REGION, sst)
+    at = directory(store, sst) / part
+    shutil.rmtree(at) if at.is_dir() else at.unlink()
+    with pytest.raises(SstInvalid, match="flush again"):
+        verify(store, REGION, sst)
+
+
+def test_verify_notices_a_wrong_count(store: LocalStore, sst: SsTable) -> None:
+    with pytest.raises(SstInvalid, match=r"11 rows.*expected 1 fragment and 10 rows"):
+        verify(store, REGION, replace(sst, physical_rows=10))
+
+
+@pytest.mark.parametrize("part", [".", "data"])
+def test_a_missing_sst_is_corruption(store: LocalStore, sst: SsTable, part: str) -> None:
+    shutil.rmtree(directory(store, sst) / part)
+    with pytest.raises(Corrupt, match=f"{sst.path}: published as generation 4"):
+        read_sst(store, REGION, sst)
+
+
+def test_an_sst_short_of_rows_is_corruption(store: LocalStore, sst: SsTable) -> None:
+    with pytest.raises(Corrupt, match="holds 11 rows, the manifest says 12"):
+        read_sst(store, REGION, replace(sst, physical_rows=12))
+
+
+def test_two_writes_of_one_memtable_never_meet(store: LocalStore) -> None:
+    ids = SeededIds(2)
+    made = [
+        write_sst(store, REGION, snapshot(), generation=4, key=["id"], storage_version=None, ids=ids) for _ in range(2)
+    ]
+    assert made[0].path != made[1].path
