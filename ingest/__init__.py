@@ -1,0 +1,54 @@
+"""memwal: streaming ingestion into Lance tables.
+
+import ingest
+table = ingest.open("packages.lance", schema=schema, key="package", indexes={"embedding": "ivf_pq"})
+table.put(rows)                       # durable and queryable when it returns
+table.search("embedding", vector)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+# Lance logs "Index __lance_mem_wal has no fields" as an error whenever it plans over a table with MemWAL; it is none.
+# Its logger reads this variable once, when Lance is imported, which the modules below do.
+os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
+
+from ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
+from ingest.tokens import Token
+
+if TYPE_CHECKING:
+    from ingest.client import connect
+    from ingest.opening import open_embedded as open
+    from ingest.spark_sink import MemWalSink
+
+__all__ = [
+    "Corrupted",
+    "FencedError",
+    "Internal",
+    "Invalid",
+    "MemWalError",
+    "MemWalSink",
+    "Token",
+    "Unavailable",
+    "UnknownOutcome",
+    "connect",
+    "open",
+]
+
+_LAZY = {
+    "open": ("ingest.opening", "open_embedded"),
+    "connect": ("ingest.client", "connect"),
+    "MemWalSink": ("ingest.spark_sink", "MemWalSink"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the heavy parts (Lance, faiss, Spark) when they are first asked for: errors and settings need none."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ingest' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _LAZY[name]
+    return getattr(import_module(module), attribute)

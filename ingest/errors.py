@@ -1,0 +1,198 @@
+"""The six kinds of error a caller meets, each defined by what the caller must do.
+
+Packages raise their own precise exceptions (`wal.errors`, `memtable.errors`, `flush.errors`); the edges of the program
+(CLI, Flight, the Spark sink, the embedded table) turn them into one of these with `classify`. Kinds after slatedb's
+`rfcs/0007-api-errors.md`:
+
+===============  ==========================================================  =========
+kind             the caller must                                             exit code
+===============  ==========================================================  =========
+INVALID          fix the request or the configuration                        2
+UNAVAILABLE      retry with the same token                                   1
+UNKNOWN_OUTCOME  retry with the same token; the rows may be applied already  1
+FENCED           stop: a newer writer owns the region                        1
+CORRUPT          stop and look: storage holds what no writer of ours writes  1
+INTERNAL         report it: a fault of this program                          1
+===============  ==========================================================  =========
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+
+class MemWalError(Exception):
+    """What a caller meets: a kind, one line (or several, one problem each), and details fit for JSON.
+
+    Thread safety. Immutable after construction. Pickles, so Spark tasks may raise it.
+    Invariants. `str(error)` is `"\\n".join(error.lines)`; `kind` and `exit_code` belong to the class.
+    """
+
+    kind: ClassVar[str] = "INTERNAL"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, dict(details or {}))
+        self.message = message
+        self.details: dict[str, Any] = dict(details or {})
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The message as the edge prints it: one line per problem, never empty."""
+        return tuple(self.message.splitlines()) or (type(self).__name__,)
+
+
+class Invalid(MemWalError):
+    """The request or the configuration is wrong; nothing was written. Fix it and ask again."""
+
+    kind = "INVALID"
+    exit_code = 2
+
+    @classmethod
+    def of(cls, problems: Iterable[str]) -> Invalid:
+        """One error that carries every problem found, one line each."""
+        return cls("\n".join(problems))
+
+
+class Unavailable(MemWalError):
+    """Storage or a daemon does not answer; nothing is known to be applied. Retry with the same token."""
+
+    kind = "UNAVAILABLE"
+
+
+class UnknownOutcome(MemWalError):
+    """The request may or may not be applied. Retry with the same token; it is applied once."""
+
+    kind = "UNKNOWN_OUTCOME"
+
+
+class FencedError(MemWalError):
+    """A newer writer owns the region. Stop; `details` holds `ours` and `theirs` (writer epochs)."""
+
+    kind = "FENCED"
+
+
+class Corrupted(MemWalError):
+    """Storage holds something no writer of ours writes. Stop and look; nothing was skipped."""
+
+    kind = "CORRUPT"
+
+
+class Internal(MemWalError):
+    """A fault of this program. Report it."""
+
+    kind = "INTERNAL"
+
+
+KINDS: Mapping[str, type[MemWalError]] = {
+    each.kind: each for each in (Invalid, Unavailable, UnknownOutcome, FencedError, Corrupted, Internal)
+}
+
+
+def classify(error: BaseException) -> MemWalError:
+    """The kind a package's exception belongs to, decided by its type and never by its text.
+
+    A MemWalError is returned as it is; everything else keeps its message. `__cause__` is the original.
+    A lost connection counts as UNAVAILABLE here; whoever knows that rows were already on their way raises
+    `UnknownOutcome` itself.
+    """
+    if isinstance(error, MemWalError):
+        return error
+    found = _of_os_error(error) if isinstance(error, OSError) else _of_type(error)
+    found.__cause__ = error
+    return found
+
+
+def to_wire(error: MemWalError) -> dict[str, Any]:
+    """Kind, message and details as JSON-ready values, for Flight and for Spark tasks."""
+    return {"kind": error.kind, "message": error.message, "details": error.details}
+
+
+def from_wire(wire: Mapping[str, Any]) -> MemWalError:
+    """The error that `to_wire` described; a kind this version does not know becomes Internal."""
+    kind = KINDS.get(str(wire.get("kind")), Internal)
+    return kind(str(wire.get("message", "")), wire.get("details") or {})
+
+
+def _of_type(error: BaseException) -> MemWalError:
+    details = {name: getattr(error, name) for name in ("ours", "theirs", "column", "row") if hasattr(error, name)}
+    for types, kind in _kinds_by_type():
+        if isinstance(error, types):
+            return kind(str(error), details)
+    return Internal(f"{type(error).__name__}: {error}", details)
+
+
+@cache
+def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWalError]], ...]:
+    """Which exception of which package is of which kind; the first that fits wins.
+
+    Imported here, not above: Spark tasks import this module and have no use for the storage packages.
+    """
+    from pyarrow import flight
+
+    import flush.errors
+    import memtable.errors
+    import wal.errors
+
+    wrong_request = (
+        memtable.errors.InvalidRows,
+        wal.errors.StoreRefused,
+        wal.errors.Sealed,
+        flush.errors.NotALanceTable,
+        flush.errors.TableExists,
+        flush.errors.NotInitialised,
+        flush.errors.UnsupportedTable,
+        flight.FlightUnauthenticatedError,
+        flight.FlightUnauthorizedError,
+    )
+    may_pass = (
+        wal.errors.Poisoned,
+        wal.errors.StoreUnavailable,
+        flush.errors.SstInvalid,
+        flush.errors.CommitConflict,
+        flight.FlightUnavailableError,
+    )
+    # MemTableFailed: the rows are in the WAL already, and the next claim of the region replays them.
+    may_be_applied = (wal.errors.OutcomeUnknown, memtable.errors.MemTableFailed, flight.FlightTimedOutError)
+    return (
+        ((wal.errors.Fenced,), FencedError),
+        (may_be_applied, UnknownOutcome),
+        ((wal.errors.Corrupt, flush.errors.CountMismatch), Corrupted),
+        (wrong_request, Invalid),
+        (may_pass, Unavailable),
+    )
+
+
+_OS_INVALID = {
+    errno.ENOENT: "create it or correct the path",
+    errno.ENOTDIR: "a part of the path is a file; correct the path",
+    errno.EISDIR: "a file is needed here; correct the path",
+    errno.EACCES: "give this user the permission or choose another path",
+    errno.EPERM: "give this user the permission or choose another path",
+    errno.EROFS: "the file system is read-only; choose another path",
+    errno.EADDRINUSE: "choose another port, or port = 0 for any free one",
+    errno.EADDRNOTAVAIL: "choose an address of this machine, such as 127.0.0.1",
+}
+
+
+_SOURCE_PLACE = re.compile(r",? /\S+\.rs:\d+(:\d+)?")
+"""Where in its source Lance found the error: of no use to whoever reads the message."""
+
+
+def _of_os_error(error: OSError) -> MemWalError:
+    """Operating-system errors by number: what the configuration can mend is INVALID, the rest may pass by itself."""
+    message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    message = _SOURCE_PLACE.sub("", message)
+    remedy = _OS_INVALID.get(error.errno or 0)
+    if remedy is not None:
+        return Invalid(f"{message}; {remedy}")
+    if error.errno == errno.ENOSPC:
+        return Unavailable(f"{message}; free some space")
+    return Unavailable(message)

@@ -1,0 +1,130 @@
+"""Rules that span several settings. Each is a pure function of a section's values that yields problems.
+
+A rule that would judge a value that was refused already is dropped (`Problem.needs`): one mistake, one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+
+from ingest.column_types import parse_type
+from ingest.settings_model import Index, Settings, TableSettings, index_spec
+from ingest.settings_problems import Problem, nearest
+from ingest.units import format_duration, format_size
+from memtable.errors import InvalidRows
+from memtable.index_spec import check_indexes
+from memtable.schema import is_key_type
+
+INDEX_KINDS = ("ivf_pq", "fts", "btree")
+RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
+
+
+def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
+    """Every violated rule. `refused` holds the (section, key) pairs whose values are not the user's but defaults."""
+    found = [*of_table(settings.table), *of_limits(settings), *of_source(settings), *of_daemon(settings)]
+    return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
+
+
+def of_table(table: TableSettings) -> Iterator[Problem]:
+    """uri, key, columns and indexes of [table] against each other."""
+    if not table.uri:
+        yield Problem("table", "uri", 'uri is not set; write the path of the table, such as uri = "data/t.lance"')
+    yield from _of_key(table)
+    for name in table.columns:
+        if name in RESERVED or "." in name or not name:
+            yield Problem("table", "columns", f"columns.{name}: the name is taken by Lance or memwal; rename it")
+    yield from _of_indexes(table)
+
+
+def of_limits(settings: Settings) -> Iterator[Problem]:
+    """Sizes and times that bound each other."""
+    wal, memtable = settings.wal, settings.memtable
+    if memtable.size_max > memtable.unflushed_max:
+        yield Problem(
+            "memtable",
+            "unflushed_max",
+            f"unflushed_max = {format_size(memtable.unflushed_max)!r} is less than size_max = "
+            f"{format_size(memtable.size_max)!r}: puts would wait before anything is frozen; raise it",
+            needs=(("memtable", "size_max"),),
+        )
+    if wal.put_timeout > wal.retry_budget:
+        yield Problem(
+            "wal",
+            "retry_budget",
+            f"retry_budget = {format_duration(wal.retry_budget)!r} is shorter than one attempt, put_timeout = "
+            f"{format_duration(wal.put_timeout)!r}; raise the one or lower the other",
+            needs=(("wal", "put_timeout"),),
+        )
+
+
+def of_source(settings: Settings) -> Iterator[Problem]:
+    """The source against the table it feeds."""
+    source, columns = settings.source, settings.table.columns
+    if source.feed and not source.path:
+        yield Problem("source", "path", "path is not set, but feed is; name the directory to copy the feed into")
+    if source.feed and source.feed.rstrip("/") == source.path.rstrip("/"):
+        yield Problem("source", "feed", f"feed = {source.feed!r} is path itself; choose another directory for path")
+    for name in source.order_by if columns else ():
+        if name not in columns:
+            text = f"order_by: {name!r} is not a column of [table]; {nearest(name, columns)}"
+            yield Problem("source", "order_by", text, needs=_column(name))
+
+
+def of_daemon(settings: Settings) -> Iterator[Problem]:
+    """Endpoints are written as Flight writes them."""
+    for endpoint in settings.daemon.endpoints:
+        host, colon, port = endpoint.removeprefix("grpc://").rpartition(":")
+        if not endpoint.startswith("grpc://") or not host or not colon or not port.isdecimal():
+            yield Problem("daemon", "endpoints", f"endpoints: {endpoint!r} is not of the form 'grpc://host:port'")
+
+
+def _of_key(table: TableSettings) -> Iterator[Problem]:
+    if table.columns and not table.key:
+        yield Problem(
+            "table",
+            "key",
+            f'key is empty; name the columns that identify a row, such as key = ["{next(iter(table.columns))}"]',
+        )
+    for name in dict.fromkeys(name for name in table.key if table.key.count(name) > 1):
+        yield Problem("table", "key", f"key names {name!r} {table.key.count(name)} times; name it once")
+    for name in dict.fromkeys(table.key) if table.columns else ():
+        if name not in table.columns:
+            text = f"key column {name!r} is not among columns; {nearest(name, table.columns)}"
+            yield Problem("table", "key", text, needs=_column(name))
+        elif not is_key_type(parse_type(table.columns[name])):
+            yield Problem(
+                "table",
+                "key",
+                f"key column {name!r} is {table.columns[name]}; a key is of integers, text, binary or bool",
+            )
+
+
+def _of_indexes(table: TableSettings) -> Iterator[Problem]:
+    schema = pa.schema([(name, parse_type(kind)) for name, kind in table.columns.items()])
+    for column, index in table.indexes.items():
+        text = _of_index(schema, column, index)
+        if text:
+            yield Problem("table", f"indexes.{column}", f"indexes.{column}: {text}", needs=_column(column))
+
+
+def _of_index(schema: pa.Schema, column: str, index: Index) -> str:
+    spec = index_spec(column, index, train_rows=256)
+    if spec.kind is None:
+        return f'no type given; write type = "{INDEX_KINDS[0]}", or another of {", ".join(INDEX_KINDS)}'
+    if spec.kind not in INDEX_KINDS:
+        return f"unknown index kind {spec.kind!r}; {nearest(str(spec.kind), INDEX_KINDS)}"
+    if not schema.names:
+        return ""
+    if column not in schema.names:
+        return f"no such column in columns; {nearest(column, schema.names)}"
+    try:
+        check_indexes(schema, (spec,))
+    except InvalidRows as error:
+        return str(error)
+    return ""
+
+
+def _column(name: str) -> tuple[tuple[str, str], ...]:
+    return (("table", f"columns.{name}"),)

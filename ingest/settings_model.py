@@ -1,0 +1,191 @@
+"""The sections of the configuration: every key, its type, its default and what it means.
+
+This is the only place where a setting is declared. `configs/default.toml` and the README's reference are rendered from
+here (`ingest.settings_reference`), and tests hold them to it. Durations are float seconds, sizes int bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+from ingest.column_types import parse_type
+from ingest.references import check_reference, resolve
+from ingest.units import parse_duration, parse_size
+from memtable.index_spec import IndexSpec
+
+
+def _checked_type(name: str) -> str:
+    parse_type(name)
+    return name
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+ColumnType = Annotated[str, AfterValidator(_checked_type)]
+Option = Annotated[SecretStr, AfterValidator(check_reference)]
+Index = str | dict[str, Any]
+
+
+class Section(BaseModel):
+    """One table of the TOML file. Immutable; refuses unknown keys and values of another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TableSettings(Section):
+    """Which Lance table, and how to create it when it is not there."""
+
+    uri: str = Field("", description="path of the Lance table; created by `init`, `run` and `serve` when absent")
+    key: list[str] = Field([], description="columns that identify a row, in order; a later row replaces an earlier one")
+    columns: dict[str, ColumnType] = Field(
+        {}, description="column names and types in order, used when the table is created"
+    )
+    indexes: dict[str, Index] = Field(
+        {}, description="column = ivf_pq, fts or btree; or a table with type and the index's parameters"
+    )
+    storage_options: dict[str, Option] = Field(
+        {}, description="Lance's own storage options; secrets as env:NAME or file:PATH"
+    )
+
+
+class RegionsSettings(Section):
+    """Units of single-writer ownership; fixed when the table is created."""
+
+    count: int = Field(2, ge=1, le=4096, description="regions of a new table; rows are spread over them by their key")
+
+
+class WalSettings(Section):
+    """The log that makes a put durable."""
+
+    format: Literal["lance"] = Field("lance", description="how entries are written: Lance files")
+    entry_size_max: Size = Field(16 << 20, gt=0, description="a larger group of puts is split over several entries")
+    linger_max: Duration = Field(0.05, description="longest wait of a non-durable put for the next entry")
+    put_timeout: Duration = Field(10.0, gt=0, description="one attempt to write an entry, and a put's wait for room")
+    retry_budget: Duration = Field(30.0, gt=0, description="after this long without an answer the writer stops itself")
+
+
+class MemtableSettings(Section):
+    """Rows that are durable in the log and not flushed yet, with their indexes."""
+
+    size_max: Size = Field(256 << 20, gt=0, description="freeze at this many bytes, indexes counted")
+    rows_max: int = Field(1_000_000, ge=1, description="freeze at this many rows")
+    age_max: Duration = Field(60.0, gt=0, description="freeze when the oldest row is this old")
+    unflushed_max: Size = Field(1 << 30, gt=0, description="puts wait while a region has more bytes unflushed")
+    vector_train_rows: int = Field(
+        1024, ge=256, description="vectors that IVF-PQ trains on; up to 8 times as many are searched exactly"
+    )
+
+
+class FlushSettings(Section):
+    """Frozen memtables to SSTs."""
+
+    retry_delay: Duration = Field(1.0, description="pause before a flush that failed is tried again")
+
+
+class CommitSettings(Section):
+    """SSTs into the base table."""
+
+    interval: Duration = Field(30.0, description="time between commits; 0 = on demand and at the end of `run --once`")
+    retries: int = Field(10, ge=0, description="attempts after another writer committed to the base table first")
+
+
+class SourceSettings(Section):
+    """Where the rows of `memwal run` come from: a Spark Structured Streaming source."""
+
+    format: str = Field("parquet", min_length=1, description="name of any Spark streaming source")
+    path: str = Field("", description="directory that a file source watches")
+    feed: str = Field("", description="a stream from files at hand: they are copied into `path` in name order")
+    feed_every: Duration = Field(0.0, description="time between two files of the feed")
+    files_per_trigger: int = Field(1, ge=1, description="files in one micro-batch of a file source")
+    trigger: Duration = Field(0.2, description="time between two micro-batches")
+    options: dict[str, str] = Field({}, description="more options of the Spark source, as Spark names them")
+    order_by: list[str] = Field([], description="order of one key's rows inside a micro-batch; the last wins")
+    spark: dict[str, str] = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")
+
+
+class SinkSettings(Section):
+    """From Spark tasks to the owners of the regions."""
+
+    checkpoint: str = Field("", description="Spark's checkpoint directory; empty = uri with .checkpoint behind it")
+    stream_timeout: Duration = Field(
+        300.0, gt=0, description="longest time of one region's rows of a micro-batch, from the first to the ack"
+    )
+
+
+class DaemonSettings(Section):
+    """The process that owns the regions."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="loopback address that `serve` listens on")
+    port: int = Field(0, ge=0, le=65535, description="port of `serve`; 0 = any free one, which it prints")
+    endpoints: list[str] = Field(
+        [], description="the daemon that owns the regions, grpc://host:port; empty = a child process"
+    )
+    drain_timeout: Duration = Field(20.0, description="longest wait for puts under way when the daemon ends")
+    metrics_port: int = Field(
+        -1, ge=-1, le=65535, description="port of Prometheus metrics on loopback; 0 = any free one, -1 = off"
+    )
+
+
+class LogSettings(Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("warning", description="least severe message written")
+    format: Literal["text", "json"] = Field("text", description="one line of text or one JSON object per message")
+
+
+class Settings(Section):
+    """A whole configuration. Build it with `ingest.settings.load`, which also checks what spans several keys.
+
+    Thread safety. Immutable. Secrets are held as references and never printed.
+    """
+
+    table: TableSettings = Field(default_factory=TableSettings)
+    regions: RegionsSettings = Field(default_factory=RegionsSettings)
+    wal: WalSettings = Field(default_factory=WalSettings)
+    memtable: MemtableSettings = Field(default_factory=MemtableSettings)
+    flush: FlushSettings = Field(default_factory=FlushSettings)
+    commit: CommitSettings = Field(default_factory=CommitSettings)
+    source: SourceSettings = Field(default_factory=SourceSettings)
+    sink: SinkSettings = Field(default_factory=SinkSettings)
+    daemon: DaemonSettings = Field(default_factory=DaemonSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+
+    def arrow_schema(self) -> pa.Schema:
+        """The table's schema from `table.columns`: key columns not null, every other column nullable.
+
+        Empty when no columns are configured (a table that exists brings its own).
+        """
+        return pa.schema(
+            [
+                pa.field(name, parse_type(kind), nullable=name not in self.table.key)
+                for name, kind in self.table.columns.items()
+            ]
+        )
+
+    def index_specs(self) -> tuple[IndexSpec, ...]:
+        """The configured indexes, in order; IVF-PQ takes `memtable.vector_train_rows` where it names no train_rows."""
+        return tuple(
+            index_spec(column, index, self.memtable.vector_train_rows) for column, index in self.table.indexes.items()
+        )
+
+    def storage_options(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """`table.storage_options` in clear, for the store only. Raises: Invalid for references that point nowhere."""
+        return resolve(self.table.storage_options, environ)
+
+    @property
+    def checkpoint(self) -> str:
+        """Spark's checkpoint directory with the default filled in."""
+        return self.sink.checkpoint or f"{self.table.uri.rstrip('/')}.checkpoint"
+
+
+def index_spec(column: str, index: Index, train_rows: int) -> IndexSpec:
+    """One index as `table.indexes` writes it: a kind, or a table with `type` and parameters."""
+    parameters: dict[str, Any] = {"type": index} if isinstance(index, str) else dict(index)
+    kind = parameters.pop("type", None)
+    if kind == "ivf_pq":
+        parameters.setdefault("train_rows", train_rows)
+    return IndexSpec(column, kind, parameters)

@@ -1,0 +1,116 @@
+"""The six kinds: which package error is of which kind, and that they survive pickling and the wire."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from uuid import UUID
+
+import pytest
+from pyarrow import flight
+
+import flush.errors
+import memtable.errors
+import wal.errors
+from ingest.errors import (
+    KINDS,
+    Corrupted,
+    FencedError,
+    Internal,
+    Invalid,
+    MemWalError,
+    Unavailable,
+    UnknownOutcome,
+    classify,
+    from_wire,
+    to_wire,
+)
+
+REGION = UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (wal.errors.Fenced(REGION, 6, 7), FencedError),
+        (wal.errors.OutcomeUnknown("no answer"), UnknownOutcome),
+        (wal.errors.Poisoned("stopped"), Unavailable),
+        (wal.errors.StoreUnavailable("full"), Unavailable),
+        (wal.errors.StoreRefused("read-only"), Invalid),
+        (wal.errors.Sealed("sealed"), Invalid),
+        (wal.errors.Corrupt("a hole"), Corrupted),
+        (wal.errors.ConcurrentUse("two threads"), Internal),
+        (memtable.errors.InvalidRows("null key", column="id", row=3), Invalid),
+        (memtable.errors.MemTableFailed(3), UnknownOutcome),
+        (flush.errors.NotALanceTable("no table"), Invalid),
+        (flush.errors.NotInitialised("memwal init"), Invalid),
+        (flush.errors.CommitConflict("again"), Unavailable),
+        (flush.errors.CountMismatch("one key twice"), Corrupted),
+        (flush.errors.FlushOutOfOrder("2 before 1"), Internal),
+        (flight.FlightUnavailableError("down"), Unavailable),
+        (flight.FlightTimedOutError("late"), UnknownOutcome),
+        (OSError(errno.EADDRINUSE, "Address already in use"), Invalid),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.parquet"), Invalid),
+        (OSError(errno.ENOSPC, "No space left on device", "data"), Unavailable),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), Unavailable),
+        (ZeroDivisionError("division by zero"), Internal),
+    ],
+)
+def test_every_package_error_has_a_kind(error: Exception, kind: type[MemWalError]) -> None:
+    found = classify(error)
+    assert type(found) is kind
+    assert found.__cause__ is error
+    assert found.exit_code == (2 if kind is Invalid else 1)
+    assert len(found.lines) == 1
+
+
+def test_a_fenced_writer_names_both_epochs() -> None:
+    found = classify(wal.errors.Fenced(REGION, 6, 7))
+    assert "writer epoch 6 was fenced by epoch 7" in str(found)
+    assert (found.details["ours"], found.details["theirs"]) == (6, 7)
+
+
+def test_invalid_rows_keep_column_and_row() -> None:
+    found = classify(memtable.errors.InvalidRows("null key", column="id", row=3))
+    assert (found.details["column"], found.details["row"]) == ("id", 3)
+
+
+def test_operating_system_errors_name_path_and_fix() -> None:
+    found = classify(FileNotFoundError(errno.ENOENT, "No such file or directory", "x.parquet"))
+    assert str(found) == "x.parquet: No such file or directory; create it or correct the path"
+
+
+def test_a_kind_is_not_classified_twice() -> None:
+    error = Unavailable("later")
+    assert classify(error) is error
+
+
+@pytest.mark.parametrize("kind", list(KINDS.values()))
+def test_errors_survive_pickle_and_wire(kind: type[MemWalError]) -> None:
+    error = kind("one\ntwo", {"ours": 6, "theirs": 7})
+    for copy in (pickle.loads(pickle.dumps(error)), from_wire(to_wire(error))):
+        assert type(copy) is kind
+        assert copy.lines == ("one", "two")
+        assert copy.details == {"ours": 6, "theirs": 7}
+
+
+def test_an_unknown_kind_on_the_wire_is_internal() -> None:
+    assert type(from_wire({"kind": "FROM_THE_FUTURE", "message": "?"})) is Internal
+
+
+def test_several_problems_are_several_lines() -> None:
+    assert Invalid.of(["a", "b"]).lines == ("a", "b")
+
+
+def test_every_error_of_the_packages_is_classified_on_purpose() -> None:
+    """A new exception type must be given a kind, or be named here as a fault of this program."""
+    internal = {wal.errors.ConcurrentUse, flush.errors.FlushOutOfOrder, memtable.errors.MemTableFrozen}
+    bases = {wal.errors.WalError, flush.errors.FlushError}
+    for package in (wal.errors, memtable.errors, flush.errors):
+        for kind in vars(package).values():
+            if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in bases:
+                continue
+            blank = kind.__new__(kind)
+            for name in ("region_id", "ours", "theirs"):
+                vars(blank).setdefault(name, 0)
+            assert (type(classify(blank)) is Internal) == (kind in internal), kind

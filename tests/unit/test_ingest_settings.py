@@ -1,0 +1,267 @@
+"""Loading a configuration: what it gives, and what a user reads when something in it is wrong."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.errors import Invalid
+from ingest.settings import Settings, load
+from ingest.settings_reference import between_markers, render_reference, render_settings, to_dict, toml_value
+from ingest.units import format_duration, format_size, parse_duration, parse_size
+
+TABLE: dict[str, Any] = {
+    "uri": "data/t.lance",
+    "key": ["id"],
+    "columns": {"id": "int64", "body": "string", "price": "float64", "v": "vector[4]"},
+    "indexes": {"body": "fts", "v": {"type": "ivf_pq", "metric": "cosine"}, "price": "btree"},
+}
+
+
+def lines_of(source: Any, environ: dict[str, str] | None = None) -> tuple[str, ...]:
+    """The lines a user reads when the configuration is refused."""
+    with pytest.raises(Invalid) as caught:
+        load(source, environ or {})
+    assert caught.value.exit_code == 2
+    return caught.value.lines
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    return {"table": {**TABLE, **changes}}
+
+
+def test_a_file_gives_schema_and_indexes(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[table]\nuri = "t.lance"\nkey = ["id"]\n[table.columns]\nid = "string"\nv = "vector[3]"\n'
+        '[table.indexes]\nv = "ivf_pq"\n[memtable]\nvector_train_rows = 500\nsize_max = "8MiB"\n',
+        encoding="utf-8",
+    )
+    settings = load(path, {})
+    assert settings.arrow_schema() == pa.schema(
+        [pa.field("id", pa.string(), nullable=False), pa.field("v", pa.list_(pa.float32(), 3))]
+    )
+    (index,) = settings.index_specs()
+    assert (index.column, index.kind, index.parameters["train_rows"]) == ("v", "ivf_pq", 500)
+    assert settings.memtable.size_max == 8 * 1024 * 1024
+    assert settings.checkpoint == "t.lance.checkpoint"
+
+
+def test_the_shipped_quickstart_loads() -> None:
+    settings = load(Path(__file__).parents[2] / "configs" / "quickstart.toml", {})
+    assert settings.arrow_schema().field("embedding").type == pa.list_(pa.float32(), 384)
+    assert [index.kind for index in settings.index_specs()] == ["ivf_pq", "fts", "btree"]
+
+
+def test_environment_overrides_every_kind_of_value() -> None:
+    settings = load(
+        table(),
+        {
+            "MEMWAL__TABLE__KEY": '["body"]',
+            "MEMWAL__TABLE__URI": "other.lance",
+            "MEMWAL__REGIONS__COUNT": "5",
+            "MEMWAL__WAL__LINGER_MAX": "7ms",
+            "MEMWAL__MEMTABLE__SIZE_MAX": "64KiB",
+            "MEMWAL__SOURCE__OPTIONS": '{"header": "true"}',
+            "MEMWAL__SOURCE__SPARK": '{ "spark.master" = "local[1]" }',
+            "HOME": "/nowhere",
+        },
+    )
+    assert settings.table.key == ["body"]
+    assert settings.table.uri == "other.lance"
+    assert settings.regions.count == 5
+    assert settings.wal.linger_max == pytest.approx(0.007)
+    assert settings.memtable.size_max == 65536
+    assert settings.source.options == {"header": "true"}
+    assert settings.source.spark == {"spark.master": "local[1]"}
+
+
+def test_every_key_can_be_set_from_the_environment() -> None:
+    settings = load(table(), {})
+    for section, values in to_dict(settings).items():
+        for key, value in values.items():
+            text = value if isinstance(value, str) else toml_value(value)
+            assert load(table(), {f"MEMWAL__{section}__{key}".upper(): text}) == settings, (section, key)
+
+
+def test_overrides_win_over_file_and_environment() -> None:
+    settings = load(table(), {"MEMWAL__TABLE__URI": "env"}, {"table": {"uri": "argument"}})
+    assert settings.table.uri == "argument"
+
+
+def test_all_violations_are_reported_at_once_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(
+        '[table]\nuri = "t"\nkye = ["id"]\n[regions]\ncount = 0\n'
+        '[wal]\nlinger_max = 50\nput_timeout = "1m in"\n[gc]\na = 1\n',
+        encoding="utf-8",
+    )
+    lines = lines_of(path, {"MEMWAL__REGIONS__CUONT": "3"})
+    assert f"{path}: [table] unknown setting 'kye'; did you mean 'key'?" in lines
+    assert f"{path}: [regions] count = 0 must be at least 1" in lines
+    assert any(line.startswith(f"{path}: [wal] linger_max = 50 has no unit; write a duration") for line in lines)
+    assert any("put_timeout = '1m in' is not a duration" in line for line in lines)
+    assert any(line.startswith(f"{path}: unknown section [gc]") for line in lines)
+    assert "MEMWAL__REGIONS__CUONT: [regions] unknown setting 'cuont'; did you mean 'count'?" in lines
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"key": ["id", "id"]}, "key names 'id' 2 times; name it once"),
+        ({"key": ["idd"]}, "key column 'idd' is not among columns; did you mean 'id'?"),
+        ({"key": []}, 'key is empty; name the columns that identify a row, such as key = ["id"]'),
+        ({"key": "id"}, "key = 'id' must be a list"),
+        ({"key": ["v"]}, "key column 'v' is vector[4]; a key is of"),
+        ({"uri": ""}, "uri is not set"),
+        ({"indexes": {"body": "ftss"}}, "indexes.body: unknown index kind 'ftss'; did you mean 'fts'?"),
+        ({"indexes": {"bodi": "fts"}}, "indexes.bodi: no such column in columns; did you mean 'body'?"),
+        ({"indexes": {"price": "fts"}}, "its type is double, it must be string"),
+        ({"indexes": {"v": {"metric": "l2"}}}, "indexes.v: no type given; write type = "),
+        ({"indexes": {"v": {"type": "ivf_pq", "metrik": "l2"}}}, "unknown parameter 'metrik'; did you mean 'metric'?"),
+        ({"indexes": {"v": 3}}, "indexes.v = 3 "),
+        ({"columns": {"id": "int46"}}, "columns.id = 'int46' is not a column type; did you mean 'int64'?"),
+        ({"columns": {"id": "int64", "v": "vector[0]"}, "indexes": {}}, "columns.v = 'vector[0]' has no elements"),
+        ({"columns": {"id": "int64", "_tombstone": "bool"}, "indexes": {}}, "columns._tombstone: the name is taken"),
+    ],
+)
+def test_a_wrong_table_is_one_line_that_names_field_and_fix(change: dict[str, Any], words: str) -> None:
+    (line,) = lines_of(table(**change))
+    assert line.startswith("settings: [table] ")
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "words"),
+    [
+        ("memtable", {"size_max": "2GiB"}, "unflushed_max = '1GiB' is less than size_max = '2GiB'"),
+        ("wal", {"put_timeout": "1min"}, "retry_budget = '30s' is shorter than one attempt, put_timeout = '1min'"),
+        ("wal", {"format": "lanse"}, "format = 'lanse' must be 'lance'; did you mean 'lance'?"),
+        ("daemon", {"port": 70000}, "port = 70000 must be at most 65535"),
+        ("daemon", {"endpoints": ["localhost:1"]}, "'localhost:1' is not of the form 'grpc://host:port'"),
+        ("source", {"feed": "a"}, "path is not set, but feed is"),
+        ("source", {"order_by": ["prise"]}, "order_by: 'prise' is not a column of [table]; did you mean 'price'?"),
+        ("log", {"level": "warn"}, "level = 'warn' must be one of 'debug', 'info', 'warning' or 'error'; did you mean"),
+        ("regions", {"count": True}, "count = True must be a whole number"),
+    ],
+)
+def test_a_wrong_section_is_one_line_that_names_field_and_fix(section: str, values: dict[str, Any], words: str) -> None:
+    (line,) = lines_of({**table(), section: values})
+    assert line.startswith(f"settings: [{section}] ")
+    assert words in line
+
+
+def test_a_refused_value_brings_no_second_complaint() -> None:
+    lines = lines_of(table(columns={"id": "int46", "body": "string", "price": "float64", "v": "vector[4]"}))
+    assert len(lines) == 1
+
+
+def test_a_setting_outside_every_section_is_told_its_place() -> None:
+    assert lines_of({**table(), "interval": "1s"}) == (
+        "settings: setting 'interval' stands outside every section; put it under [commit]",
+    )
+
+
+@pytest.mark.parametrize("content", [None, "[table\n", b"\xff\xfe"])
+def test_an_unreadable_file_is_one_line(tmp_path: Path, content: str | bytes | None) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    (line,) = lines_of(path)
+    assert line.startswith(f"{path}: ")
+
+
+def test_secrets_are_resolved_by_reference_and_never_shown(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from-file\n", encoding="utf-8")
+    options = {
+        "access_key_id": "env:KEY_ID",
+        "secret_access_key": f"file:{tmp_path / 'secret'}",
+        "session_token": "literal-token",
+        "region": "eu-west-1",
+    }
+    settings = load(table(storage_options=options), {})
+    assert settings.storage_options({"KEY_ID": "from-env"}) == {
+        "access_key_id": "from-env",
+        "secret_access_key": "from-file",
+        "session_token": "literal-token",
+        "region": "eu-west-1",
+    }
+    shown = render_settings(settings) + repr(settings) + str(settings)
+    assert "literal-token" not in shown
+    assert "env:KEY_ID" in render_settings(settings)
+    assert "eu-west-1" in render_settings(settings)
+
+
+def test_references_to_nothing_are_all_named(tmp_path: Path) -> None:
+    options = {"access_key_id": "env:NOT_SET", "secret_access_key": f"file:{tmp_path / 'none'}"}
+    settings = load(table(storage_options=options), {})
+    with pytest.raises(Invalid) as caught:
+        settings.storage_options({})
+    assert len(caught.value.lines) == 2
+    assert "[table] storage_options.access_key_id: the environment variable NOT_SET is not set" in caught.value.lines[0]
+    (line,) = lines_of(table(storage_options={"access_key_id": "env:"}))
+    assert "storage_options.access_key_id names nothing" in line
+
+
+def test_a_refused_secret_is_not_printed() -> None:
+    (line,) = lines_of(table(storage_options={"secret_access_key": 12345678}))
+    assert "12345678" not in line
+
+
+def test_plain_values_load_back_as_the_same_settings() -> None:
+    settings = load(table(storage_options={"secret_access_key": "literal"}), {"MEMWAL__COMMIT__INTERVAL": "0"})
+    assert load(to_dict(settings), {}) == settings
+
+
+@pytest.mark.parametrize("key", ["format", "entry_size_max"])
+def test_settings_cannot_be_changed(key: str) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(Settings().wal, key, "lance")
+
+
+def test_reference_and_markers() -> None:
+    assert '| `linger_max` | duration | `"50ms"` |' in render_reference()
+    with pytest.raises(ValueError, match="markers"):
+        between_markers("no markers here")
+
+
+@given(st.floats(min_value=0, max_value=1e7, allow_nan=False).map(lambda seconds: round(seconds, 6)))
+def test_durations_are_read_back(seconds: float) -> None:
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds)
+
+
+@given(st.integers(min_value=0, max_value=1 << 50))
+def test_sizes_are_read_back(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("100ms", 0.1), ("1.5 h", 5400), ("5min", 300), (0, 0), ("0", 0), ("50us", 5e-5)]
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1KiB", 1024), ("1kB", 1000), ("256MiB", 1 << 28), ("1.5GiB", 3 << 29), (0, 0)]
+)
+def test_sizes(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["-1s", "1 parsec", "soon", "", True, None, 5, 1.5])
+def test_what_is_no_duration_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match=r"write a duration|is not a duration"):
+        parse_duration(text)
+
+
+def test_settings_survive_the_way_to_a_child_process() -> None:
+    settings = load(table(storage_options={"secret_access_key": "literal"}), {})
+    assert pickle.loads(pickle.dumps(settings)) == settings
