@@ -1,0 +1,95 @@
+"""The levels above the base table: what they are called, what a reader captures of them, and who hides whom.
+
+From oldest to newest, a region's rows lie in the base table, in SSTs of ascending generation, and in
+memtables of ascending generation. A row is visible iff no newer level *of its region* holds its key;
+tombstones hold their key too. Keys never move between regions, so one look at the levels of all regions gives
+the same answer as one per region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ingest.errors import Invalid
+from ingest.keys import nearest
+from memtable import Snapshot
+from wal import SsTable
+
+Level = Literal["committed", "flushed", "durable", "latest"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionView:
+    """The levels of one region above the base, captured before the base is opened.
+
+    `memtables`: snapshots, newest first. `ssts`: what the region manifest lists, ascending generations.
+    `unflushed`: the generation as which the oldest of the memtables' rows will be flushed, where the memtables cannot
+    say it themselves (they were replayed from storage); a base that has committed it is newer than parts of this view.
+    Thread safety. Immutable.
+    """
+
+    region: UUID
+    memtables: tuple[Snapshot, ...]
+    ssts: tuple[SsTable, ...]
+    unflushed: int | None = None
+
+
+class OverTaken(Exception):
+    """A commit overtook a view between its capture and the opening of the base: capture again. Stays inside."""
+
+
+def check_level(level: str) -> Level:
+    """`level` itself. Raises: Invalid with the nearest name when there is no such level."""
+    for known in LEVELS:
+        if level == known:
+            return known
+    raise Invalid(f"level '{level}' is unknown{nearest(str(level), LEVELS)}")
+
+
+class Stack:
+    """The levels of one region as snapshots, newest first, with the rule of who hides whom.
+
+    Thread safety. Any thread; holds immutable snapshots.
+    """
+
+    def __init__(self, levels: Sequence[Snapshot]) -> None:
+        self.levels = tuple(levels)
+
+    def hides(self, keys: pa.Table, below: int) -> Mask:
+        """Which of `keys` (exactly the key columns) the `below` newest levels hold: bool[len(keys)]."""
+        return _held(self.levels[:below], keys)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all levels, superseded ones and tombstones included: a bound on the keys they hide."""
+        return sum(level.n for level in self.levels)
+
+
+def hidden(stacks: Sequence[Stack], keys: pa.Table) -> Mask:
+    """Which base rows with these `keys` are hidden by any level above the base: bool[len(keys)]."""
+    return _held([level for stack in stacks for level in stack.levels], keys)
+
+
+def picked(keys: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """`keys` at `rows` (ascending, each once); mostly that is all of them, which costs nothing."""
+    return keys if len(rows) == keys.num_rows else keys.take(pa.array(rows))
+
+
+def _held(levels: Sequence[Snapshot], keys: pa.Table) -> Mask:
+    """Keys found in a level are not looked up in the next: most of those of a hot table are in the newest."""
+    held = np.zeros(keys.num_rows, dtype=np.bool_)
+    for level in levels:
+        open_rows = np.flatnonzero(~held)
+        if not len(open_rows):
+            break
+        held[open_rows] = level.lookup(picked(keys, open_rows)) >= 0
+    return held

@@ -1,0 +1,189 @@
+"""From settings to an open table: find or create the base table, then claim its regions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import flush
+import wal
+from ingest.edge import at_the_edge
+from ingest.errors import Invalid
+from ingest.keys import nearest
+from ingest.region_context import Limits, RegionContext
+from ingest.settings import Settings, load
+from ingest.table import Table
+from memtable import check_indexes, row_schema
+
+
+@at_the_edge
+def open_embedded(
+    uri: str | os.PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    key: str | Sequence[str] | None = None,
+    regions: int | None = None,
+    indexes: Mapping[str, str | dict[str, Any]] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    settings: str | Path | Mapping[str, Any] | None = None,
+) -> Table:
+    """Open a table with its regions claimed by this process; an absent one is created from `schema` and `key`.
+
+    `indexes`: column -> "ivf_pq" | "fts" | "btree", or a dict with "type" and parameters.
+    `storage_options`: Lance's own. `settings`: a TOML path or a dict of its sections; arguments given here win.
+    Raises: Invalid for every mistake in the arguments, all at once where they come from settings.
+    """
+    given: dict[str, Any] = {"uri": os.fspath(uri)}
+    if key is not None:
+        given["key"] = [key] if isinstance(key, str) else list(key)
+    if indexes is not None:
+        given["indexes"] = dict(indexes)
+    if storage_options is not None:
+        given["storage_options"] = dict(storage_options)
+    overrides: dict[str, dict[str, Any]] = {"table": given}
+    if regions is not None:
+        overrides["regions"] = {"count": regions}
+    loaded = load(settings, os.environ, overrides)
+    _check_arguments(loaded, schema, regions, indexes is not None)
+    return open_table(loaded, os.environ, schema)
+
+
+def open_table(settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None) -> Table:
+    """Open (or create) the table of `settings` and claim its regions. Raises: Invalid, wal and flush errors."""
+    options = settings.storage_options(environ)
+    store = wal.open_store(settings.table.uri, options)
+    base, _ = find_or_create(settings, environ, schema)
+    ids, clock = wal.SystemIds(), wal.SystemClock()
+    wal.probe(store, ids)
+    rows = row_schema(base.schema, base.key)
+    context = RegionContext(
+        store=store,
+        codec=wal.LanceCodec(rows),
+        clock=clock,
+        ids=ids,
+        schema=rows,
+        key=base.key,
+        indexes=base.indexes,
+        storage_version=base.storage_version,
+        limits=_limits(settings),
+        wal_options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+    )
+    return Table(base, context, settings.commit.interval, settings.commit.retries)
+
+
+def find_or_create(
+    settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
+) -> tuple[flush.BaseTable, bool]:
+    """The base table of `settings`, and whether it was created now.
+
+    `schema`: takes the place of `table.columns`. Raises: Invalid when there is nothing and no schema and key are given,
+    or when the table there has another key or other columns; flush errors when the path holds something else.
+    """
+    table, options = settings.table, settings.storage_options(environ)
+    base = flush.BaseTable.find(table.uri, options)
+    if base is not None:
+        _check_same_table(settings, base)
+        return base, False
+    wanted = schema if schema is not None else settings.arrow_schema()
+    if not len(wanted) or not table.key:
+        raise Invalid(f"{table.uri}: no table is there; give its columns and its key, and it is created")
+    wanted, indexes = _with_key(wanted, table.key), settings.index_specs()
+    row_schema(wanted, table.key)
+    check_indexes(wanted, indexes)
+    try:
+        return flush.BaseTable.create(table.uri, wanted, table.key, settings.regions.count, indexes, options), True
+    except (flush.TableExists, OSError):
+        # Somebody else creates it at this moment; what they made, whole or half, is found (and completed) now.
+        if (base := flush.BaseTable.find(table.uri, options)) is None:
+            raise
+        _check_same_table(settings, base)
+        return base, False
+
+
+def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
+    """Create the table of `settings`, or adopt the Lance table that is there; returns it and what was done.
+
+    Raises: as `find_or_create`; Invalid when the rows that are there do not fit the key.
+    """
+    try:
+        base, created = find_or_create(settings, environ)
+        return base, "created" if created else "found"
+    except flush.NotInitialised:
+        table, options = settings.table, settings.storage_options(environ)
+        if not table.key:
+            raise Invalid(f"[table] key is empty; name the columns that identify a row of {table.uri}") from None
+        adopted = flush.BaseTable.adopt(
+            table.uri, tuple(table.key), settings.regions.count, settings.index_specs(), options
+        )
+        _check_same_table(settings, adopted)
+        return adopted, "adopted"
+
+
+def _check_arguments(settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool) -> None:
+    """Refuse arguments that contradict the table that is there; they would otherwise be ignored."""
+    base = flush.BaseTable.find(settings.table.uri, settings.storage_options(os.environ))
+    if base is None:
+        return
+    if regions not in (None, base.buckets):
+        raise Invalid(f"regions = {regions}, but the table at {base.uri} has {base.buckets}; leave the argument out")
+    kinds = {spec.column: spec.kind for spec in base.indexes}
+    if indexes and kinds != {spec.column: spec.kind for spec in settings.index_specs()}:
+        there = ", ".join(f"{column} ({kind})" for column, kind in kinds.items()) or "none"
+        raise Invalid(f"indexes: the table at {base.uri} has other indexes, {there}; leave the argument out")
+    if schema is not None and [(f.name, f.type) for f in schema] != [(f.name, f.type) for f in base.schema]:
+        raise Invalid(
+            f"schema: the table at {base.uri} has another one ({_columns(base.schema)}); leave the argument out"
+        )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """`schema` with its key fields declared not null, as Lance wants a key's fields."""
+    for name in key:
+        if name not in schema.names:
+            raise Invalid(f"key column '{name}' is not in the schema{nearest(name, schema.names)}")
+        if key.count(name) > 1:
+            raise Invalid(f"key column '{name}' is named twice; name it once")
+    return pa.schema([field.with_nullable(field.nullable and field.name not in key) for field in schema])
+
+
+def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
+    key = tuple(settings.table.key)
+    if key and key != base.key:
+        raise Invalid(
+            f"[table] key = {list(key)} but the table at {settings.table.uri} has the key {list(base.key)}; "
+            "correct the setting or choose another uri"
+        )
+    columns = settings.table.columns
+    for name in columns:
+        if name not in base.schema.names:
+            raise Invalid(
+                f"[table] columns.{name}: the table at {settings.table.uri} has no such column"
+                f"{nearest(name, base.schema.names)}"
+            )
+    for field in settings.arrow_schema():
+        found = base.schema.field(field.name).type
+        if found != field.type:
+            raise Invalid(
+                f"[table] columns.{field.name} is {field.type}, but {found} in the table at {settings.table.uri}; "
+                "correct the setting or choose another uri"
+            )
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        entry_size_max=settings.wal.entry_size_max,
+        linger_max=settings.wal.linger_max,
+        size_max=settings.memtable.size_max,
+        rows_max=settings.memtable.rows_max,
+        age_max=settings.memtable.age_max,
+        unflushed_max=settings.memtable.unflushed_max,
+        retry_delay=settings.flush.retry_delay,
+    )

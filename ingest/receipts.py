@@ -1,0 +1,28 @@
+"""What the callers of a write get back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a put or delete answers: rows taken, and whether any region applied them now (False: the token was applied
+    before). `positions`: WAL position per region id, 0 where the rows are not durable yet."""
+
+    rows: int
+    applied: bool
+    positions: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReceipt:
+    """A region's answer to one stream: `applied` is False when its token was applied before; `ack_seconds` is the time
+    from the closing message to the answer."""
+
+    region: str
+    rows: int
+    applied: bool
+    position: int
+    ack_seconds: float

@@ -1,0 +1,189 @@
+"""The levels of one region that its writer holds: active memtable, frozen ones, the SSTs of its manifest.
+
+Three parties share them: callers take views and wait, the region's thread freezes, the flusher's thread publishes.
+Every change of what a view shows is one assignment under one lock, so a view never misses a row and never shows half
+of a change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import wal
+from ingest.errors import Unavailable
+from ingest.levels import RegionView
+from memtable import MemTable
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A memtable that takes no more writes, and the last WAL position whose rows it holds."""
+
+    memtable: MemTable
+    covers: int
+
+
+class RegionLevels:
+    """What a region holds above the base table, and the error that ended it.
+
+    Thread safety. `active` and `freeze` belong to the region's thread, `next_frozen`, `flush_failed` and `published`
+    to the flusher's, everything else to anybody.
+    Invariants. (1) Generations ascend from the manifest's SSTs over the frozen memtables to the active one. (2) Once
+    `failure` is set, views, waits and later freezes raise it.
+    """
+
+    def __init__(self, region: UUID, manifest: wal.RegionManifest, empty: Callable[[int], MemTable]) -> None:
+        """`empty`: makes the memtable of a generation."""
+        self._region, self._empty = region, empty
+        self._changed = threading.Condition()
+        self._frozen: list[Frozen] = []
+        self._flush_error: Exception | None = None
+        self._closing = False
+        self.active = empty(manifest.current_generation)
+        self.manifest = manifest
+        self.failure: BaseException | None = None
+        self.active_bytes = 0
+        self._frozen_bytes = 0
+
+    # ---- anybody -------------------------------------------------------------------------------------------------
+
+    def view(self) -> RegionView:
+        """The levels at this moment. Raises: the error that ended the region."""
+        with self._changed:
+            self._raise_failure()
+            tables = [table for table in self._memtables() if table.rows]
+            return RegionView(self._region, tuple(table.snapshot() for table in tables), self.manifest.ssts)
+
+    def wait_for_room(self, limit: int, timeout: float) -> None:
+        """Return when fewer than `limit` bytes are unflushed, or the region ended; Unavailable past `timeout`."""
+        if self._unflushed() < limit:
+            return  # the usual case costs no lock
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.failure is not None or self._unflushed() < limit, timeout):
+                raise Unavailable(
+                    f"region {self._region}: {self._unflushed()} bytes wait to be flushed, more than "
+                    f"memtable.unflushed_max = {limit}{self._flush_trouble()}; retry with the same token"
+                )
+
+    def wait_until_published(self, generation: int, timeout: float) -> None:
+        """Return when `generation` and all before it are SSTs.
+
+        Raises: the error that ended the region; Unavailable when nothing was published for `timeout` seconds while
+        flushes fail, or the region is closed meanwhile.
+        """
+        with self._changed:
+            while (first := self.manifest.current_generation) <= generation and not self._ended():
+                moved = self._changed.wait_for(partial(self._published_beyond, first), timeout)
+                if not moved and self._flush_error is not None:
+                    break
+            self._raise_failure()
+            if self.manifest.current_generation <= generation:
+                raise Unavailable(f"region {self._region}: not flushed{self._flush_trouble()}; try again")
+
+    def adopt(self, manifest: wal.RegionManifest) -> None:
+        """Show a newer manifest, one that the committer pruned."""
+        with self._changed:
+            if manifest.version > self.manifest.version:
+                self.manifest = manifest
+
+    def fail(self, error: BaseException) -> BaseException:
+        """End the region with `error`, unless it ended before; returns the error it ended with."""
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
+            return self.failure
+
+    def close(self) -> None:
+        """Let the flusher's thread end; what is frozen stays in the WAL."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def status(self) -> dict[str, Any]:
+        """The levels' part of a region's status."""
+        with self._changed:
+            tables = self._memtables()
+            return {
+                "replay_after": self.manifest.replay_after,
+                "generation": self.active.generation,
+                "memtable_rows": sum(table.rows for table in tables),
+                "memtable_bytes": sum(table.bytes for table in tables),
+                "failure": None if self.failure is None else str(self.failure),
+                "ssts": [
+                    {
+                        "generation": sst.generation,
+                        "path": sst.path,
+                        "rows": sst.physical_rows,
+                        "bytes": sst.in_memory_bytes,
+                    }
+                    for sst in self.manifest.ssts
+                ],
+            }
+
+    # ---- the region's thread -------------------------------------------------------------------------------------
+
+    def measure(self) -> None:
+        """Count the active memtable's bytes anew; to be called after each change of it."""
+        self.active_bytes = self.active.bytes
+
+    def freeze(self, covers: int) -> None:
+        """Swap in an empty memtable; the full one, whose rows reach WAL position `covers`, waits for the flusher."""
+        frozen = Frozen(self.active, covers)
+        frozen.memtable.freeze()
+        with self._changed:
+            self._frozen.append(frozen)
+            self._frozen_bytes = sum(each.memtable.bytes for each in self._frozen)
+            self.active = self._empty(frozen.memtable.generation + 1)
+            self.measure()
+            self._changed.notify_all()
+
+    # ---- the flusher's thread ------------------------------------------------------------------------------------
+
+    def next_frozen(self) -> Frozen | None:
+        """The oldest frozen memtable, when there is one; None when the region ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frozen or self._ended())
+            return None if self._ended() else self._frozen[0]
+
+    def published(self, manifest: wal.RegionManifest) -> None:
+        """The oldest frozen memtable is an SST of `manifest` now."""
+        with self._changed:
+            if manifest.version > self.manifest.version:
+                self.manifest = manifest
+            self._frozen.pop(0)
+            self._frozen_bytes = sum(each.memtable.bytes for each in self._frozen)
+            self._flush_error = None
+            self._changed.notify_all()
+
+    def flush_failed(self, error: Exception, pause: float) -> None:
+        """Remember why, and wait `pause` seconds or until the region closes."""
+        with self._changed:
+            self._flush_error = error
+            self._changed.wait_for(lambda: self._closing, pause)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _ended(self) -> bool:
+        return self._closing or self.failure is not None
+
+    def _published_beyond(self, generation: int) -> bool:
+        return self.manifest.current_generation > generation or self._ended()
+
+    def _memtables(self) -> list[MemTable]:
+        """Newest first."""
+        return [self.active, *(frozen.memtable for frozen in reversed(self._frozen))]
+
+    def _unflushed(self) -> int:
+        return self.active_bytes + self._frozen_bytes
+
+    def _flush_trouble(self) -> str:
+        return "" if self._flush_error is None else f" (the last flush failed: {self._flush_error})"
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,88 @@
+"""Rows in whatever form a caller has them, as an Arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from ingest.errors import Invalid
+
+
+def as_table(rows: Any, schema: pa.Schema) -> pa.Table:
+    """`rows` as a `pa.Table`, without a copy where it is Arrow already.
+
+    `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
+    list of dicts, whose values take the types of `schema` (the base schema) by name.
+    Raises: Invalid when it is none of these, cannot be read, or naming the column whose value does not fit.
+    """
+    try:
+        found = _as_arrow(rows, schema)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Invalid(f"rows: cannot read the {type(rows).__name__}: {str(error).splitlines()[0]}") from error
+    if found is None:
+        raise Invalid(
+            f"rows: cannot read a {type(rows).__name__}; pass an Arrow table or batch, a pandas or polars frame, "
+            "or a list of dicts"
+        )
+    return found
+
+
+def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | None:
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.read_all()
+    if hasattr(rows, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(rows).read_all()
+    if isinstance(rows, Sequence) and not rows:
+        return schema.empty_table()
+    if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        return _from_dicts(rows, schema)
+    return None
+
+
+def owned(rows: pa.Table) -> pa.Table:
+    """A copy of `rows` in memory of our own.
+
+    Arrow shares memory with NumPy and pandas: without a copy a caller that uses its arrays again would change rows that
+    were acknowledged, keys included.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+def check_encoding(rows: pa.Table) -> None:
+    """Refuse what Arrow itself never looks at: text that is not UTF-8, offsets outside of their buffers.
+
+    Such a value would be durable before the first reader fails on it. Raises: Invalid naming the column.
+    """
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            reason = str(error).splitlines()[0].removeprefix("In chunk 0: Invalid: ")
+            raise Invalid(f"column '{name}': {reason}; mend the value, text must be UTF-8") from None
+
+
+def _from_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
+
+
+def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
+    if schema.get_field_index(name) < 0:
+        return pa.array(values)
+    wanted = schema.field(name).type
+    try:
+        # Asked for integers, Arrow cuts fractions off in silence; a cast of what it finds by itself does not.
+        fractions = pa.types.is_integer(wanted) and any(isinstance(value, float) for value in values)
+        return pa.array(values, pa.float64()).cast(wanted) if fractions else pa.array(values, wanted)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise Invalid(f"column '{name}', which is {wanted}: {str(error).splitlines()[0]}") from None

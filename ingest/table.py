@@ -1,0 +1,258 @@
+"""The embedded table: regions claimed in this process, rows in and rows out, no Spark.
+
+`open_table` is the whole of memwal as a library; the daemon is this class behind Arrow Flight.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+from weakref import WeakSet
+
+import numpy as np
+import pyarrow as pa
+
+import flush
+import wal
+from flush import BaseTable, CommitReport
+from ingest import owners
+from ingest.commit_loop import CommitLoop
+from ingest.edge import at_the_edge
+from ingest.errors import Invalid
+from ingest.keys import normalise_keys
+from ingest.level_reads import LevelReads
+from ingest.levels import Level, RegionView
+from ingest.reader import Reader
+from ingest.receipts import Receipt
+from ingest.region_context import RegionContext
+from ingest.region_writer import RegionWriter
+from ingest.rows import as_table, check_encoding, owned
+from ingest.tokens import Token, TokenLike
+from ingest.write_queue import Ack
+from memtable import required_columns, tombstones, with_tombstone
+
+_OPEN: WeakSet[Table] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that ends without `close`: append what lingers, and end the threads before the interpreter does."""
+    for table in list(_OPEN):
+        table.close()
+
+
+class Table(LevelReads):
+    """A Lance table with its regions claimed by this process.
+
+    Thread safety. Every method from any thread.
+    Durability. `put` and `delete` return once every row is on storage (`durable=True`) or visible (`durable=False`).
+    Errors. Every method raises only `ingest.errors` kinds.
+    """
+
+    def __init__(self, base: BaseTable, context: RegionContext, commit_interval: float, retries: int) -> None:
+        """Claim every region of `base`. Use `ingest.open`, which also creates the table."""
+        super().__init__(base, Reader(base, context.store))
+        self._context = context
+        self._checker = context.memtable(0)  # never holds rows: it knows what a memtable would refuse
+        self._required = required_columns(base.schema, base.key)
+        self._regions: list[RegionWriter] = []
+        self._commits = CommitLoop(lambda: self._commit_now(retries), commit_interval)
+        self._process = os.getpid()
+        self._owner = f"pid {self._process}"
+        self._closed = False
+        try:
+            for bucket in range(base.buckets):
+                self._regions.append(RegionWriter(context, wal.bucket_region(bucket), bucket))
+        except BaseException:
+            self.close()
+            raise
+        self._by_id = {writer.region: writer for writer in self._regions}
+        self._commits.start()
+        _OPEN.add(self)
+
+    # ---- write ---------------------------------------------------------------------------------------------------
+
+    @at_the_edge
+    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None) -> Receipt:
+        """Insert or replace rows by key.
+
+        `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
+        `token`: a name and a rising number; the same token is applied once per region, however often it is sent. Few
+        names, please: every region remembers every name for ever.
+        Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
+        """
+        given = owned(as_table(rows, self.base.schema))
+        check_encoding(given)
+        conformed = with_tombstone(given, self._context.schema, self._required)
+        return self._write(conformed, durable, Token.parse(token))
+
+    @at_the_edge
+    def delete(self, keys: Any, *, durable: bool = True, token: TokenLike = None) -> Receipt:
+        """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`."""
+        normalised = owned(normalise_keys(keys, self.base.schema, self.base.key))
+        check_encoding(normalised)
+        return self._write(tombstones(normalised, self._context.schema), durable, Token.parse(token))
+
+    @at_the_edge
+    def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
+        """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
+
+        Raises: Invalid also when a row belongs to another region.
+        """
+        self._refuse_if_closed()
+        check_encoding(rows)
+        conformed = with_tombstone(rows, self._context.schema, self._required)
+        self._checker.check(conformed)
+        writer = self._writer(region)
+        if np.any(self.base.route(conformed) != writer.bucket):
+            raise Invalid(f"region {region}: the stream holds rows of other regions; route by the table's key")
+        return writer.submit(conformed, durable=True, token=token).result()
+
+    # ---- steps and state -----------------------------------------------------------------------------------------
+
+    @at_the_edge
+    def flush(self) -> None:
+        """Freeze every memtable and publish it as an SST; returns when all are published."""
+        self._refuse_if_closed()
+        for writer in self._regions:
+            writer.flush()
+
+    @at_the_edge
+    def commit(self) -> CommitReport:
+        """Commit all published SSTs into the base table."""
+        self._refuse_if_closed()
+        return self._commits.commit()
+
+    @at_the_edge
+    def status(self) -> dict[str, Any]:
+        """`{"table", "base_version", "rows", "regions": […]}`; the rows are those of the base table."""
+        base = self._reader.base()
+        regions = [writer.status() | {"owner": self._owner} for writer in self._regions]
+        for region in regions:
+            committed = base.committed.get(UUID(region["id"]), 0)
+            for sst in region["ssts"]:
+                sst["committed"] = sst["generation"] <= committed
+        return {
+            "table": self.base.uri,
+            "base_version": base.version,
+            "rows": base.dataset.count_rows(),
+            "regions": regions,
+        }
+
+    @at_the_edge
+    def close(self) -> None:
+        """Stop; what is acknowledged as durable stays in the WAL and is there when the table is opened again.
+
+        Raises: what kept non-durable rows from the WAL at the last moment.
+        """
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        self._commits.stop()
+        with ExitStack() as every:  # each is closed, whatever the others raise
+            for writer in self._regions:
+                every.callback(self._withdraw, writer)
+                every.callback(writer.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this owner from any other: the table's address and the epoch of each region."""
+        epochs = {str(writer.region): writer.guard.epoch for writer in self._regions}
+        return {"table": self._context.store.url(""), "epochs": epochs}
+
+    def broken(self) -> str | None:
+        """Why a region has stopped itself, None while all serve or were only fenced by a newer writer."""
+        failures = (writer.failure for writer in self._regions)
+        return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
+
+    def announce(self, endpoint: str) -> None:
+        """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
+        self._owner = endpoint
+        for writer in self._regions:
+            owners.announce(self._context.store, writer.region, writer.guard.epoch, endpoint)
+
+    def _withdraw(self, writer: RegionWriter) -> None:
+        with suppress(wal.WalError):  # the note is a hint
+            owners.withdraw(self._context.store, writer.region, writer.guard.epoch)
+
+    def _write(self, rows: pa.Table, durable: bool, token: Token | None) -> Receipt:
+        self._refuse_if_closed()
+        self._checker.check(rows)
+        waiting = [
+            (writer.region, writer.submit(part, durable=durable, token=token)) for writer, part in self._split(rows)
+        ]
+        acks = self._gather(waiting)
+        return Receipt(
+            rows.num_rows,
+            any(ack.applied for ack in acks.values()) if acks else True,
+            {str(region): ack.position for region, ack in acks.items()},
+        )
+
+    @staticmethod
+    def _gather(waiting: Sequence[tuple[UUID, Future[Ack]]]) -> dict[UUID, Ack]:
+        """Every region's ack; when one fails the others are still waited for, so that nothing is in flight after."""
+        errors = [error for _, future in waiting if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return {region: future.result() for region, future in waiting}
+
+    def _split(self, rows: pa.Table) -> list[tuple[RegionWriter, pa.Table]]:
+        """Rows by region, order within a region kept."""
+        if len(self._regions) == 1 or not rows.num_rows:
+            return [(self._regions[0], rows)] if rows.num_rows else []
+        buckets = self.base.route(rows)
+        order = np.argsort(buckets, kind="stable")
+        present, starts = np.unique(buckets[order], return_index=True)
+        sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
+        ends = [*starts[1:], rows.num_rows]
+        return [
+            (self._regions[bucket], sorted_rows.slice(start, end - start))
+            for bucket, start, end in zip(present, starts, ends, strict=True)
+        ]
+
+    def _views(self, level: Level) -> list[RegionView]:
+        self._refuse_if_closed()
+        if level == "committed":
+            return []
+        views = [writer.durable_view() if level == "durable" else writer.view() for writer in self._regions]
+        return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
+
+    def _commit_now(self, retries: int) -> CommitReport:
+        context = self._context
+        report = flush.commit(
+            self.base.uri,
+            context.store.storage_options,
+            context.store,
+            clock=context.clock,
+            ids=context.ids,
+            retries=retries,
+        )
+        for writer in self._regions:
+            writer.refresh()
+        return report
+
+    def _writer(self, region: UUID) -> RegionWriter:
+        try:
+            return self._by_id[region]
+        except KeyError:
+            raise Invalid(f"region {region} is not one of this table's {len(self._regions)} regions") from None
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Invalid("the table is closed; open it again")
+        if os.getpid() != self._process:
+            raise Invalid("the table was opened in another process, whose threads a fork leaves behind; open it here")

@@ -1,0 +1,48 @@
+"""Names under which a write is applied exactly once.
+
+A region remembers, per producer, the highest sequence it has applied; every WAL entry carries that map. A Spark
+query is a producer (its query id) whose sequence is the batch_id; a direct caller picks its own name and counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingest.errors import Invalid
+
+_FORMS = "a token is 'name:number', (name, number) or ingest.Token; numbers of one name must go up"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Identity of one write: `producer` names who writes, `sequence` (>= 0) goes up with every write of that name."""
+
+    producer: str
+    sequence: int
+
+    def __post_init__(self) -> None:
+        """Raises: Invalid; a region compares sequences and writes both into every WAL entry."""
+        if type(self.producer) is not str or type(self.sequence) is not int or not self.producer or self.sequence < 0:
+            raise Invalid(f"token {self.producer!r}:{self.sequence!r}: {_FORMS}")
+
+    @staticmethod
+    def parse(value: Token | str | tuple[str, int] | None) -> Token | None:
+        """Read a token in any form that the public API takes.
+
+        Raises: Invalid when the value is none of them.
+        """
+        if value is None or isinstance(value, Token):
+            return value
+        return Token(*_split(value))
+
+
+def _split(value: str | tuple[str, int]) -> tuple[str, int]:
+    try:
+        producer, sequence = value.rsplit(":", 1) if isinstance(value, str) else value
+        return str(producer), int(sequence)
+    except (ValueError, TypeError):
+        raise Invalid(f"token {value!r}: {_FORMS}") from None
+
+
+TokenLike = Token | str | tuple[str, int] | None
+"""What the public API takes as a token; None: the write is not identified."""

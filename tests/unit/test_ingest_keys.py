@@ -1,0 +1,125 @@
+"""Keys in every form a caller may have them."""
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ingest.errors import Invalid
+from ingest.keys import normalise_keys, parse_key
+
+ONE = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("value", pa.string())])
+NAMED = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("blob", pa.binary())])
+BLOB = pa.schema([pa.field("id", pa.large_binary(), nullable=False)])
+TWO = pa.schema(
+    [
+        pa.field("day", pa.date32(), nullable=False),
+        pa.field("flight", pa.int64(), nullable=False),
+        pa.field("value", pa.string()),
+    ]
+)
+DAY = datetime.date(2013, 1, 31)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [3, 1],
+        (3, 1),
+        ["3", "1"],
+        [{"id": 3}, {"id": 1}],
+        [(3,), (1,)],
+        np.array([3, 1]),
+        pa.array([3, 1], pa.int64()),
+        pa.chunked_array([[3], [1]]),
+        pa.table({"id": pa.array([3, 1], pa.uint8())}),
+        pa.record_batch({"id": pa.array([3, 1])}),
+        pa.table({"id": [3, 1]}).to_reader(),
+    ],
+    ids=lambda keys: type(keys).__name__,
+)
+def test_every_form_of_one_key_column_gives_the_same_table(keys: Any) -> None:
+    table = normalise_keys(keys, ONE, ["id"])
+
+    assert table.schema.field("id").type == pa.int32()
+    assert table.to_pydict() == {"id": [3, 1]}
+
+
+@pytest.mark.parametrize(("keys", "schema", "want"), [(7, ONE, 7), ("x", NAMED, "x"), (b"\0'", BLOB, b"\0'")])
+def test_a_scalar_is_one_key(keys: Any, schema: pa.Schema, want: Any) -> None:
+    name = schema.names[0]
+
+    assert normalise_keys(keys, schema, [name]).to_pydict() == {name: [want]}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [(DAY, 5)],
+        (DAY, 5),
+        {"flight": 5, "day": DAY},
+        [{"flight": 5, "day": DAY}],
+        [["2013-01-31", "5"]],
+        pa.table({"flight": [5], "day": [DAY]}),
+    ],
+    ids=["tuples", "tuple", "dict", "dicts", "texts", "table"],
+)
+def test_every_form_of_two_key_columns_gives_the_same_table(keys: Any) -> None:
+    table = normalise_keys(keys, TWO, ["day", "flight"])
+
+    assert table.to_pydict() == {"day": [DAY], "flight": [5]}
+
+
+def test_large_unsigned_keys_keep_every_digit() -> None:
+    schema = pa.schema([pa.field("id", pa.uint64(), nullable=False)])
+
+    assert normalise_keys([2**64 - 1, np.int64(3)], schema, ["id"]).to_pydict() == {"id": [2**64 - 1, 3]}
+
+
+def test_no_keys_are_no_error() -> None:
+    assert normalise_keys([], TWO, ["day", "flight"]).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "schema", "key", "says"),
+    [
+        ([1, None], ONE, ["id"], "key column 'id': row 1 is null"),
+        (["x"], ONE, ["id"], "key column 'id' is int32"),
+        ([2**40], ONE, ["id"], "key column 'id' is int32"),
+        ([1.5], ONE, ["id"], "key column 'id' is int32"),
+        ([True], ONE, ["id"], "a key of type bool cannot be in it"),
+        ([5], NAMED, ["name"], "key column 'name' is string"),
+        (
+            [(datetime.datetime(2013, 1, 31, 5, tzinfo=datetime.UTC), 5)],
+            TWO,
+            ["day", "flight"],
+            "of type datetime",
+        ),
+        (pa.table({"name": [5]}), NAMED, ["name"], "a key of type int64 cannot be in it"),
+        (
+            pa.table({"id": [1], "idd": [1]}),
+            ONE,
+            ["id"],
+            "column 'idd' is not in the key; did you mean 'id'?",
+        ),
+        (pa.table({"day": [DAY]}), TWO, ["day", "flight"], "key column 'flight' is missing"),
+        ([5], TWO, ["day", "flight"], "give tuples of day, flight"),
+        ([(DAY,)], TWO, ["day", "flight"], "has 1 values; the key has 2"),
+        ([{"day": DAY}], TWO, ["day", "flight"], "does not name exactly the key columns day, flight"),
+    ],
+)
+def test_what_is_no_key_is_refused_in_one_line(keys: Any, schema: pa.Schema, key: list[str], says: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        normalise_keys(keys, schema, key)
+
+    assert says in str(raised.value)
+    assert len(raised.value.lines) == 1
+
+
+def test_a_typed_key_is_split_at_commas_only_when_the_key_has_several_columns() -> None:
+    assert parse_key("a,b", ["name"]) == ("a,b",)
+    assert parse_key('"a,b",5', ["name", "number"]) == ("a,b", "5")
+    with pytest.raises(Invalid, match=r"key 'a' has 1 values; give 2: name,number"):
+        parse_key("a", ["name", "number"])
