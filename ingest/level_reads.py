@@ -1,0 +1,39 @@
+"""The reads of a table whose levels this process sees: its own memtables, or what is on storage."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import suppress
+from typing import Any
+
+import flush
+from ingest.errors import Unavailable
+from ingest.levels import Level, OverTaken, RegionView, check_level
+from ingest.reader import Reader
+from ingest.reads import Reads
+
+ATTEMPTS = 20
+"""A commit takes much longer than a capture, so a second attempt is rare and a third has not been seen."""
+
+
+class LevelReads(Reads):
+    """Reads over captured levels."""
+
+    def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
+        """`base`: schema, key, indexes and buckets are taken from it; every read opens the newest version."""
+        self.base = base
+        self.schema = base.schema
+        self.key = base.key
+        self._reader = reader
+
+    @abstractmethod
+    def _views(self, level: Level) -> list[RegionView]:
+        """Capture the levels above the base, newest first; the reader opens the base only after this."""
+
+    def _answer(self, read: str, level: str, /, **request: Any) -> Any:
+        """The reader's answer over views of `level`, captured again when a commit overtook them."""
+        checked = check_level(level)
+        for _ in range(ATTEMPTS):
+            with suppress(OverTaken):
+                return getattr(self._reader, read)(self._views(checked), **request)
+        raise Unavailable(f"{ATTEMPTS} commits overtook this read one after the other; read again")

@@ -1,0 +1,84 @@
+"""Checks of what a reader is asked, each answered by one line that names the field and the nearest match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ingest.errors import Invalid
+from ingest.keys import nearest
+from memtable import IndexSpec
+
+_ADD = {"ivf_pq": '"ivf_pq"', "fts": '"fts"'}
+
+
+def checked_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[str]:
+    """The columns to return, all when None, each once. Raises: Invalid for an unknown one or none at all."""
+    if columns is None:
+        return list(schema.names)
+    wanted = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
+    if not wanted:
+        raise Invalid("columns: the list is empty; name at least one column or leave it out for all")
+    for name in wanted:
+        if name not in schema.names:
+            raise Invalid(f"columns: column '{name}' does not exist{nearest(str(name), schema.names)}")
+    return wanted
+
+
+def checked_k(k: Any) -> int:
+    """`k` itself. Raises: Invalid unless it is a whole number of at least 1."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise Invalid(f"k is {k!r}; ask for a whole number of rows, at least 1")
+    return int(k)
+
+
+def checked_limit(limit: Any) -> int | None:
+    """`limit` itself. Raises: Invalid unless it is None or a whole number of at least 0."""
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
+        raise Invalid(f"limit is {limit!r}; give a whole number of rows, or leave it out for all")
+    return int(limit)
+
+
+def indexed(column: str, kind: str, what: str, schema: pa.Schema, specs: Sequence[IndexSpec]) -> IndexSpec:
+    """The index that a read (`what`) of `column` uses.
+
+    Raises: Invalid when the column or its index does not exist.
+    """
+    if column not in schema.names:
+        raise Invalid(f"{what}: column '{column}' does not exist{nearest(str(column), schema.names)}")
+    for spec in specs:
+        if spec.column == column and spec.kind == kind:
+            return spec
+    fit = [spec.column for spec in specs if spec.kind == kind]
+    there = f"; columns with one: {', '.join(fit)}" if fit else ""
+    raise Invalid(
+        f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{there}; "
+        f"a table gets its indexes when it is created: indexes = {{{column} = {_ADD[kind]}}}"
+    )
+
+
+def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[np.float32]:
+    """`vector` as float32[width of `column`].
+
+    Raises: Invalid naming both widths, or the first NaN or infinite number.
+    """
+    try:
+        values = np.asarray(vector.values if isinstance(vector, pa.FixedSizeListScalar) else vector, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"search: the vector for column '{column}' is not a list of numbers ({error})") from None
+    if values.ndim != 1 or len(values) != kind.list_size:
+        shape = " x ".join(map(str, values.shape)) or "1 number, no list"
+        raise Invalid(
+            f"search: the vector has width {shape}, column '{column}' has {kind.list_size}; "
+            f"give {kind.list_size} numbers"
+        )
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise Invalid(f"search: the vector for column '{column}' has {values[at]} at {at}; give finite numbers only")
+    return values

@@ -1,0 +1,91 @@
+"""The reads that every table has, whoever answers them: this process, storage, or a daemon."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ingest.edge import at_the_edge
+
+
+class Reads(ABC):
+    """get, scan, count, search and match at a level.
+
+    `level`: "committed" (base table) < "flushed" (+ SSTs) < "durable" (+ what is in the WAL) < "latest" (+ what the
+    owners have in memory).
+    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
+    """
+
+    schema: pa.Schema
+    """Base schema."""
+    key: tuple[str, ...]
+
+    @abstractmethod
+    def _answer(self, read: str, level: str, /, **request: Any) -> Any:
+        """The result of the method `read` of `ingest.reader.Reader` with `request`."""
+
+    @at_the_edge
+    def get(self, keys: Any, columns: Sequence[str] | None = None, *, level: str = "latest") -> pa.Table:
+        """The rows of `keys`, in the order in which these are named; missing and deleted keys are left out.
+
+        `keys`: a scalar or a list of them (one key column), tuples or dicts (several), or an Arrow table of the key.
+        """
+        found: pa.Table = self._answer("get", level, keys=keys, columns=_listed(columns))
+        return found
+
+    @at_the_edge
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        *,
+        level: str = "latest",
+    ) -> pa.Table:
+        """Rows whose newest version passes `filter` (SQL), at most `limit`."""
+        found: pa.Table = self._answer("scan", level, columns=_listed(columns), filter=filter, limit=limit)
+        return found
+
+    @at_the_edge
+    def count(self, filter: str | None = None, *, level: str = "latest") -> int:
+        """Number of rows whose newest version passes `filter`."""
+        return int(self._answer("count", level, filter=filter))
+
+    @at_the_edge
+    def search(
+        self,
+        column: str,
+        vector: Any,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        level: str = "latest",
+    ) -> pa.Table:
+        """The `k` rows nearest to `vector` with `_distance` (float32, ascending), among rows that pass `filter`."""
+        request = {"column": column, "vector": vector, "k": k, "filter": filter, "columns": _listed(columns)}
+        found: pa.Table = self._answer("search", level, **request)
+        return found
+
+    @at_the_edge
+    def match(
+        self,
+        column: str,
+        text: str,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        level: str = "latest",
+    ) -> pa.Table:
+        """The `k` rows that match the words of `text` best, with `_score` (float32, descending)."""
+        request = {"column": column, "text": text, "k": k, "filter": filter, "columns": _listed(columns)}
+        found: pa.Table = self._answer("match", level, **request)
+        return found
+
+
+def _listed(columns: Sequence[str] | None) -> list[str] | None:
+    return None if columns is None else list(columns)

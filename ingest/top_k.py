@@ -1,0 +1,94 @@
+"""The best k rows over all levels: ask each for more than k, drop what newer levels hide, merge by score.
+
+Why not mask hidden rows first: finding them costs a look-up of every key of every newer level, on each query;
+looking up the k candidates costs k. When newer levels hide so many candidates that fewer than k are left,
+more are fetched, up to k plus the rows above, which is enough whatever they hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Scores = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Rows of one level in order of their score, best first.
+
+    `keys()`: exactly the key columns of all. `take(positions)`: the wanted columns of those candidates.
+    """
+
+    scores: Scores
+    keys: Callable[[], pa.Table]
+    take: Callable[[npt.NDArray[np.int64]], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The candidates of one level that no newer level hides: `positions` among `candidates`, best first."""
+
+    candidates: Candidates
+    positions: npt.NDArray[np.int64]
+
+    @property
+    def scores(self) -> Scores:
+        """float32[len(positions)], best first."""
+        return self.candidates.scores[self.positions]
+
+
+def best_visible(
+    fetch: Callable[[int], Candidates], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
+) -> Visible:
+    """At most `k` visible candidates of one level, fewer only when the level has no more.
+
+    `fetch(n)`: its `n` best, fewer only when it has fewer. `hides(keys)`: which are hidden. `rows_above`: a
+    bound on how many can be.
+    """
+    enough = k + rows_above
+    wanted = min(enough, 2 * k)
+    while True:
+        found = fetch(wanted)
+        # What nothing lies above is not hidden, and its keys need not be fetched.
+        visible = np.flatnonzero(~hides(found.keys())) if rows_above else np.arange(len(found.scores))
+        if len(visible) >= k or len(found.scores) < wanted or wanted == enough:
+            return Visible(found, visible[:k])
+        wanted = min(enough, 4 * wanted)
+
+
+def merge(levels: Sequence[Visible], k: int, *, ascending: bool, name: str, schema: pa.Schema) -> pa.Table:
+    """The best `k` rows of all levels with their score in column `name`.
+
+    On equal scores the earlier level comes first, NaN last. `schema`: of the rows without the score.
+    """
+    scores = np.concatenate([level.scores for level in levels] or [np.empty(0, np.float32)])
+    order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
+    arrival, parts, first = np.sort(order), [], 0
+    for level in levels:
+        chosen = arrival[slice(*np.searchsorted(arrival, (first, first + len(level.positions))))] - first
+        first += len(level.positions)
+        if len(chosen):
+            parts.append(level.candidates.take(level.positions[chosen]))
+    rows = in_order(concatenate(parts, schema), np.argsort(order))
+    field = pa.field(name, pa.float32(), nullable=False)
+    return rows.append_column(field, pa.array(scores[order], pa.float32()))
+
+
+def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """The rows of all parts with exactly `schema` (whose types they have; nullability and metadata may
+    differ).
+    """
+    if not parts:
+        return schema.empty_table()
+    return pa.concat_tables([pa.Table.from_arrays(part.select(schema.names).columns, schema=schema) for part in parts])
+
+
+def in_order(rows: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
+    """`rows` by their `places` (each once), ascending; mostly they are, which costs nothing."""
+    return rows if (places[:-1] < places[1:]).all() else rows.take(pa.array(np.argsort(places)))

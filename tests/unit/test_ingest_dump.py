@@ -1,0 +1,183 @@
+"""`memwal inspect`: what is printed of everything that lies on storage."""
+
+import io
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+import flush
+import wal
+from ingest.dump import describe
+from ingest.errors import Invalid
+from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from wal import layout
+
+SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("size", pa.int64()),
+        pa.field("vec", pa.list_(pa.float32(), 4)),
+    ]
+)
+REGION = wal.bucket_region(0)
+
+
+def printed(path: Path | str) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(describe(str(path)))
+    return captured.get()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A region with three entries (the last a sentinel), one SST and a second claim."""
+    root = tmp_path_factory.mktemp("dump") / "table"
+    base = flush.BaseTable.create(str(root), SCHEMA, ["name"], 2, (IndexSpec("size", "btree"),))
+    store, ids, clock = wal.open_store(str(root)), wal.SeededIds(), wal.FakeClock()
+    rows = row_schema(base.schema, base.key)
+    codec = wal.LanceCodec(rows)
+
+    def claim() -> wal.Claim:
+        return wal.claim(store, REGION, spec_id=1, codec=codec, ids=ids, clock=clock)
+
+    first = claim()
+    appender = wal.WalAppender(store, REGION, first.guard, codec, first.next_position, ids, clock, wal.WalOptions())
+    table = MemTable(rows, ["name"], (), 1)
+    put = with_tombstone(
+        pa.table({"name": [f"row[{n}]" for n in range(8)], "size": list(range(8)), "vec": [[0.5] * 4] * 8}),
+        rows,
+    )
+    deleted = tombstones(pa.table({"name": ["row[3]"]}), rows)
+    table.apply(put)
+    appender.append(put, generation=1, applied={"loader": 7})
+    table.apply(deleted)
+    appender.append(
+        deleted, generation=1, applied={"loader": 7}, part=wal.BatchPart("spark", 4, "ab" * 16, closes=False)
+    )
+    table.freeze()
+    flush.flush(
+        store,
+        wal.ManifestStore(store, REGION),
+        first.guard,
+        table.snapshot(),
+        generation=1,
+        covers_position=2,
+        key=["name"],
+        storage_version=base.storage_version,
+        ids=ids,
+    )
+    claim()
+    return root
+
+
+def only(root: Path, pattern: str) -> Path:
+    (found,) = (root / "_mem_wal" / str(REGION)).glob(pattern)
+    return found
+
+
+def test_a_manifest_shows_every_field_and_its_ssts(root: Path) -> None:
+    manifest = wal.ManifestStore(wal.open_store(str(root)), REGION).latest()
+    assert manifest is not None
+    text = printed(root / layout.manifest_key(REGION, manifest.version))
+
+    for shown in (str(REGION), "writer epoch", "replay after position", "ACTIVE", manifest.ssts[0].path):
+        assert shown in text
+    assert text.split("writer epoch")[1].split()[0] == "2"
+    assert text.split("current generation")[1].split()[0] == "2"
+    assert text.split("replay after position")[1].split()[0] == "2"
+
+
+def test_an_entry_shows_its_header_and_first_rows(root: Path) -> None:
+    text = printed(root / layout.entry_key(REGION, 1, "lance"))
+
+    assert "loader:7" in text
+    assert text.split("rows")[1].split()[0] == "8"
+    assert "first 5 of 8 rows" in text
+    assert "row[4]" in text
+    assert "row[5]" not in text
+    assert "[0.5, 0.5, 0.5, …] (4)" in text
+
+
+def test_an_entry_tells_its_part_in_a_batch_and_its_tombstones(root: Path) -> None:
+    text = printed(root / layout.entry_key(REGION, 2, "lance"))
+
+    assert "spark:4" in text
+    assert "does not close it" in text
+    assert text.split("tombstones")[1].split()[0] == "1"
+
+
+def test_a_sentinel_is_called_one(root: Path) -> None:
+    assert "yes, it fences older writers" in printed(root / layout.entry_key(REGION, 3, "lance"))
+
+
+def test_an_sst_shows_rows_sidecar_and_bloom_filter(root: Path) -> None:
+    text = printed(only(root, "*_gen_1"))
+
+    assert text.split("key sidecar rows")[1].split()[0] == "8"
+    assert text.split("bloom filter bytes")[1].split()[0] == "32,768"
+    assert text.split("tombstones")[1].split()[0] == "1"
+    assert "yes, in manifest version" in text
+
+
+def test_a_region_shows_its_manifest_and_the_range_of_its_log(root: Path) -> None:
+    text = printed(root / "_mem_wal" / str(REGION))
+
+    assert "1 to 3" in text
+    assert text.split("WAL entries")[1].split()[0] == "3"
+    assert text.split("not flushed")[1].split()[0] == "1"
+    assert text.split("holes")[1].split()[0] == "none"
+
+
+def test_a_table_shows_its_base_and_its_regions(root: Path) -> None:
+    text = printed(root)
+
+    for shown in ("size (btree)", "name string", str(REGION), "base version"):
+        assert shown in text
+    assert printed(f"file://{root}") == text
+
+
+def test_inspecting_changes_nothing(root: Path) -> None:
+    def everything() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in root.rglob("*") if file.is_file()}
+
+    before = everything()
+    printed(root)
+    printed(root / "_mem_wal" / str(REGION))
+    printed(only(root, "*_gen_1"))
+    assert everything() == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "_mem_wal",
+        "_versions",
+        "nothing",
+        "_mem_wal/{region}/manifest",
+        "_mem_wal/{region}/manifest/version_hint.json",
+    ],
+)
+def test_what_is_none_of_these_is_refused_with_what_can_be_inspected(root: Path, path: str) -> None:
+    asked = root / path.format(region=REGION)
+
+    with pytest.raises(Invalid, match=r"can be inspected: a table directory, a region directory") as raised:
+        describe(str(asked))
+    assert str(asked) in str(raised.value)
+    assert len(raised.value.lines) == 1
+
+
+def test_a_directory_without_a_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="not in a Lance table"):
+        describe(str(tmp_path))
+
+
+def test_a_region_that_was_never_claimed_is_said_to_be(root: Path) -> None:
+    empty = root / "_mem_wal" / str(UUID(int=7))
+    empty.mkdir()
+
+    assert "never claimed" in printed(empty)
+    empty.rmdir()

@@ -1,0 +1,89 @@
+"""What a reader refuses to be asked, and what it says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ingest.errors import Invalid
+from ingest.levels import check_level
+from ingest.predicates import unknown_column
+from ingest.read_request import checked_columns, checked_k, checked_limit, checked_vector, indexed
+from memtable import IndexSpec
+
+SCHEMA = pa.schema(
+    {
+        "package": pa.string(),
+        "description": pa.string(),
+        "embedding": pa.list_(pa.float32(), 3),
+        "odd name": pa.int64(),
+    }
+)
+SPECS = (IndexSpec("embedding", "ivf_pq"), IndexSpec("description", "fts"))
+WIDE = SCHEMA.field("embedding").type
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (
+            lambda: checked_columns(["pakage"], SCHEMA),
+            "column 'pakage' does not exist; did you mean 'package'?",
+        ),
+        (lambda: checked_columns([], SCHEMA), "columns: the list is empty"),
+        (lambda: checked_k(0), "k is 0"),
+        (lambda: checked_k(True), "k is True"),
+        (lambda: checked_k(2.5), "k is 2.5"),
+        (lambda: checked_limit(-1), "limit is -1"),
+        (lambda: checked_vector([1, 2], "embedding", WIDE), "vector has width 2, column 'embedding' has 3"),
+        (lambda: checked_vector([[1, 2, 3]], "embedding", WIDE), "vector has width 1 x 3"),
+        (lambda: checked_vector(5, "embedding", WIDE), "vector has width 1 number, no list"),
+        (lambda: checked_vector([1, float("nan"), 3], "embedding", WIDE), "has nan at 1"),
+        (lambda: checked_vector(["a", "b", "c"], "embedding", WIDE), "'embedding' is not a list of numbers"),
+        (lambda: indexed("embeding", "ivf_pq", "search", SCHEMA, SPECS), "did you mean 'embedding'?"),
+        (lambda: indexed("package", "fts", "match", SCHEMA, SPECS), "'package' (string) has no fts index"),
+        (lambda: indexed("package", "fts", "match", SCHEMA, SPECS), "columns with one: description"),
+        (lambda: check_level("lastest"), "level 'lastest' is unknown; did you mean 'latest'?"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_one_line_that_names_the_field(ask: Callable[[], Any], says: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        ask()
+
+    assert says in str(raised.value)
+    assert len(raised.value.lines) == 1
+
+
+def test_all_columns_are_meant_when_none_are_named_and_repeats_count_once() -> None:
+    assert checked_columns(None, SCHEMA) == SCHEMA.names
+    assert checked_columns(["package", "description", "package"], SCHEMA) == ["package", "description"]
+
+
+@pytest.mark.parametrize("vector", [[1, 2, 3], np.arange(1, 4), pa.array([1.0, 2.0, 3.0]), (1.0, 2.0, 3.0)])
+def test_a_vector_may_be_any_list_of_numbers(vector: Any) -> None:
+    assert checked_vector(vector, "embedding", WIDE).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_vector_may_be_a_value_of_the_column() -> None:
+    value = pa.array([[1.0, 2.0, 3.0]], WIDE)[0]
+
+    assert checked_vector(value, "embedding", WIDE).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("filter", "says"),
+    [
+        ("packge = 'x'", "column 'packge' does not exist; did you mean 'package'?"),
+        ("upper(descripton) LIKE '%a%'", "did you mean 'description'?"),
+        ("`odd nam` > 1", "did you mean 'odd name'?"),
+        ('PACKAGE = "packge" AND `odd name` IS NOT NULL', None),
+        ("cast(package as bigint) > 1 AND starts_with(package, 'a') AND package > date '2020-01-01'", None),
+    ],
+)
+def test_a_filter_is_blamed_on_the_first_word_that_names_no_column(filter: str, says: str | None) -> None:
+    found = unknown_column(filter, SCHEMA.names)
+
+    assert (found or "").endswith(says or "")
+    assert (found is None) == (says is None)

@@ -1,0 +1,113 @@
+"""Loaded SSTs: once each, within bounds, and again after a failure."""
+
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from ingest.sst_cache import Columns, SstCache
+from memtable import MemTable, Snapshot, row_schema, with_tombstone
+
+BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
+
+
+NONE: Columns = frozenset()
+
+
+def loader(rows: int, loads: list[int]) -> Callable[[Columns], MemTable]:
+    def load(columns: Columns) -> MemTable:
+        loads.append(rows)
+        schema = row_schema(BASE, ["id"])
+        table = MemTable(schema, ["id"], (), 1)
+        table.apply(with_tombstone(pa.table({"id": list(range(rows)), "text": ["x" * 100] * rows}), schema))
+        table.freeze()
+        return table
+
+    return load
+
+
+def test_an_sst_is_loaded_once() -> None:
+    cache, loads = SstCache(), list[int]()
+
+    first = cache.get("a", NONE, loader(3, loads))
+    second = cache.get("a", NONE, loader(3, loads))
+
+    assert first is second
+    assert first.n == 3
+    assert loads == [3]
+    assert cache.bytes > 300
+
+
+def test_the_least_recently_used_goes_first_and_the_newest_always_stays() -> None:
+    loads: list[int] = []
+    size = loader(1000, [])(NONE).bytes
+    cache = SstCache(limit=int(size * 2.5))
+    for path in ("a", "b", "a", "c"):
+        cache.get(path, NONE, loader(1000, loads))
+
+    cache.get("a", NONE, loader(1000, loads))
+    assert len(loads) == 3
+    cache.get("b", NONE, loader(1000, loads))
+    assert len(loads) == 4
+    assert cache.bytes <= size * 2.5
+
+    tiny = SstCache(limit=1)
+    tiny.get("a", NONE, loader(1000, loads))
+    assert len(tiny) == 1
+
+
+def test_a_failed_load_is_told_to_everyone_who_waits_and_then_forgotten() -> None:
+    cache, loads = SstCache(), list[int]()
+
+    def broken(columns: Columns) -> MemTable:
+        raise OSError("storage is away")
+
+    with pytest.raises(OSError, match="storage is away"):
+        cache.get("a", NONE, broken)
+    assert cache.get("a", NONE, loader(2, loads)).n == 2
+
+
+def test_an_sst_is_loaded_anew_for_an_index_it_lacks_and_never_for_fewer() -> None:
+    cache, indexed = SstCache(), list[set[str]]()
+
+    def load(columns: Columns) -> MemTable:
+        indexed.append(set(columns))
+        return loader(3, [])(columns)
+
+    for columns in ({"text"}, set[str](), {"text"}, {"vector"}, {"text"}, {"text", "vector"}):
+        cache.get("a", frozenset(columns), load)
+
+    assert indexed == [{"text"}, {"text", "vector"}]
+    assert len(cache) == 1
+
+
+def test_an_index_that_cannot_be_built_does_no_lasting_harm() -> None:
+    cache, loads = SstCache(), list[int]()
+    cache.get("a", NONE, loader(2, loads))
+
+    def broken(columns: Columns) -> MemTable:
+        raise OSError("storage is away")
+
+    with pytest.raises(OSError, match="storage is away"):
+        cache.get("a", frozenset({"text"}), broken)
+    assert cache.get("a", NONE, loader(2, loads)).n == 2
+    assert cache.get("a", frozenset({"text"}), loader(2, loads)).n == 2
+
+
+def test_many_threads_that_ask_for_one_sst_load_it_once() -> None:
+    cache, loads, found = SstCache(), list[int](), list[Snapshot]()
+    barrier = threading.Barrier(8)
+
+    def ask() -> None:
+        barrier.wait()
+        found.append(cache.get("a", NONE, loader(500, loads)))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(loads) == 1
+    assert len({id(snapshot) for snapshot in found}) == 1

@@ -1,0 +1,104 @@
+"""Merging the best rows of several levels: pure, over made-up levels."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.top_k import Candidates, Visible, best_visible, merge
+
+ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("level", pa.int64())])
+
+
+def level(number: int, scores: dict[int, float]) -> Callable[[int], Candidates]:
+    """A level that answers with its nearest ids, smallest score first."""
+    ranked = sorted(scores.items(), key=lambda item: item[1])
+
+    def fetch(n: int) -> Candidates:
+        ids = np.array([id for id, _ in ranked[:n]], np.int64)
+        rows = pa.table({"id": ids, "level": np.full(len(ids), number)})
+        return Candidates(
+            np.array([score for _, score in ranked[:n]], np.float32),
+            lambda: rows.select(["id"]),
+            lambda at: rows.take(pa.array(at)),
+        )
+
+    return fetch
+
+
+def hiding(newer: set[int]) -> Callable[[pa.Table], np.ndarray]:
+    return lambda keys: np.isin(keys.column("id").to_numpy(), list(newer))
+
+
+@given(
+    st.dictionaries(st.integers(0, 30), st.floats(0, 1, width=32), max_size=20),
+    st.dictionaries(st.integers(0, 30), st.floats(0, 1, width=32), max_size=20),
+    st.integers(1, 12),
+)
+def test_the_best_of_two_levels_is_the_best_of_the_newest_versions(
+    new: dict[int, float], old: dict[int, float], k: int
+) -> None:
+    newest = {**old, **new}
+    levels = [
+        best_visible(level(1, new), hiding(set()), k, 0),
+        best_visible(level(0, old), hiding(set(new)), k, len(new)),
+    ]
+
+    found = merge(levels, k, ascending=True, name="_distance", schema=ROWS)
+
+    assert found.column("_distance").to_pylist() == pytest.approx(sorted(newest.values())[:k])
+    assert len(set(found.column("id").to_pylist())) == min(k, len(newest))
+    for row in found.to_pylist():
+        assert row["_distance"] == pytest.approx(newest[row["id"]])
+        assert row["level"] == (1 if row["id"] in new else 0)
+
+
+def test_a_level_whose_best_rows_are_all_hidden_is_asked_for_more() -> None:
+    scores = {id: id / 1000 for id in range(1000)}
+
+    visible = best_visible(level(0, scores), hiding(set(range(990))), 5, 990)
+
+    assert visible.scores.tolist() == pytest.approx([0.99, 0.991, 0.992, 0.993, 0.994])
+
+
+def test_a_level_that_nothing_lies_above_is_asked_once_and_not_for_keys() -> None:
+    asked: list[int] = []
+
+    def keys() -> pa.Table:
+        raise AssertionError("keys were fetched")
+
+    def counting(n: int) -> Candidates:
+        asked.append(n)
+        return replace(level(0, {id: float(id) for id in range(100)})(n), keys=keys)
+
+    visible = best_visible(counting, hiding(set()), 10, 0)
+
+    assert asked == [10]
+    assert visible.scores.tolist() == list(range(10))
+
+
+def test_descending_scores_put_the_highest_first_and_nan_last() -> None:
+    found = merge(
+        [
+            Visible(level(1, {1: 0.5, 2: 0.9})(2), np.array([0, 1])),
+            Visible(level(0, {3: 0.7, 4: float("nan")})(2), np.array([0, 1])),
+        ],
+        4,
+        ascending=False,
+        name="_score",
+        schema=ROWS,
+    )
+
+    assert found.column("id").to_pylist() == [2, 3, 1, 4]
+
+
+def test_no_levels_give_no_rows_but_all_columns() -> None:
+    assert merge([], 3, ascending=True, name="_distance", schema=ROWS).schema.names == [
+        "id",
+        "level",
+        "_distance",
+    ]
