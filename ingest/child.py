@@ -1,0 +1,102 @@
+"""A daemon as a child process on loopback: what `memwal run` uses when no endpoints are configured.
+
+The parent writes the configuration, pickled (secrets stay references), as one line to the child's standard input and
+keeps that pipe open: it is the child's lifeline. The child answers with one line of JSON on its standard output,
+`{"endpoint"}` or an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+from ingest.errors import Unavailable, from_wire, to_wire
+from ingest.settings import Settings
+
+
+class ChildDaemon:
+    """A running child daemon.
+
+    Thread safety. Any thread. Invariants. The child ends with this process, also when this process is killed.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], endpoint: str) -> None:
+        """Use `start_child`."""
+        self._process = process
+        self.endpoint = endpoint
+        self.pid = process.pid
+
+    def exit_code(self) -> int | None:
+        """The child's exit code (negative: the signal that ended it), None while it runs."""
+        return self._process.poll()
+
+    def stop(self, timeout: float = 30.0) -> int:
+        """Let go of the lifeline and wait for the child to drain; returns its exit code."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def start_child(settings: Settings) -> ChildDaemon:
+    """Start a daemon for `settings` and wait until it serves. Raises: what `serve` raises, in this process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ingest.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the parent, which then ends the child in order
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(base64.b64encode(pickle.dumps(settings)).decode() + "\n")
+    process.stdin.flush()
+    answer = _answer(process.stdout.readline())
+    if "endpoint" in answer:
+        return ChildDaemon(process, str(answer["endpoint"]))
+    code = process.wait()
+    if "kind" in answer:
+        raise from_wire(answer)
+    raise Unavailable(f"the daemon ended while starting (exit code {code}); see the lines above")
+
+
+def _answer(line: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(line)
+        return found
+    except ValueError:
+        return {}
+
+
+def _say(answer: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError):  # the parent is gone: the lifeline ends this process
+        sys.stdout.write(json.dumps(answer, default=str) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> int:
+    """The child's side: read the configuration, serve, say what went wrong."""
+    from ingest.daemon import serve
+    from ingest.errors import classify
+
+    try:
+        settings = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - our parent wrote it
+        return serve(settings, os.environ, lifeline=sys.stdin, ready=lambda endpoint: _say({"endpoint": endpoint}))
+    except Exception as error:  # noqa: BLE001 - the edge of this process
+        found = classify(error)
+        _say(to_wire(found))
+        return found.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""`memwal serve`: a table with all its regions claimed, behind Arrow Flight, until told to stop.
+
+A child daemon (of `memwal run`) lives exactly as long as its parent: its standard input is a pipe whose other end only
+the parent holds, so the end of that pipe is the end of the parent, however it came about.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from ingest.errors import Invalid, Unavailable
+from ingest.flight_server import FlightService
+from ingest.logs import configure_logs
+from ingest.metrics import serve_metrics
+from ingest.opening import open_table
+from ingest.settings import Settings
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at whether a region has stopped itself."""
+_LOG = logging.getLogger("memwal.daemon")
+
+
+def serve(
+    settings: Settings, environ: Mapping[str, str], *, lifeline: TextIO | None, ready: Callable[[str], None]
+) -> int:
+    """Serve the table of `settings`; returns the exit code.
+
+    `ready` is called with the endpoint once every region is claimed and calls are answered. Ends on SIGTERM, SIGINT or
+    the end of `lifeline`; also when storage made a region stop itself, which only a new claim mends. Raises: Invalid
+    for an address that is taken or not on loopback, Unavailable for such a region, and what `open_table` does.
+    """
+    configure_logs(settings.log.level, settings.log.format)
+    host, port = settings.daemon.host, settings.daemon.port
+    check_address("daemon.port", host, port)
+    if settings.daemon.metrics_port > 0:
+        check_address("daemon.metrics_port", "127.0.0.1", settings.daemon.metrics_port)
+    stop = _stop_signals(lifeline)
+    with open_table(settings, environ) as table:
+        try:
+            service = FlightService(table, f"grpc://{host}:{port}")
+        except OSError as error:
+            raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
+        endpoint = f"grpc://{host}:{service.port}"
+        table.announce(endpoint)
+        serve_metrics(table, settings.daemon.metrics_port)
+        ready(endpoint)
+        _LOG.info("serving %s at %s", settings.table.uri, endpoint)
+        while not stop.wait(LOOK_EVERY) and not table.broken():
+            pass
+        _drain(service, settings.daemon.drain_timeout)
+        broken = table.broken()
+    if broken:
+        raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
+    return 0
+
+
+def check_address(setting: str, host: str, port: int) -> None:
+    """Refuse an address that `serve` cannot listen on, before anything is claimed; `setting` names the port.
+
+    Raises: Invalid when the address is not on loopback (there is no authentication yet), unknown, or taken.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise Invalid(f"daemon.host: '{host}' is no address ({error.strerror}); write 127.0.0.1") from None
+    if not (str(address[0]).startswith("127.") or address[0] == "::1"):
+        raise Invalid(f"daemon.host: {host} is not a loopback address; this version serves 127.0.0.1 only")
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise Invalid(
+                f"{setting}: {port} on {host} is in use or not allowed ({error.strerror}); "
+                "choose another port, or 0 for any free one"
+            ) from None
+
+
+def _stop_signals(lifeline: TextIO | None) -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if lifeline is not None:
+        threading.Thread(target=_watch, args=(lifeline, stop), name="lifeline", daemon=True).start()
+    return stop
+
+
+def _watch(lifeline: TextIO, stop: threading.Event) -> None:
+    while lifeline.readline():
+        pass
+    stop.set()
+
+
+def _drain(service: FlightService, timeout: float) -> None:
+    """Let calls under way finish; a client that does not let go within `timeout` seconds is cut off.
+
+    Acknowledged rows are in the WAL and the others were not acknowledged, so ending at once loses nothing.
+    """
+    ending = threading.Thread(target=service.shutdown, daemon=True)
+    ending.start()
+    ending.join(timeout)
+    if ending.is_alive():
+        _LOG.warning("calls still under way after %g s, ending", timeout)
+        sys.stderr.flush()
+        os._exit(0)

@@ -1,0 +1,72 @@
+"""What travels between `client` and `flight_server`, both directions, in one place.
+
+A request is a small JSON object, followed by an Arrow IPC stream where it has rows (the keys of a `get`, the vector of
+a `search`):
+
+    u32 length, little-endian | JSON, UTF-8 | Arrow IPC stream (may be absent)
+
+It is the ticket of a DoGet, the body of a DoAction, and the descriptor of a DoPut (whose rows are the Flight stream
+itself). A DoPut is applied only after its last message, whose application metadata is `{"close": rows sent}`: a stream
+that merely ends (a client that died, an abort) changes nothing. Errors travel as the JSON of `errors.to_wire` in
+Flight's `extra_info`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ingest.errors import Internal, MemWalError, Unavailable, from_wire, to_wire
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
+    """A request as bytes."""
+    head = json.dumps(request).encode()
+    parts = [_LENGTH.pack(len(head)), head]
+    if rows is not None:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        parts.append(sink.getvalue().to_pybytes())
+    return b"".join(parts)
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
+    """A request and its rows. Raises: ValueError when the bytes are no request."""
+    view = memoryview(data)
+    (length,) = _LENGTH.unpack_from(view)
+    body = view[_LENGTH.size + length :]
+    request = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+    return request, pa.ipc.open_stream(pa.py_buffer(body)).read_all() if len(body) else None
+
+
+def closing(rows: int) -> bytes:
+    """Application metadata of the message that closes a DoPut of `rows` rows."""
+    return json.dumps({"close": rows}).encode()
+
+
+def closed_rows(metadata: pa.Buffer | None) -> int | None:
+    """The row count of a closing message, None for any other."""
+    return None if metadata is None else json.loads(metadata.to_pybytes()).get("close")
+
+
+def raise_over_flight(error: MemWalError) -> None:
+    """Raise `error` in the form that Flight carries to the client."""
+    raise flight.FlightServerError(error.message, extra_info=json.dumps(to_wire(error), default=str).encode())
+
+
+def from_flight(error: Exception, endpoint: str) -> MemWalError:
+    """The error a client meets: the server's own, or Unavailable when there was no answer."""
+    extra = getattr(error, "extra_info", b"")
+    if extra:
+        return from_wire(json.loads(extra))
+    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
+        return Unavailable(f"the daemon at {endpoint} does not answer; is it running? Retry with the same token")
+    return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {str(error).splitlines()[0]}")
