@@ -1,0 +1,135 @@
+"""The feed: files at hand, landed one after another in the directory that a file source watches.
+
+Landing one file, in order:
+
+1. Copy it under a name that Spark's file source ignores (a leading `.`), and fsync it.
+2. Set its modification time to now, and later than that of every file landed before: Spark reads files in the order
+   of their modification times, which it sees in milliseconds.
+3. Rename it to its own name and fsync the directory, so that the source sees all of it or nothing.
+
+A file that is there already, by name and size, is left alone; so a feed that was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+from ingest.errors import Invalid, MemWalError, classify
+from wal import Clock
+
+_STEP_NS = 1_000_000
+_HIDDEN = (".", "_")
+
+
+class Feed:
+    """Lands the files of `source` in `target` in name order, one every `every` seconds, on a thread of its own.
+
+    Thread safety. `start`, `stop`, `finished` and `failure` from any thread.
+    Durability. A landed file is on disk, whole, before the next one is begun.
+    Invariants. (1) Modification times of landed files ascend strictly. (2) No file is landed twice.
+    """
+
+    def __init__(self, source: Path, target: Path, every: float, clock: Clock) -> None:
+        """Raises: Invalid when `source` is no readable directory, or holds no file."""
+        self._source, self._target, self._every, self._clock = source, target, every, clock
+        self._files = feed_files(source)
+        self._stopped = threading.Event()
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self.failure: MemWalError | None = None
+        self.landed = 0
+
+    @property
+    def files(self) -> int:
+        """Number of files that the feed lands in all."""
+        return len(self._files)
+
+    def start(self) -> None:
+        """Begin landing files."""
+        self._thread.start()
+
+    def finished(self) -> bool:
+        """Whether every file has landed, or the feed has failed or was stopped."""
+        return self._finished.is_set()
+
+    def wait(self) -> None:
+        """Return when `finished`."""
+        self._finished.wait()
+
+    def stop(self) -> None:
+        """End after the file that is being landed."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.land_all()
+        except Exception as error:  # noqa: BLE001 - kept for the thread that watches
+            self.failure = classify(error)
+        finally:
+            self._finished.set()
+
+    def land_all(self) -> None:
+        """Land what has not landed yet; returns early when stopped.
+
+        Raises: Invalid when another file of the same name is in the target, OSError of the file system.
+        """
+        self._target.mkdir(parents=True, exist_ok=True)
+        for file in self._files:
+            if self._stopped.is_set():
+                return
+            if not self._is_there(file):
+                if self.landed and self._stopped.wait(self._every):
+                    return
+                self._land(file)
+            self.landed += 1
+
+    def _is_there(self, file: Path) -> bool:
+        there = self._target / file.name
+        if not there.exists():
+            return False
+        if there.stat().st_size != file.stat().st_size:
+            raise Invalid(
+                f"source.feed: {there} is there already with {there.stat().st_size} bytes, {file} has "
+                f"{file.stat().st_size}; give a changed file a new name"
+            )
+        return True
+
+    def _land(self, file: Path) -> None:
+        hidden = self._target / f".{file.name}.landing"
+        with file.open("rb") as data, hidden.open("wb") as copy:
+            shutil.copyfileobj(data, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        landed_at = max(int(self._clock.now() * 1e9), self._newest() + _STEP_NS)
+        os.utime(hidden, ns=(landed_at, landed_at))
+        hidden.rename(self._target / file.name)
+        directory = os.open(self._target, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _newest(self) -> int:
+        """Latest modification time in the target, in nanoseconds; 0 when it is empty."""
+        return max((entry.stat().st_mtime_ns for entry in visible_files(self._target)), default=0)
+
+
+def feed_files(directory: Path) -> list[Path]:
+    """The files of a feed in name order. Raises: Invalid naming `source.feed`."""
+    try:
+        files = sorted(visible_files(directory))
+    except OSError as error:
+        raise Invalid(f"source.feed: {directory}: {error.strerror}; name a directory that can be read") from None
+    if not files:
+        raise Invalid(f"source.feed: {directory} holds no files; name the directory of your files")
+    return files
+
+
+def visible_files(directory: Path) -> list[Path]:
+    """Files directly in `directory` that a file source of Spark reads, in no order. Raises: OSError."""
+    return [entry for entry in directory.iterdir() if entry.is_file() and not entry.name.startswith(_HIDDEN)]

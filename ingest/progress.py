@@ -1,0 +1,117 @@
+"""What the user sees while a pipeline runs: a live panel on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from ingest.tally import Figures
+from wal import Clock
+
+_PER_SECOND = 4
+_REGIONS_SHOWN = 8
+
+
+class Progress:
+    """Shows the phase of a run and its figures.
+
+    Thread safety. One thread. Nothing is written to a console that is no terminal but whole lines.
+    """
+
+    def __init__(self, console: Console, table: str, clock: Clock) -> None:
+        self._console, self._table, self._clock = console, table, clock
+        self._phase = "starting"
+        self._began = clock.monotonic()
+        self._figures: Figures | None = None
+        self._status: dict[str, Any] = {}
+        self._files = ""
+        self._printed_batch = -1
+        live = console.is_terminal
+        self._live = Live(console=console, refresh_per_second=_PER_SECOND, transient=True) if live else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+            self._live.update(self._panel())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def phase(self, text: str) -> None:
+        """The run goes on to something else."""
+        self._phase = text
+        if self._live is None:
+            self._line(text)
+        else:
+            self._live.update(self._panel())
+
+    def show(self, figures: Figures, status: dict[str, Any], files: str = "") -> None:
+        """New figures; `status` as from `Table.status`, `files` such as "6/10"."""
+        self._figures, self._status, self._files = figures, status or self._status, files
+        if self._live is not None:
+            self._live.update(self._panel())
+        elif figures.batch_id > self._printed_batch:
+            self._printed_batch = figures.batch_id
+            self._line(
+                f"micro-batch {figures.batch_id}: {figures.rows:,} rows in, {figures.rows_per_second:,.0f} rows/s, "
+                f"{_queued(self._status):,} in memtables, base version {self._status.get('base_version', '-')}"
+            )
+
+    def _line(self, text: str) -> None:
+        self._console.print(f"memwal: {text}", soft_wrap=True, highlight=False, markup=False)
+
+    def _panel(self) -> RenderableType:
+        seconds = int(self._clock.monotonic() - self._began)
+        title = f"[bold]{escape(self._table)}[/]  {escape(self._phase)}  [dim]{seconds // 60}:{seconds % 60:02d}[/]"
+        head = Spinner("dots", Text.from_markup(title))
+        return (
+            head
+            if self._figures is None
+            else Group(head, _totals(self._figures, self._files, self._status), self._regions())
+        )
+
+    def _regions(self) -> Table:
+        table = Table(box=None, padding=(0, 1), header_style="dim", show_edge=False)
+        table.add_column("region")
+        for name in ("rows in", "memtable rows", "WAL position", "SSTs", "generation"):
+            table.add_column(name, justify="right")
+        counted = self._figures.by_region if self._figures is not None else {}
+        regions = self._status.get("regions", [])
+        for region in regions[:_REGIONS_SHOWN]:
+            table.add_row(
+                f"{region['bucket']}  {region['id'][:8]}",
+                f"{counted.get(region['id'], 0):,}",
+                f"{region['memtable_rows']:,}",
+                f"{region['wal_position']:,}",
+                f"{len(region['ssts']):,}",
+                f"{region['generation']:,}",
+            )
+        if len(regions) > _REGIONS_SHOWN:
+            table.add_row(f"{len(regions) - _REGIONS_SHOWN} more", "", "", "", "", "")
+        return table
+
+
+def _totals(figures: Figures, files: str, status: dict[str, Any]) -> Text:
+    parts = [
+        f"{figures.rows:,} rows in",
+        f"{figures.rows_per_second:,.0f}/s",
+        f"batch {max(0, figures.batch_id)}",
+    ]
+    if files:
+        parts.append(f"file {files}")
+    if status:
+        parts.append(f"base v{status['base_version']}: {status['rows']:,}")
+    return Text("  " + " · ".join(parts))
+
+
+def _queued(status: dict[str, Any]) -> int:
+    return sum(int(region["memtable_rows"]) for region in status.get("regions", []))

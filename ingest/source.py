@@ -1,0 +1,213 @@
+"""The source: what `[source]` says, as a streaming DataFrame, and the checks that come before anything is written.
+
+A file source gets the table's schema (Spark's streaming demands one) and three columns more, which say where a row
+lies; with the row's number inside its part of the file they order all rows of the source. The sink sorts each region's
+rows by them, so the newest row of a key wins whatever the shuffle does and however a replay is partitioned:
+
+    _memwal_landed   modification time of the file (Spark reads files in this order; microseconds, UTC)
+    _memwal_file     its path, for files of one moment
+    _memwal_block    byte offset of the part of the file that the task reads
+
+A source that is no file source is ordered by `source.order_by`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ingest.errors import Invalid
+from ingest.feed import feed_files, visible_files
+from ingest.keys import nearest
+from ingest.settings import SourceSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+LANDED, FILE, BLOCK = "_memwal_landed", "_memwal_file", "_memwal_block"
+PLACE = (LANDED, FILE, BLOCK)
+"""Columns that say where a row of a file source lies, most significant first."""
+
+FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
+FILES_CHECKED = 256
+"""Schemas read before the query starts: a footer costs about a millisecond; what lies behind is found while reading."""
+
+_FAR = "36500d"  # Spark's default of 7 days makes it leave out, in silence, files older than that beside newer ones
+_STRICT = "FAILFAST"  # for JSON and CSV, where Spark's default puts nulls in the place of values that it cannot read
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------
+
+
+def check_source(source: SourceSettings, schema: pa.Schema) -> None:
+    """Refuse a source that cannot be read into a table of `schema` (base schema). Reads only.
+
+    Raises: Invalid naming the setting, or the file and the column.
+    """
+    if source.format not in FILE_FORMATS:
+        return
+    if not source.path:
+        raise Invalid("source.path is not set; write the directory of your files")
+    if is_remote(source.path):
+        return
+    files = feed_files(local_path(source.feed)) if source.feed else []
+    files = sorted({*files, *_files_of(local_path(source.path), must_exist=not source.feed)})
+    if source.format == "parquet":
+        for file in files[:FILES_CHECKED]:
+            _check_file(file, schema)
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is one that only Spark can read (`s3a://…`, `hdfs://…`)."""
+    return "://" in path and not path.startswith("file://")
+
+
+def local_path(path: str) -> Path:
+    """A local path or `file:` URL as a Path."""
+    return Path(path.removeprefix("file://") if path.startswith("file://") else path)
+
+
+def _files_of(path: Path, *, must_exist: bool) -> list[Path]:
+    if not must_exist and not path.exists():
+        return []
+    try:
+        if path.is_file():
+            raise Invalid(f"source.path: {path} is a file; name the directory that holds it")
+        return visible_files(path)
+    except OSError as error:
+        raise Invalid(f"source.path: {path}: {error.strerror}; name a directory that can be read") from None
+
+
+def _check_file(file: Path, schema: pa.Schema) -> None:
+    try:
+        found = pq.read_schema(file)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise Invalid(f"source.path: {file} is no readable Parquet file ({reason}); remove or replace it") from None
+    for name in schema.names:
+        if name not in found.names:
+            raise Invalid(
+                f"source.path: {file} has no column {name!r}; add it to the files or take it out of [table] columns"
+                f"{nearest(name, found.names)}"
+            )
+    for field in found:
+        if field.name not in schema.names:
+            raise Invalid(
+                f"source.path: {file} has a column {field.name!r} that the table has not; take it out of the files or "
+                f"add it to [table] columns{nearest(field.name, schema.names)}"
+            )
+        _check_type(file, field, schema.field(field.name).type)
+
+
+def _check_type(file: Path, found: pa.Field, wanted: pa.DataType) -> None:
+    if not readable(found.type, wanted):
+        raise Invalid(
+            f"source.path: {file}: column {found.name!r} is {found.type}, the table wants {wanted}; "
+            "convert the files or correct [table] columns"
+        )
+
+
+def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether Spark reads a Parquet column of type `found` into a column of type `wanted`, losing nothing."""
+    types = pa.types
+    if types.is_dictionary(found):
+        found = found.value_type
+    if types.is_integer(wanted):
+        # Spark has no unsigned types: it reads one into the next wider signed one, which the sink narrows again.
+        return bool(types.is_integer(found)) and _signed_bits(found) <= _signed_bits(wanted)
+    if types.is_floating(wanted):
+        return bool(types.is_floating(found)) and 16 < found.bit_width <= max(32, wanted.bit_width)
+    if types.is_timestamp(wanted):
+        return bool(types.is_timestamp(found)) and found.unit != "ns" and (found.tz is None) == (wanted.tz is None)
+    if types.is_fixed_size_list(wanted):
+        if types.is_fixed_size_list(found) and found.list_size != wanted.list_size:
+            return False
+        return _is_list(found) and readable(found.value_type, wanted.value_type)
+    families = (
+        (types.is_string, types.is_large_string, types.is_string_view),
+        (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
+        (types.is_boolean,),
+        (types.is_date32,),
+    )
+    return any(any(of(wanted) for of in family) and any(of(found) for of in family) for family in families)
+
+
+def _signed_bits(kind: pa.DataType) -> int:
+    unsigned = bool(pa.types.is_unsigned_integer(kind))
+    return int(kind.bit_width) * (2 if unsigned else 1)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+# ---- the stream ----------------------------------------------------------------------------------------------------
+
+
+def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> DataFrame:
+    """The streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source."""
+    from pyspark.sql import functions
+
+    is_file = source.format in FILE_FORMATS
+    reader = spark.readStream.format(source.format)
+    if is_file:
+        reader = reader.schema(spark_schema(schema)).options(
+            maxFilesPerTrigger=source.files_per_trigger, maxFileAge=_FAR, mode=_STRICT
+        )
+    reader = reader.options(**source.options)
+    frame = reader.load(source.path) if source.path else reader.load()
+    if not is_file:
+        return frame
+    return frame.select(
+        *(functions.col(_quoted(name)) for name in schema.names),
+        functions.col("_metadata.file_modification_time").alias(LANDED),
+        functions.col("_metadata.file_path").alias(FILE),
+        functions.col("_metadata.file_block_start").alias(BLOCK),
+    )
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The Spark schema to read a table's columns with; vectors as arrays, unsigned numbers one size wider."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, spark_type(field.type), True) for field in schema])
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """The Spark type that a column of an Arrow type is read as. Raises: Invalid for a type Spark cannot read."""
+    from pyspark.sql import types as spark
+
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        return spark.ArrayType(spark_type(kind.value_type), True)
+    if pa.types.is_timestamp(kind):
+        return spark.TimestampNTZType() if kind.tz is None else spark.TimestampType()
+    simple: dict[pa.DataType, DataType] = {
+        pa.int8(): spark.ByteType(),
+        pa.int16(): spark.ShortType(),
+        pa.int32(): spark.IntegerType(),
+        pa.int64(): spark.LongType(),
+        pa.uint8(): spark.ShortType(),
+        pa.uint16(): spark.IntegerType(),
+        pa.uint32(): spark.LongType(),
+        pa.uint64(): spark.DecimalType(20, 0),
+        pa.float16(): spark.FloatType(),
+        pa.float32(): spark.FloatType(),
+        pa.float64(): spark.DoubleType(),
+        pa.bool_(): spark.BooleanType(),
+        pa.string(): spark.StringType(),
+        pa.large_string(): spark.StringType(),
+        pa.binary(): spark.BinaryType(),
+        pa.large_binary(): spark.BinaryType(),
+        pa.date32(): spark.DateType(),
+    }
+    if kind not in simple:
+        raise Invalid(f"Spark cannot read a column of type {kind}; choose another type in [table] columns")
+    return simple[kind]
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`"

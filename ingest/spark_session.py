@@ -1,0 +1,147 @@
+"""The Spark session of `memwal run`: Java found, started quickly, silent on the user's terminal.
+
+Spark talks to the terminal before it can be told not to (launcher, log4j, JVM warnings), and its tasks' tracebacks go
+there too. So the JVM's output goes into a pipe of ours that keeps only the last lines, for the message when it fails
+to start. Errors reach the user through `ingest.task_errors` instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ingest.errors import Invalid, Unavailable
+from ingest.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+_PACKAGE = "openjdk-17-jre-headless (Debian, Ubuntu), java-17-openjdk-headless (Fedora) or openjdk@17 (Homebrew)"
+_KEPT_LINES = 50
+_VERSION = re.compile(r'"?(?:1\.)?(\d+)')
+
+
+def check_java(environ: Mapping[str, str]) -> int:
+    """The major version of the Java that Spark will use. Raises: Invalid naming the package to install."""
+    home = environ.get("JAVA_HOME", "")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH")) or ""
+    remedy = f"install Java {JAVA_MIN} or later: {_PACKAGE}"
+    if not java:
+        raise Invalid(f"Spark needs Java {JAVA_MIN} or later and there is none on PATH; {remedy}")
+    where = f"JAVA_HOME={home}" if home else java
+    version = _release(Path(java)) or _asked(java)
+    if version is None:
+        raise Invalid(f"Spark needs Java {JAVA_MIN} or later and {where} is no working Java; {remedy}")
+    if version < JAVA_MIN:
+        raise Invalid(f"Spark needs Java {JAVA_MIN} or later and {where} is Java {version}; {remedy}")
+    return version
+
+
+def _release(java: Path) -> int | None:
+    """The version that a Java installation notes in its `release` file: 100 ms sooner than asking the JVM."""
+    try:
+        text = (java.resolve(strict=True).parent.parent / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if line.startswith("JAVA_VERSION=")), "")
+    return _major(line.partition("=")[2])
+
+
+def _asked(java: str) -> int | None:
+    try:
+        # The path is the user's own JAVA_HOME or PATH, and Spark runs the same.
+        answer = subprocess.run(  # noqa: S603
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return _major(answer.stderr.partition("version")[2].strip())
+
+
+def _major(version: str) -> int | None:
+    """`"17.0.15"` -> 17, `"1.8.0_392"` -> 8."""
+    match = _VERSION.match(version)
+    return int(match[1]) if match else None
+
+
+def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, str]:
+    """Spark's configuration: the defaults of an embedded run with `source.spark` over them. `tasks`: regions."""
+    root = str(Path(__file__).resolve().parent.parent)
+    # A short run is over before compiled code pays; a stream that goes on for days wants the best code.
+    compiler = "-XX:TieredStopAtLevel=1 " if once else ""
+    generate = "NO_CODEGEN" if once else "FALLBACK"
+    defaults = {
+        "spark.master": "local[2]",
+        "spark.app.name": "memwal",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"{compiler}-XX:+UseSerialGC",
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(tasks),
+        # Micro-batches are small and alike: planning again after each stage, or compiling it, costs more than it saves.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": generate,
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.streaming.stopTimeout": "10s",
+    }
+    return defaults | settings.source.spark
+
+
+def start_session(conf: Mapping[str, str]) -> SparkSession:
+    """A session with `conf`; the one of this process when there is one already (then `conf` is not applied).
+
+    Raises: Unavailable with the JVM's last line when it does not start.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    # When the JVM dies py4j logs the traceback of each call that finds it dead; the pipeline says it in one line.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # The JVM is started by fork and then exec at once; Lance warns of forks that go on without it.
+    warnings.filterwarnings("ignore", message="lance is not fork-safe")
+    spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    tail: deque[str] = deque(maxlen=_KEPT_LINES)
+    read_end, write_end = os.pipe()
+    threading.Thread(target=_drain, args=(os.fdopen(read_end, errors="replace"), tail), daemon=True).start()
+    try:
+        gateway = launch_gateway(  # type: ignore[no-untyped-call]
+            spark_conf, {"stdout": write_end, "stderr": write_end}
+        )
+        return SparkSession(SparkContext(conf=spark_conf, gateway=gateway))
+    except (PySparkException, OSError) as error:
+        said = next((line for line in reversed(tail) if line.strip()), str(error).splitlines()[0])
+        raise Unavailable(f"Spark did not start: {said.strip()}; check [source] spark") from error
+    finally:
+        os.close(write_end)
+
+
+def _drain(output: IO[str], tail: deque[str]) -> None:
+    """Read the JVM's output to its end, so that it never blocks on a full pipe."""
+    with output:
+        tail.extend(output)

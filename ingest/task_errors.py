@@ -1,0 +1,101 @@
+"""How an error of a Spark task reaches the user as the kind it is.
+
+A task fails in a Python worker; the JVM wraps what that worker printed, twice, and hands the driver a text of a hundred
+lines. So the task raises `TaskError`, whose message is one line that only this module writes and reads:
+
+    memwal-task-error:{"kind": "INVALID", "message": "…", "details": {…}}
+
+The JSON is the wire form of `ingest.errors`; it holds no line break, so whatever is wrapped around it, it is found
+again by its mark and ends where the JSON ends. Errors of Spark itself carry no mark; the few that a user can mend are
+told by Spark's error condition, never by their text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ingest.errors import Internal, Invalid, MemWalError, classify, from_wire, to_wire
+
+MARK = "memwal-task-error:"
+
+_READ = "make the files of source.path readable for Spark, with the columns of [table]"
+_REMEDIES = {
+    "FAILED_READ_FILE": _READ,
+    "CANNOT_READ_FILE_FOOTER": _READ,
+    "UNABLE_TO_INFER_SCHEMA": _READ,
+    "PATH_NOT_FOUND": "correct source.path",
+    "DATA_SOURCE_NOT_FOUND": "correct source.format, or name its package in spark.jars.packages of source.spark",
+    "MALFORMED_RECORD_IN_PARSING": "correct the record, or set mode in source.options",
+}
+
+
+class TaskError(Exception):
+    """A `MemWalError` on its way out of a Spark task. Its message is the marked line."""
+
+
+def carried(error: BaseException) -> TaskError:
+    """`error`, classified and packed for the way from a task to the driver."""
+    return TaskError(MARK + json.dumps(to_wire(classify(error)), default=str))
+
+
+@contextmanager
+def task_edge() -> Iterator[None]:
+    """Let a task's code raise only `TaskError`. A task that Spark cancels (GeneratorExit) passes untouched."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except Exception as error:
+        raise carried(error) from error
+
+
+def found_in(text: str) -> MemWalError | None:
+    """The error that `text` carries, None when it carries none."""
+    _, mark, rest = text.partition(MARK)
+    if not mark:
+        return None
+    try:
+        wire, _ = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+        return None
+    return from_wire(wire) if isinstance(wire, dict) else None
+
+
+def of_spark(error: BaseException) -> MemWalError:
+    """What ended a Spark job or query, as the kind it is, in one line.
+
+    Ours by its mark; Spark's own by its error condition when the user can mend it, else Internal.
+    """
+    from pyspark.errors import PySparkException
+
+    if isinstance(error, MemWalError):
+        return error
+    ours = found_in(str(error))
+    if ours is not None:
+        return ours
+    if not isinstance(error, PySparkException):
+        return classify(error)
+    condition = _condition(error)
+    remedy = _REMEDIES.get(condition.partition(".")[0])
+    if remedy:
+        return Invalid(f"Spark: {_first_line(error)}; {remedy}", {"condition": condition})
+    return Internal(f"Spark: {_first_line(error)}", {"condition": condition})
+
+
+def _condition(error: BaseException) -> str:
+    """Spark's name for an error, of the innermost cause that has one; "" where there is none."""
+    found = ""
+    current: Any = error
+    while current is not None:
+        name = getattr(current, "getCondition", lambda: None)()
+        found = name or found
+        current = getattr(current, "_cause", None) or getattr(current, "__cause__", None)
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

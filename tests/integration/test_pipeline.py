@@ -1,0 +1,222 @@
+"""`memwal run`, as a user starts it: once, again, into errors, and killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.errors import Invalid
+from ingest.opening import find_or_create
+from ingest.pipeline import MARKER, check
+from ingest.settings import load
+
+
+def write_feed(directory: Path, *tables: pa.Table) -> str:
+    directory.mkdir(exist_ok=True)
+    for number, table in enumerate(tables):
+        pq.write_table(table, directory / f"{number:03d}.parquet")
+    return str(directory)
+
+
+def names(uri: str) -> dict[int, str]:
+    """What plain Lance finds in the base table."""
+    rows = lance.dataset(uri).to_table(["id", "name"]).to_pylist()
+    found = {row["id"]: row["name"] for row in rows}
+    assert len(found) == len(rows), "a key is there twice"
+    return found
+
+
+@pytest.fixture
+def fed(small_config: Callable[..., Path], tmp_path: Path, made: Any) -> Callable[..., Path]:
+    """A configuration with a feed of ten files: 200 rows, and 100 of them once more."""
+
+    def write(**source: Any) -> Path:
+        tables = [made.table(range(start, start + 40)) for start in range(0, 200, 40)]
+        tables += [made.table(range(start, start + 20), version=1) for start in range(0, 100, 20)]
+        feed = write_feed(tmp_path / "feed", *tables)
+        return small_config(source={"feed": feed, "path": str(tmp_path / "in"), **source})
+
+    return write
+
+
+EXPECTED = {id: f"row {id} v{1 if id < 100 else 0}" for id in range(200)}
+
+
+def test_once_then_again(fed: Callable[..., Path], uri: str, memwal: Callable[..., Any]) -> None:
+    config = fed()
+    first = memwal("run", config, "--once")
+    assert (first.code, first.error_lines) == (0, [])
+    assert names(uri) == EXPECTED
+    assert "300 in 10 micro-batches" in first.out
+    assert "micro-batch 9: 300 rows in" in first.out
+    assert all(f"by {name}" in first.out for name in ("key", "filter", "vector", "text"))
+    assert not any(character in first.out for character in "\x1b\r")
+    version = lance.dataset(uri).version
+    again = memwal("run", config, "--once")
+    assert (again.code, again.error_lines) == (0, [])
+    assert "0: the source holds nothing new" in again.out
+    assert (names(uri), lance.dataset(uri).version) == (EXPECTED, version)
+
+
+def test_a_source_without_a_feed_is_drained(
+    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, memwal: Callable[..., Any]
+) -> None:
+    directory = write_feed(tmp_path / "in", made.table(range(30)), made.table(range(30, 50)))
+    ran = memwal("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once")
+    assert (ran.code, ran.error_lines) == (0, [])
+    assert sorted(names(uri)) == list(range(50))
+
+
+def test_the_daemon_killed_in_the_middle_then_the_same_command_again(
+    fed: Callable[..., Path], uri: str, memwal: Callable[..., Any], start: Callable[..., Any]
+) -> None:
+    config = fed(feed_every="700ms")
+    running = start([sys.executable, "-m", "ingest.cli", "run", str(config), "--once"])
+    running.line_with("micro-batch", 90)
+    daemon = next(
+        child for child in psutil.Process(running.process.pid).children() if "ingest.child" in " ".join(child.cmdline())
+    )
+    daemon.kill()
+    killed_at = time.monotonic()
+    assert running.wait(30) == 1
+    assert time.monotonic() - killed_at < 15
+    said = [line for line in running.errors if line.strip()]
+    assert said == ["memwal: the daemon ended (signal 9); nothing acknowledged is lost; run the same command again"]
+    again = memwal("run", config, "--once")
+    assert (again.code, again.error_lines) == (0, [])
+    assert names(uri) == EXPECTED
+
+
+def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Callable[..., Any]) -> None:
+    running = start([sys.executable, "-m", "ingest.cli", "run", str(fed())])
+    running.line_with("micro-batch", 90)
+    below = psutil.Process(running.process.pid).children(recursive=True)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.wait(40) == 0
+    assert running.errors == []
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path, made: None, "source.path"),
+        (lambda path, made: write_feed(path, made.table(range(3)).drop_columns(["body"])), "no column 'body'"),
+        (lambda path, made: write_feed(path, made.table([1]).append_column("extra", pa.array([1]))), "'extra'"),
+        (lambda path, made: (path.mkdir(), (path / "a.parquet").write_text("no")), "a.parquet is no readable Parquet"),
+    ],
+    ids=["missing", "column missing", "column extra", "not parquet"],
+)
+def test_a_source_that_cannot_be_read_is_refused_before_anything_is_written(
+    make: Callable[[Path, Any], object],
+    says: str,
+    small_config: Callable[..., Path],
+    tmp_path: Path,
+    made: Any,
+    memwal: Callable[..., Any],
+    tree: Any,
+) -> None:
+    make(tmp_path / "in", made)
+    config = small_config(source={"path": str(tmp_path / "in")})
+    before = tree(tmp_path)
+    ran = memwal("run", config, "--once")
+    assert ran.code == 2
+    assert len(ran.error_lines) == 1
+    assert says in ran.err
+    assert tree(tmp_path) == before
+
+
+def test_a_path_that_is_no_table_and_a_checkpoint_without_its_table(
+    fed: Callable[..., Path], tmp_path: Path, uri: str, memwal: Callable[..., Any], tree: Any
+) -> None:
+    config = fed()
+    Path(uri).mkdir()
+    (Path(uri) / "notes.txt").write_text("mine")
+    before = tree(tmp_path)
+    ran = memwal("run", config, "--once")
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert uri in ran.err
+    assert tree(tmp_path) == before
+    (Path(uri) / "notes.txt").unlink()
+    Path(uri).rmdir()
+    offsets = Path(f"{uri}.checkpoint") / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text("v1")
+    before = tree(tmp_path)
+    ran = memwal("run", config, "--once")
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert "sink.checkpoint" in ran.err
+    assert tree(tmp_path) == before
+
+
+def test_a_port_in_use_is_refused_before_anything_is_written(
+    fed: Callable[..., Path], small_config: Callable[..., Path], tmp_path: Path, memwal: Callable[..., Any], tree: Any
+) -> None:
+    fed()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        source = {"feed": str(tmp_path / "feed"), "path": str(tmp_path / "in")}
+        config = small_config(source=source, daemon={"port": port})
+        before = tree(tmp_path)
+        ran = memwal("run", config, "--once")
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert "daemon.port" in ran.err
+    assert str(port) in ran.err
+    assert tree(tmp_path) == before
+
+
+def test_without_java_one_line_says_what_to_install(
+    fed: Callable[..., Path], tmp_path: Path, memwal: Callable[..., Any], tree: Any
+) -> None:
+    config = fed()
+    before = tree(tmp_path)
+    ran = memwal("run", config, "--once", env={"PATH": str(tmp_path), "JAVA_HOME": None})
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert "openjdk-17-jre-headless" in ran.err
+    assert tree(tmp_path) == before
+
+
+def test_a_refused_row_in_the_stream_is_one_line(
+    small_config: Callable[..., Path], tmp_path: Path, made: Any, memwal: Callable[..., Any]
+) -> None:
+    rows = made.rows(range(5))
+    rows[3]["vector"] = [1.0, 2.0]
+    loose = pa.schema([*list(made.schema)[:4], pa.field("vector", pa.list_(pa.float32()))])
+    directory = write_feed(tmp_path / "in", pa.Table.from_pylist(rows, schema=loose))
+    ran = memwal("run", small_config(source={"path": directory}), "--once")
+    assert ran.code == 2
+    assert len(ran.error_lines) == 1
+    assert "'vector' has 2 numbers" in ran.err
+    assert "row 3 of 000.parquet" in ran.err
+
+
+def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
+    """A table made anew at the same path has none of the rows that the old checkpoint counts as done."""
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    section = {"uri": str(tmp_path / "t.lance"), "key": ["id"], "columns": {"id": "int64"}}
+    settings = load({"table": section, "source": {"path": str(landing)}}, {})
+    checkpoint = Path(settings.checkpoint)
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").touch()
+    base, _ = find_or_create(settings, {})
+    for content in (None, "0" * 32):
+        if content is not None:
+            (checkpoint / MARKER).write_text(content)
+        with pytest.raises(Invalid, match=r"sink\.checkpoint: .* belongs to another table"):
+            check(settings, os.environ)
+    (checkpoint / MARKER).write_text(base.table_id)
+    assert check(settings, os.environ) is not None

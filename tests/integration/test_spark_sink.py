@@ -1,0 +1,198 @@
+"""The sink inside Spark: micro-batches into regions exactly once, rows never through the driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ingest
+from ingest.feed import Feed
+from ingest.settings import Settings, load
+from ingest.source import read_stream
+from ingest.spark_session import configuration, start_session
+from ingest.spark_sink import BatchReceipt, MemWalSink
+from ingest.task_errors import of_spark
+from wal import FakeClock
+
+RESULT_LIMIT = 64 << 10
+"""Bytes that tasks may send to the driver: receipts fit, the rows of the test that needs it do not."""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Spark for the module; a driver that cannot take rows."""
+    source = {"spark": {"spark.driver.maxResultSize": str(RESULT_LIMIT)}}
+    settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}, "source": source}, {})
+    session = start_session(configuration(settings, 2, once=True))
+    yield session
+    session.stop()
+
+
+class Stream:
+    """The small table's configuration, its source directory, and the query as a user writes it."""
+
+    def __init__(self, spark: Any, config: Path, directory: Path) -> None:
+        self.spark, self.config = spark, config
+        self.settings: Settings = load(config, {})
+        self.source = directory
+        self.checkpoint = directory.parent / "checkpoint"
+        self.batches: list[BatchReceipt] = []
+        self.sink = MemWalSink(config, on_batch=self.batches.append)
+
+    def land(self, *tables: pa.Table) -> None:
+        """Let files land, one per table, in this order."""
+        feed = self.source.parent / "feed"
+        feed.mkdir(exist_ok=True)
+        for table in tables:
+            pq.write_table(table, feed / f"{len(list(feed.iterdir())):03d}.parquet")
+        Feed(feed, self.source, 0.0, FakeClock()).land_all()
+
+    def run(self, schema: pa.Schema) -> None:
+        """Process what is there. Raises: what ended the query, as the kind it is."""
+        frame = read_stream(self.spark, self.settings.source, schema)
+        writer = frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", str(self.checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(90)
+        except Exception as error:
+            raise (self.sink.failure or of_spark(error)) from error
+        finally:
+            query.stop()
+
+    def status(self) -> Any:
+        with ingest.connect(self.sink._owner()) as table:
+            return table.status()
+
+    def names(self) -> dict[int, str]:
+        with ingest.connect(self.sink._owner()) as table:
+            return {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
+
+
+@pytest.fixture
+def stream(spark: Any, small_config: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Stream]]:
+    """Makes a stream into the small table; its child daemon ends with the test."""
+    made: list[Stream] = []
+
+    def make(files_per_trigger: int = 1) -> Stream:
+        (tmp_path / "in").mkdir()
+        source = {"path": str(tmp_path / "in"), "files_per_trigger": files_per_trigger}
+        made.append(Stream(spark, small_config(source=source), tmp_path / "in"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.sink.close()
+
+
+def test_micro_batches_arrive_and_the_newest_row_of_a_key_wins_also_inside_one(
+    stream: Callable[..., Stream], made: Any
+) -> None:
+    source = stream(files_per_trigger=3)
+    source.land(made.table(range(60)), made.table(range(40), version=1), made.table(range(20), version=2))
+    source.land(made.table(range(10), version=3))
+    source.run(made.schema)
+    assert [batch.rows for batch in source.batches] == [120, 10]
+    assert all(region.applied and region.position > 0 for batch in source.batches for region in batch.regions)
+    versions = {id: 3 if id < 10 else 2 if id < 20 else 1 if id < 40 else 0 for id in range(60)}
+    assert source.names() == {id: f"row {id} v{version}" for id, version in versions.items()}
+
+
+def test_a_refused_row_means_that_nothing_of_its_micro_batch_is_written(
+    stream: Callable[..., Stream], made: Any
+) -> None:
+    source = stream(files_per_trigger=2)
+    source.land(made.table(range(30)))
+    source.run(made.schema)
+    before = [region["wal_position"] for region in source.status()["regions"]]
+    nullable = pa.schema([field.with_nullable(True) for field in made.schema])
+    rows = made.rows(range(100, 104))
+    rows[2]["id"] = None
+    source.land(made.table(range(30, 60)), pa.Table.from_pylist(rows, schema=nullable))
+    with pytest.raises(ingest.Invalid, match=r"key column 'id' is null.*row 2 of 002\.parquet") as raised:
+        source.run(made.schema)
+    assert len(raised.value.lines) == 1
+    assert [region["wal_position"] for region in source.status()["regions"]] == before
+    assert sorted(source.names()) == list(range(30))
+
+
+def test_a_replayed_micro_batch_is_applied_once(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream()
+    source.land(made.table(range(30)))
+    source.run(made.schema)
+    before = [region["wal_position"] for region in source.status()["regions"]]
+    for done in (source.checkpoint / "commits").iterdir():
+        done.unlink()  # as if the driver had died between the acks and its own note of them
+    source.run(made.schema)
+    assert [batch.batch_id for batch in source.batches] == [0, 0]
+    assert [region.applied for region in source.batches[1].regions] == [False, False]
+    assert [region["wal_position"] for region in source.status()["regions"]] == before
+
+
+def test_a_region_that_missed_a_micro_batch_gets_it_from_the_replay(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream()
+    source.land(made.table(range(30)))
+    source.run(made.schema)
+    query = next((source.checkpoint / "metadata").open()).split('"')[3]
+    source.land(made.table(range(30), version=1))
+    token = ingest.Token(query, 1)
+    with ingest.connect(source.sink._owner()) as table:
+        base = source.sink._table()
+        rows = made.table(range(30), version=1)
+        part = rows.filter(pa.array(base.route(rows) == 0))
+        from wal import bucket_region
+
+        put = table.open_stream(bucket_region(0), token)
+        put.write(part.cast(table.schema).combine_chunks().to_batches()[0])
+        put.finish()
+    source.run(made.schema)
+    assert sorted(region.applied for region in source.batches[-1].regions) == [False, True]
+    assert source.names() == {id: f"row {id} v1" for id in range(30)}
+
+
+def test_rows_never_pass_through_the_driver(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream()
+    rng = np.random.default_rng(1)
+    texts = ["".join(map(chr, rng.integers(33, 120, 400))) for _ in range(2000)]
+    wide = made.table(range(2000)).set_column(1, "name", pa.array(texts))
+    source.land(wide)
+    with pytest.raises(Exception, match="maxResultSize"):  # the guard works: this driver cannot take these rows
+        source.spark.read.parquet(str(source.source)).collect()
+    source.run(made.schema)
+    assert source.batches[0].rows == 2000
+    assert source.names() == dict(enumerate(texts))
+
+
+def test_a_dead_child_daemon_is_named_and_a_new_run_goes_on(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream()
+    source.land(made.table(range(30)))
+    source.run(made.schema)
+    assert source.sink._child is not None
+    source.land(made.table(range(30, 60)))
+    endpoint = source.sink._child.endpoint
+    owner, source.sink._owner = source.sink._owner, lambda: endpoint  # type: ignore[method-assign]
+    os.kill(source.sink._child.pid, signal.SIGKILL)
+    with pytest.raises(ingest.Unavailable, match=r"the daemon ended \(signal 9\); nothing acknowledged is lost"):
+        source.run(made.schema)
+    source.sink._owner = owner  # type: ignore[method-assign]
+    source.run(made.schema)
+    assert sorted(source.names()) == list(range(60))
+
+
+def test_outside_a_streaming_query_it_says_how_to_use_it(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream()
+    with pytest.raises(ingest.Invalid, match="foreachBatch"):
+        source.sink(source.spark.range(3), 0)
+
+
+def test_two_endpoints_are_refused(small_config: Callable[..., Path]) -> None:
+    config = small_config(daemon={"endpoints": ["grpc://127.0.0.1:1", "grpc://127.0.0.1:2"]})
+    with pytest.raises(ingest.Invalid, match=r"daemon\.endpoints"):
+        MemWalSink(config)

@@ -1,0 +1,106 @@
+"""The feed: files land whole, in order, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingest.errors import Invalid
+from ingest.feed import Feed, feed_files, visible_files
+from wal import FakeClock
+
+NAMES = ["01.parquet", "02.parquet", "10.parquet"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Three files, written in another order than that of their names."""
+    directory = tmp_path / "feed"
+    directory.mkdir()
+    for name in ("10.parquet", "01.parquet", "02.parquet"):
+        (directory / name).write_bytes(name.encode() * 1000)
+    (directory / "_SUCCESS").write_bytes(b"")
+    (directory / ".hidden").write_bytes(b"")
+    return directory
+
+
+def landed(target: Path) -> list[str]:
+    """Names in the order in which Spark reads the files: by modification time in milliseconds."""
+    return [file.name for file in sorted(visible_files(target), key=lambda file: file.stat().st_mtime_ns // 1_000_000)]
+
+
+def land(source: Path, target: Path, clock: FakeClock | None = None) -> Feed:
+    feed = Feed(source, target, 0.0, clock or FakeClock())
+    feed.start()
+    feed.wait()
+    return feed
+
+
+def test_files_land_whole_and_in_name_order(source: Path, tmp_path: Path) -> None:
+    feed = land(source, tmp_path / "target")
+    assert feed.failure is None
+    assert (feed.landed, feed.files) == (3, 3)
+    assert landed(tmp_path / "target") == NAMES
+    assert all((tmp_path / "target" / name).read_bytes() == (source / name).read_bytes() for name in NAMES)
+
+
+def test_nothing_but_the_files_is_left_behind(source: Path, tmp_path: Path) -> None:
+    land(source, tmp_path / "target")
+    assert sorted(entry.name for entry in (tmp_path / "target").iterdir()) == NAMES
+
+
+def test_modification_times_differ_by_a_millisecond_though_the_clock_stands_still(source: Path, tmp_path: Path) -> None:
+    land(source, tmp_path / "target")
+    times = [(tmp_path / "target" / name).stat().st_mtime_ns for name in NAMES]
+    assert times[1] - times[0] >= 1_000_000
+    assert times[2] - times[1] >= 1_000_000
+
+
+def test_a_clock_that_was_set_back_does_not_change_the_order(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    land(source, target)
+    (source / "11.parquet").write_bytes(b"late")
+    land(source, target, FakeClock(start=1_000.0))
+    assert landed(target) == [*NAMES, "11.parquet"]
+
+
+def test_a_second_feed_leaves_landed_files_alone(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    land(source, target)
+    before = {name: (target / name).stat() for name in NAMES}
+    (target / "02.parquet").unlink()
+    land(source, target)
+    after = {name: (target / name).stat() for name in NAMES}
+    for name in ("01.parquet", "10.parquet"):
+        assert (before[name].st_ino, before[name].st_mtime_ns) == (after[name].st_ino, after[name].st_mtime_ns)
+    assert landed(target) == ["01.parquet", "10.parquet", "02.parquet"]
+
+
+def test_another_file_of_the_same_name_is_refused(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    land(source, target)
+    (source / "02.parquet").write_bytes(b"changed")
+    feed = land(source, target)
+    assert isinstance(feed.failure, Invalid)
+    assert "source.feed" in str(feed.failure)
+    assert "02.parquet" in str(feed.failure)
+    assert "7" in str(feed.failure)
+    assert (target / "02.parquet").read_bytes() == b"02.parquet" * 1000
+
+
+def test_a_feed_ends_when_it_is_stopped(source: Path, tmp_path: Path, wait_until: object) -> None:
+    feed = Feed(source, tmp_path / "target", 3600.0, FakeClock())
+    feed.start()
+    wait_until(lambda: feed.landed == 1)  # type: ignore[operator]
+    feed.stop()
+    assert feed.finished()
+    assert feed.failure is None
+    assert landed(tmp_path / "target") == NAMES[:1]
+
+
+def test_a_directory_that_cannot_be_read_or_is_empty_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"source\.feed: .*nowhere"):
+        feed_files(tmp_path / "nowhere")
+    with pytest.raises(Invalid, match=r"source\.feed: .* holds no files"):
+        feed_files(tmp_path)

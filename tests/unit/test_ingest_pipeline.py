@@ -1,0 +1,39 @@
+"""Parts of `memwal run` that need neither Spark nor a daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ingest.errors import Invalid
+from ingest.pipeline import stop_signals
+from ingest.settings import load
+from ingest.spark_sink import daemon_ended, only_endpoint
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_to_stop_and_the_handlers_before_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_signals() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        assert stop.wait(5)
+    assert signal.getsignal(number) is before
+
+
+def test_how_a_daemon_ended_is_told() -> None:
+    assert "(signal 9)" in str(daemon_ended(-9))
+    assert "(exit code 3)" in str(daemon_ended(3))
+    assert daemon_ended(-9).exit_code == 1
+
+
+def test_one_daemon_owns_all_regions(tmp_path: Path) -> None:
+    one, two = "grpc://127.0.0.1:1", "grpc://127.0.0.1:2"
+    table = {"uri": str(tmp_path)}
+    assert only_endpoint(load({"table": table}, {})) is None
+    assert only_endpoint(load({"table": table, "daemon": {"endpoints": [one]}}, {})) == one
+    with pytest.raises(Invalid, match=r"daemon\.endpoints"):
+        only_endpoint(load({"table": table, "daemon": {"endpoints": [one, two]}}, {}))

@@ -1,0 +1,70 @@
+"""What a run shows: whole lines where there is no terminal, a panel of 80 columns where there is one."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from ingest.progress import Progress
+from ingest.spark_sink import BatchReceipt, RegionReceipt
+from ingest.tally import Figures, Tally
+from wal import FakeClock
+
+IDS = ("4a388480-a25b-59a8-b058-24217f980256", "8e131bde-8368-54ff-89d9-c2e1cc781b29")
+STATUS: dict[str, Any] = {
+    "base_version": 12,
+    "rows": 123_456,
+    "regions": [
+        {"id": id, "bucket": bucket, "memtable_rows": 250_000, "wal_position": 98_765, "generation": 17, "ssts": [1, 2]}
+        for bucket, id in enumerate(IDS)
+    ],
+}
+
+
+def figures(batch_id: int) -> Figures:
+    clock = FakeClock()
+    tally = Tally(clock)
+    clock.sleep(1.0)
+    tally.add(BatchReceipt(batch_id, tuple(RegionReceipt(id, 500_000, True, 1, 0.01, None, None, 1.0) for id in IDS)))
+    return tally.figures()
+
+
+def shown(*, terminal: bool, batches: tuple[int, ...]) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=terminal, color_system=None, legacy_windows=False)
+    with Progress(console, "data/[x]/packages.lance", FakeClock()) as progress:
+        progress.phase("streaming")
+        for batch_id in batches:
+            progress.show(figures(batch_id), STATUS, "6/10")
+    return out.getvalue()
+
+
+def test_plain_lines_say_each_micro_batch_once() -> None:
+    lines = shown(terminal=False, batches=(0, 0, 1, 1, 1)).splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "memwal: streaming",
+        "memwal: micro-batch 0: 1",
+        "memwal: micro-batch 1: 1",
+    ]
+    assert "1,000,000 rows in, 1,000,000 rows/s, 500,000 in memtables, base version 12" in lines[1]
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_panel_fits_80_columns_and_shows_every_region() -> None:
+    out = shown(terminal=True, batches=(1234,))
+    last = out[out.rindex("data/[x]/packages.lance") :]
+    rows = [line.rstrip() for line in last.replace("\x1b[?25h", "").split("\n")]
+    assert "streaming" in rows[0]
+    assert rows[1].split(" · ") == [
+        "  1,000,000 rows in",
+        "1,000,000/s",
+        "batch 1234",
+        "file 6/10",
+        "base v12: 123,456",
+    ]
+    assert max(map(len, rows)) <= 80
+    for bucket, id in enumerate(IDS):
+        row = next(line for line in rows if id[:8] in line)
+        assert row.split()[:6] == [str(bucket), id[:8], "500,000", "250,000", "98,765", "2"]

@@ -1,0 +1,116 @@
+"""The source's checks: what cannot be read into the table is refused by file and column before Spark starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.column_types import SIMPLE, parse_type
+from ingest.errors import Invalid
+from ingest.settings import SourceSettings
+from ingest.source import check_source, readable, spark_schema
+
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("v", pa.list_(pa.float32(), 3))]
+)
+
+
+def write(directory: Path, /, **columns: pa.Array | None) -> Path:
+    directory.mkdir(exist_ok=True)
+    whole = {"id": pa.array([1]), "name": pa.array(["x"]), "v": pa.array([[1.0, 2.0, 3.0]], SCHEMA.field("v").type)}
+    kept = {name: column for name, column in (whole | columns).items() if column is not None}
+    pq.write_table(pa.table(kept), directory / "a.parquet")
+    return directory
+
+
+def refused(path: Path, **settings: object) -> str:
+    with pytest.raises(Invalid) as raised:
+        check_source(SourceSettings(path=str(path), **settings), SCHEMA)  # type: ignore[arg-type]
+    assert len(raised.value.lines) == 1
+    return str(raised.value)
+
+
+def test_files_that_fit_pass(tmp_path: Path) -> None:
+    check_source(SourceSettings(path=str(write(tmp_path / "in"))), SCHEMA)
+
+
+def test_a_source_that_is_not_there(tmp_path: Path) -> None:
+    assert "source.path" in refused(tmp_path / "nowhere")
+    assert "nowhere" in refused(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    assert "is a file" in refused(tmp_path / "file")
+    with pytest.raises(Invalid, match=r"source\.path is not set"):
+        check_source(SourceSettings(), SCHEMA)
+
+
+def test_a_directory_that_the_feed_will_make_need_not_be_there(tmp_path: Path) -> None:
+    feed = write(tmp_path / "feed")
+    check_source(SourceSettings(path=str(tmp_path / "later"), feed=str(feed)), SCHEMA)
+    assert not (tmp_path / "later").exists()
+
+
+def test_files_of_the_feed_are_checked_too(tmp_path: Path) -> None:
+    feed = write(tmp_path / "feed", name=pa.array([1]))
+    assert "'name' is int64" in refused(tmp_path / "later", feed=str(feed))
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    write(tmp_path / "in")
+    (tmp_path / "in" / "b.parquet").write_text("not parquet")
+    assert "b.parquet is no readable Parquet file" in refused(tmp_path / "in")
+
+
+def test_missing_and_extra_columns_are_named_with_the_nearest(tmp_path: Path) -> None:
+    missing = refused(write(tmp_path / "in", name=None, nme=pa.array(["x"])))
+    assert "no column 'name'" in missing
+    assert "'nme'" in missing
+    extra = refused(write(tmp_path / "more", nam=pa.array(["x"])))
+    assert "a column 'nam'" in extra
+    assert "did you mean 'name'" in extra
+
+
+def test_wrong_types_name_both(tmp_path: Path) -> None:
+    assert "'id' is string, the table wants int64" in refused(write(tmp_path / "a", id=pa.array(["1"])))
+    wide = pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))
+    message = refused(write(tmp_path / "b", v=wide))
+    assert "'v'" in message
+    assert "[2]" in message
+    assert "[3]" in message
+
+
+def test_hidden_files_are_not_of_the_source(tmp_path: Path) -> None:
+    write(tmp_path / "in")
+    (tmp_path / "in" / "_SUCCESS").write_text("")
+    (tmp_path / "in" / ".a.parquet.crc").write_text("x")
+    check_source(SourceSettings(path=str(tmp_path / "in")), SCHEMA)
+
+
+def test_every_type_of_the_configuration_can_be_read_from_itself() -> None:
+    names = [*SIMPLE, "timestamp[us]", "timestamp[us, UTC]", "vector[4]"]
+    for name in names:
+        assert readable(parse_type(name), parse_type(name)), name
+    spark_schema(pa.schema([(name, parse_type(name)) for name in [*names, "vector[4, float16]"]]))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "fits"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.uint64(), pa.int64(), False),
+        (pa.float64(), pa.float32(), False),
+        (pa.float32(), pa.float64(), True),
+        (pa.string(), pa.large_string(), True),
+        (pa.dictionary(pa.int32(), pa.string()), pa.string(), True),
+        (pa.string(), pa.binary(), False),
+        (pa.timestamp("ns"), pa.timestamp("us"), False),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us"), False),
+        (pa.list_(pa.float32()), pa.list_(pa.float32(), 3), True),
+        (pa.list_(pa.string()), pa.list_(pa.float32(), 3), False),
+    ],
+)
+def test_what_spark_reads_as_what(found: pa.DataType, wanted: pa.DataType, fits: bool) -> None:
+    assert readable(found, wanted) is fits

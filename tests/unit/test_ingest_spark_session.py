@@ -1,0 +1,60 @@
+"""Finding Java, and what Spark is configured with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ingest.errors import Invalid
+from ingest.settings import load
+from ingest.spark_session import check_java, configuration
+
+
+def java(directory: Path, version: str, *, release: bool) -> Path:
+    """A Java home whose `java` says its version as Java does, or only in its release file."""
+    (directory / "bin").mkdir(parents=True)
+    program = directory / "bin" / "java"
+    program.write_text(
+        f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n" if not release else "#!/bin/sh\nexit 1\n"
+    )
+    program.chmod(0o755)
+    if release:
+        (directory / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    return directory
+
+
+@pytest.mark.parametrize("release", [True, False])
+@pytest.mark.parametrize(("version", "major"), [("17.0.15", 17), ("21", 21), ("25-ea", 25)])
+def test_java_is_found_by_home_and_by_path(tmp_path: Path, version: str, major: int, release: bool) -> None:
+    home = java(tmp_path / "jdk", version, release=release)
+    assert check_java({"JAVA_HOME": str(home)}) == major
+    assert check_java({"PATH": f"{home / 'bin'}{os.pathsep}/bin"}) == major
+
+
+@pytest.mark.parametrize("release", [True, False])
+@pytest.mark.parametrize(("version", "major"), [("1.8.0_392", "Java 8"), ("11.0.21", "Java 11")])
+def test_an_old_java_is_refused_with_the_package_to_install(
+    tmp_path: Path, version: str, major: str, release: bool
+) -> None:
+    home = java(tmp_path / "jdk", version, release=release)
+    with pytest.raises(Invalid, match="openjdk-17-jre-headless") as raised:
+        check_java({"JAVA_HOME": str(home)})
+    assert major in str(raised.value)
+    assert str(home) in str(raised.value)
+    assert len(raised.value.lines) == 1
+
+
+def test_no_java_and_a_broken_one(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"none on PATH.*openjdk@17"):
+        check_java({"PATH": str(tmp_path)})
+    with pytest.raises(Invalid, match=r"JAVA_HOME=.*nowhere is no working Java"):
+        check_java({"JAVA_HOME": str(tmp_path / "nowhere")})
+
+
+def test_the_users_spark_configuration_wins() -> None:
+    source = {"spark": {"spark.master": "local[7]", "spark.ui.enabled": "true"}}
+    conf = configuration(load({"table": {"uri": "t"}, "source": source}, {}), 3, once=True)
+    assert (conf["spark.master"], conf["spark.ui.enabled"]) == ("local[7]", "true")
+    assert (conf["spark.sql.shuffle.partitions"], conf["spark.sql.session.timeZone"]) == ("3", "UTC")

@@ -1,0 +1,186 @@
+"""The sink's executor side without Spark: rows validated and routed, regions streamed to an owner over Flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ingest.errors import MemWalError
+from ingest.flight_server import FlightService
+from ingest.source import BLOCK, FILE, LANDED
+from ingest.spark_tasks import BUCKET, RECEIPT, ROW, RouteTask, RowNumbers, SendTask, runs
+from ingest.task_errors import TaskError, found_in
+
+
+def placed(
+    rows: pa.Table, file: str = "file:///in/a.parquet", block: int = 0, landed: int = 1_000_000
+) -> pa.RecordBatch:
+    """Rows as a file source hands them to the sink."""
+    n = rows.num_rows
+    rows = rows.append_column(LANDED, pa.array([landed] * n, pa.timestamp("us", "UTC")))
+    rows = rows.append_column(FILE, pa.array([file] * n)).append_column(BLOCK, pa.array([block] * n, pa.int64()))
+    return rows.combine_chunks().to_batches()[0]
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def shuffled(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """What Spark does between the two tasks."""
+    order = [(name, "ascending") for name in (BUCKET, LANDED, FILE, BLOCK, ROW)]
+    return joined([pa.Table.from_batches(batches).sort_by(order).combine_chunks().to_batches()[0]])
+
+
+def refused(task: Any, batches: Sequence[pa.RecordBatch]) -> MemWalError:
+    with pytest.raises(TaskError) as raised:
+        list(task(iter(batches)))
+    found = found_in(str(raised.value))
+    assert found is not None
+    assert len(found.lines) == 1
+    return found
+
+
+@pytest.fixture
+def route(open_small: Callable[..., Any], uri: str) -> RouteTask:
+    """The first task, on a table with two regions that exists and is owned by nobody."""
+    open_small().close()
+    return RouteTask(uri, ())
+
+
+@pytest.fixture
+def owner(open_small: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
+    """An open table and the endpoint it is served at."""
+    table = open_small()
+    service = FlightService(table, "grpc://127.0.0.1:0")
+    yield table, f"grpc://127.0.0.1:{service.port}"
+    service.shutdown()
+
+
+def test_rows_pass_unchanged_with_their_number_and_region(route: RouteTask, made: Any, uri: str) -> None:
+    from flush import BaseTable
+
+    rows = made.table(range(50))
+    (routed,) = route(iter([placed(rows)]))
+    assert routed.select(rows.column_names).to_pylist() == rows.to_pylist()
+    assert routed[ROW].to_pylist() == list(range(50))
+    assert routed[BUCKET].to_pylist() == BaseTable.open(uri).route(rows).tolist()
+    assert set(routed[BUCKET].to_pylist()) == {0, 1}
+
+
+def test_row_numbers_do_not_depend_on_how_tasks_and_batches_are_cut(made: Any) -> None:
+    a, b = placed(made.table(range(7)), "a"), placed(made.table(range(5)), "b", block=64)
+    whole = RowNumbers().of(joined([a, b]))
+    assert whole.tolist() == [*range(7), *range(5)]
+    cut = RowNumbers()
+    assert (
+        np.concatenate([cut.of(joined([a, b]).slice(0, 4)), cut.of(joined([a, b]).slice(4))]).tolist() == whole.tolist()
+    )
+    assert RowNumbers().of(b).tolist() == list(range(5))
+
+
+def test_rows_without_files_are_numbered_as_they_come(made: Any) -> None:
+    numbers, batch = RowNumbers(), made.table(range(3)).to_batches()[0]
+    assert [*numbers.of(batch), *numbers.of(batch.slice(0, 0)), *numbers.of(batch)] == list(range(6))
+
+
+def test_runs() -> None:
+    assert runs(np.array([3])) == [(0, 1)]
+    assert runs(np.array([0, 0, 1, 1]), np.array([5, 5, 5, 6])) == [(0, 2), (2, 3), (3, 4)]
+
+
+def test_a_null_key_names_column_row_and_file(route: RouteTask, made: Any) -> None:
+    good = placed(made.table(range(10)))
+    bad = pa.table({"id": pa.array([1, None], pa.int64()), **{n: made.table([1, 2])[n] for n in ("name", "vector")}})
+    found = refused(route, [good, placed(bad)])
+    assert found.kind == "INVALID"
+    assert "'id'" in str(found)
+    assert "row 11 of a.parquet" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("vector", pa.array([[1.0, 2.0]]), "'vector' has 2 numbers"),
+        ("vector", pa.array([[float("nan")] * 8]), "'vector'"),
+        ("price", pa.array(["12"]), "'price' has the type string"),
+        ("prices", pa.array([12]), "'prices' is not in the table"),
+    ],
+)
+def test_bad_rows_are_refused_by_column(route: RouteTask, column: str, values: pa.Array, says: str) -> None:
+    found = refused(route, [placed(pa.table({"id": pa.array([1]), column: values}))])
+    assert found.kind == "INVALID"
+    assert says in str(found)
+
+
+def test_a_table_that_is_gone_is_an_error_of_the_configuration(tmp_path: Any, made: Any) -> None:
+    assert refused(RouteTask(str(tmp_path / "none.lance"), ()), [placed(made.table([1]))]).kind == "INVALID"
+
+
+def test_each_region_gets_one_stream_and_answers_with_one_receipt(
+    route: RouteTask, owner: tuple[Any, str], made: Any
+) -> None:
+    table, endpoint = owner
+    rows = shuffled(list(route(iter([placed(made.table(range(40)), landed=2_000_000)]))))
+    receipts = pa.Table.from_batches(SendTask(endpoint, "query", 0, 30.0)(iter([rows.slice(0, 7), rows.slice(7)])))
+    assert receipts.schema.equals(RECEIPT)
+    assert sum(receipts["rows"].to_pylist()) == 40
+    assert sorted(receipts["region"].to_pylist()) == sorted(region["id"] for region in table.status()["regions"])
+    assert receipts["applied"].to_pylist() == [True, True]
+    assert receipts["landed_first"].to_pylist() == [2.0, 2.0]
+    positions = {region["id"]: region["wal_position"] for region in table.status()["regions"]}
+    assert dict(zip(receipts["region"].to_pylist(), receipts["position"].to_pylist(), strict=True)) == positions
+    assert sorted(table.scan(["id"])["id"].to_pylist()) == list(range(40))
+
+
+def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(
+    route: RouteTask, owner: tuple[Any, str], made: Any
+) -> None:
+    table, endpoint = owner
+    newer = placed(made.table(range(20), version=1), "a-later-name-sorts-first", landed=2_000)
+    older = placed(made.table(range(20), version=0), "b", landed=1_000)
+    rows = shuffled(list(route(iter([newer, older]))))
+    list(SendTask(endpoint, "query", 0, 30.0)(iter([rows])))
+    assert set(table.scan(["name"])["name"].to_pylist()) == {f"row {id} v1" for id in range(20)}
+
+
+def test_a_batch_that_is_sent_again_is_acked_and_not_applied(
+    route: RouteTask, owner: tuple[Any, str], made: Any
+) -> None:
+    table, endpoint = owner
+    rows = shuffled(list(route(iter([placed(made.table(range(20)))]))))
+    list(SendTask(endpoint, "query", 3, 30.0)(iter([rows])))
+    before = [region["wal_position"] for region in table.status()["regions"]]
+    again = pa.Table.from_batches(SendTask(endpoint, "query", 3, 30.0)(iter([rows])))
+    assert again["applied"].to_pylist() == [False, False]
+    assert [region["wal_position"] for region in table.status()["regions"]] == before
+
+
+def test_a_region_whose_rows_did_not_all_come_applies_none(route: RouteTask, owner: tuple[Any, str], made: Any) -> None:
+    table, endpoint = owner
+    rows = shuffled(list(route(iter([placed(made.table(range(20)))]))))
+    first_region = rows[BUCKET].to_pylist().count(0)
+
+    def cut_off() -> Iterator[pa.RecordBatch]:
+        yield rows.slice(0, first_region + 1)
+        raise OSError("the shuffle was lost")
+
+    with pytest.raises(TaskError):
+        list(SendTask(endpoint, "query", 0, 30.0)(cut_off()))
+    applied = [region for region in table.status()["regions"] if region["memtable_rows"]]
+    assert [(region["bucket"], region["memtable_rows"]) for region in applied] == [(0, first_region)]
+
+
+def test_an_empty_partition_opens_no_connection(made: Any) -> None:
+    nobody = SendTask("grpc://127.0.0.1:1", "query", 0, 30.0)
+    assert list(nobody(iter([]))) == []
+    assert list(nobody(iter([placed(made.table([1])).slice(0, 0)]))) == []
+
+
+def test_an_owner_that_does_not_answer_is_unavailable(route: RouteTask, made: Any) -> None:
+    rows = shuffled(list(route(iter([placed(made.table(range(3)))]))))
+    assert refused(SendTask("grpc://127.0.0.1:1", "query", 0, 30.0), [rows]).kind == "UNAVAILABLE"

@@ -1,0 +1,56 @@
+"""Figures of a run, from the receipts of its micro-batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ingest.spark_sink import BatchReceipt, RegionReceipt
+from ingest.tally import Tally
+from wal import FakeClock
+
+
+def receipt(
+    region: str, rows: int, *, applied: bool = True, ack: float = 0.01, waited: float | None = 1.0
+) -> RegionReceipt:
+    landed = None if waited is None else 100.0 - waited
+    return RegionReceipt(region, rows, applied, 1, ack, landed, landed, acked_at=100.0)
+
+
+def test_rows_are_counted_per_region_and_over_time() -> None:
+    clock = FakeClock()
+    tally = Tally(clock)
+    clock.sleep(50.0)
+    tally.begin()
+    clock.sleep(2.0)
+    tally.add(BatchReceipt(4, (receipt("a", 30), receipt("b", 10))))
+    clock.sleep(100.0)
+    figures = tally.figures()
+    assert (figures.rows, figures.micro_batches, figures.batch_id) == (40, 1, 4)
+    assert figures.by_region == {"a": 30, "b": 10}
+    assert figures.seconds == pytest.approx(2.0)
+    assert figures.rows_per_second == pytest.approx(20.0)
+
+
+def test_rows_that_were_applied_before_are_told_apart() -> None:
+    tally = Tally(FakeClock())
+    tally.add(BatchReceipt(0, (receipt("a", 30, applied=False), receipt("b", 10))))
+    assert (tally.figures().rows, tally.figures().repeated) == (40, 30)
+
+
+def test_waiting_times_count_by_rows_and_acks_by_stream() -> None:
+    tally = Tally(FakeClock())
+    tally.add(BatchReceipt(0, (receipt("a", 1, ack=0.5, waited=9.0), receipt("b", 99, ack=0.1, waited=2.0))))
+    figures = tally.figures()
+    assert (figures.queryable_p50, figures.queryable_max) == (2.0, 9.0)
+    assert figures.ack_p50 == pytest.approx(0.3)
+
+
+def test_nothing_measured_is_not_zero() -> None:
+    tally = Tally(FakeClock())
+    assert math.isnan(tally.figures().ack_p50)
+    assert math.isnan(tally.figures().queryable_max)
+    tally.add(BatchReceipt(0, (receipt("a", 5, waited=None),)))
+    assert math.isnan(tally.figures().queryable_p50)
+    assert tally.figures().ack_p50 == pytest.approx(0.01)

@@ -1,0 +1,87 @@
+"""Errors of Spark tasks keep their kind, however often they are wrapped on their way."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+from pyspark.errors import PySparkException
+
+from ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
+from ingest.task_errors import MARK, TaskError, carried, found_in, of_spark, task_edge
+from memtable import InvalidRows
+from wal import Fenced
+
+
+def as_spark_shows_it(error: BaseException) -> str:
+    """A traceback inside a Java exception inside a streaming exception, cut and repeated as Spark does it."""
+    printed = "".join(traceback.format_exception(error))
+    return f"[STREAM_FAILED] Query terminated: {printed[:4000]}\n\tat Task.run\nCaused by: {printed}\n=== Plan ==="
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_every_kind_comes_back_with_message_and_details(kind: type[MemWalError]) -> None:
+    sent = kind('column "a": {"b"} is\nwrong – twice\\', {"row": 7, "column": "a"})
+    found = found_in(as_spark_shows_it(carried(sent)))
+    assert type(found) is kind
+    assert (found.message, found.details) == (sent.message, sent.details)
+
+
+def test_what_crosses_is_one_line() -> None:
+    assert "\n" not in str(carried(Invalid("two\nlines")))
+
+
+def test_errors_of_the_packages_are_classified_in_the_task() -> None:
+    with pytest.raises(TaskError) as raised, task_edge():
+        raise InvalidRows("column 'a' is null in row 3", column="a", row=3)
+    assert isinstance(found_in(str(raised.value)), Invalid)
+
+
+def test_an_edge_within_an_edge_packs_once() -> None:
+    with pytest.raises(TaskError) as raised, task_edge(), task_edge():
+        raise Unavailable("gone")
+    assert str(raised.value).count(MARK) == 1
+    assert str(found_in(str(raised.value))) == "gone"
+
+
+def test_a_cancelled_task_is_not_an_error() -> None:
+    with pytest.raises(GeneratorExit), task_edge():
+        raise GeneratorExit
+
+
+def test_texts_that_carry_nothing() -> None:
+    assert found_in("some other error") is None
+    assert found_in(f"{MARK}{{cut off") is None
+
+
+def test_details_that_json_does_not_know_do_not_hide_the_error() -> None:
+    found = found_in(str(carried(Invalid("wrong", {"path": object()}))))
+    assert isinstance(found, Invalid)
+    assert found.message == "wrong"
+
+
+def test_an_error_of_ours_on_the_driver_is_what_it_is() -> None:
+    error = Invalid("as it is")
+    assert of_spark(error) is error
+    assert isinstance(of_spark(ValueError("a fault")), Internal)
+    assert of_spark(RuntimeError(as_spark_shows_it(carried(Unavailable("gone"))))).kind == "UNAVAILABLE"
+
+
+def test_what_spark_refuses_by_itself_names_the_setting() -> None:
+    class Refused(PySparkException):
+        def getCondition(self) -> str:  # noqa: N802 - Spark's name
+            return "PATH_NOT_FOUND"
+
+    found = of_spark(Refused("[PATH_NOT_FOUND] Path does not exist: file:/nowhere.\nand more"))
+    assert isinstance(found, Invalid)
+    assert "source.path" in str(found)
+    assert len(found.lines) == 1
+
+
+def test_a_fence_keeps_both_epochs() -> None:
+    import uuid
+
+    fenced = Fenced(uuid.UUID(int=1), 6, 7)
+    found = found_in(as_spark_shows_it(carried(fenced)))
+    assert found is not None
+    assert (found.kind, found.details["ours"], found.details["theirs"]) == ("FENCED", 6, 7)
