@@ -1,0 +1,173 @@
+"""The `memwal` command. Thin: every command reads its arguments, calls one function, prints.
+
+Errors leave here as one line per problem on standard error, with exit code 2 where the user can mend them and 1 where
+not; a traceback never does, unless MEMWAL_TRACEBACK is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from ingest.errors import Invalid, MemWalError, classify
+from ingest.settings import Settings, load
+
+app = typer.Typer(
+    name="memwal",
+    help="Streaming ingestion into Lance tables: durable, queryable at once, exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Check or show a configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Config = Annotated[Path, typer.Argument(help="TOML file; see configs/", show_default=False)]
+Format = Literal["table", "json", "csv"]
+
+
+@app.command()
+def run(config: Config, once: Annotated[bool, typer.Option(help="process what is there, commit, exit")] = False) -> int:
+    """Run the pipeline: source -> regions -> base table."""
+    from ingest.pipeline import run as run_pipeline
+
+    return run_pipeline(_load(config), once=once, console=Console(), settings_source=str(config))
+
+
+@app.command()
+def serve(config: Config) -> int:
+    """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
+    from ingest.daemon import serve as serve_table
+
+    settings = _load(config)
+    console = Console()
+    return serve_table(
+        settings,
+        os.environ,
+        lifeline=None,
+        ready=lambda endpoint: console.print(f"serving {settings.table.uri} at {endpoint}", soft_wrap=True),
+    )
+
+
+@app.command()
+def init(config: Config) -> int:
+    """Create the table, or check that the one that is there fits; print what was done."""
+    from ingest.opening import initialise
+
+    settings = _load(config)
+    base, done = initialise(settings, os.environ)
+    indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
+    Console().print(
+        f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
+        f"key {', '.join(base.key)}, {base.buckets} regions, indexes: {indexes}",
+        soft_wrap=True,
+    )
+    return 0
+
+
+@app.command()
+def status(
+    config: Config,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    watch: Annotated[bool, typer.Option(help="refresh every second until interrupted")] = False,
+) -> int:
+    """Show regions, epochs, owners, the WAL, SSTs and what is pending."""
+    from ingest.cli_status import show
+
+    return show(_load(config), os.environ, Console(), as_json=as_json, watch=watch)
+
+
+@app.command()
+def query(
+    config: Config,
+    key: Annotated[list[str] | None, typer.Option(help="key to look up; several columns: comma-separated")] = None,
+    filter: Annotated[str | None, typer.Option(help="SQL predicate, such as \"section = 'net'\"")] = None,
+    near: Annotated[
+        str | None,
+        typer.Option(help="COLUMN=[0.1,…] | COLUMN=@file.json | COLUMN=key:VALUE (the vector of that row)"),
+    ] = None,
+    match: Annotated[str | None, typer.Option(help="COLUMN=words")] = None,
+    columns: Annotated[str | None, typer.Option(help="comma-separated columns")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="rows at most")] = 10,
+    level: Annotated[str, typer.Option(help="committed, flushed, durable or latest")] = "latest",
+    format: Annotated[Format, typer.Option(help="how to print")] = "table",
+) -> int:
+    """Look rows up by key, filter, vector or words."""
+    from ingest.cli_query import Query, answer
+
+    asked = Query(tuple(key or ()), filter, near, match, _columns(columns), limit, level)
+    return answer(_load(config), os.environ, asked, format, Console())
+
+
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(help="a manifest, WAL entry, SST, region or table", show_default=False)],
+) -> int:
+    """Print what is stored at a path; reads only, safe while writers run."""
+    from ingest.dump import describe
+
+    Console().print(describe(path))
+    return 0
+
+
+@config_app.command()
+def check(config: Config) -> int:
+    """Check a configuration and say what is wrong with it."""
+    _load(config)
+    Console().print(f"{config}: ok", soft_wrap=True)
+    return 0
+
+
+@config_app.command()
+def show(config: Config) -> int:
+    """Print the configuration with all defaults, secrets hidden."""
+    from ingest.settings_reference import render_settings
+
+    sys.stdout.write(render_settings(_load(config)))
+    return 0
+
+
+def main() -> None:
+    """Entry point of the `memwal` command."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # half a result is worse than an escaped letter
+    try:
+        code = app(standalone_mode=False)
+    except typer.Exit as ended:
+        code = ended.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except Exception as error:  # noqa: BLE001 - the edge of the program
+        code = _report(error)
+    sys.exit(code or 0)
+
+
+def _report(error: Exception) -> int:
+    """Print an error as its lines; returns the exit code."""
+    usage = getattr(error, "format_message", None)
+    if usage is not None and not usage():
+        return Invalid.exit_code  # no command was given: its help is on the screen already
+    found: MemWalError = Invalid(f"{usage()} (see memwal --help)") if usage is not None else classify(error)
+    for line in found.lines:
+        print(f"memwal: {line}", file=sys.stderr)
+    if os.environ.get("MEMWAL_TRACEBACK"):
+        raise error
+    return found.exit_code
+
+
+def _load(config: Path) -> Settings:
+    return load(config, os.environ)
+
+
+def _columns(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

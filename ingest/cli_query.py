@@ -1,0 +1,156 @@
+"""`memwal query`: one read, through the owner of the regions when it answers, from storage when not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+
+import flush
+import wal
+from ingest import owners
+from ingest.client import RemoteTable
+from ingest.errors import Invalid, MemWalError
+from ingest.keys import parse_key
+from ingest.level_reads import LevelReads
+from ingest.levels import check_level
+from ingest.settings import Settings
+from ingest.stored_table import StoredTable
+
+OWNER_PATIENCE = 2.0
+"""Seconds that a daemon has to say who it is; one that serves answers in milliseconds."""
+NO_TABLE = "no table is there; `memwal init` or `memwal run` creates it"
+
+
+Readable = LevelReads | RemoteTable
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One read as typed: at most one of `keys`, `near`, `match`; `filter` goes with any but `keys`."""
+
+    keys: tuple[str, ...]
+    filter: str | None
+    near: str | None
+    match: str | None
+    columns: list[str] | None
+    limit: int
+    level: str
+
+
+def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: str, console: Console) -> int:
+    """Run `query` and print its rows; returns the exit code. Raises: Invalid for a query that makes no sense."""
+    _check(query)
+    rows = _run(open_for_reading(settings, environ), query)
+    if form == "json":
+        sys.stdout.write(json.dumps(rows.to_pylist(), default=str, indent=2) + "\n")
+    elif form == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerow(rows.column_names)
+        writer.writerows(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+    else:
+        hidden = [] if query.columns else [field.name for field in rows.schema if pa.types.is_nested(field.type)]
+        console.print(as_rich(rows.drop_columns(hidden)))
+        left_out = f"; not shown: {', '.join(hidden)} (ask with --columns)" if hidden else ""
+        console.print(f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'}{left_out}")
+    return 0
+
+
+def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:
+    """A client of the daemon that owns the table's regions, or the table as it is on storage.
+
+    Raises: Invalid when there is no table.
+    """
+    options = settings.storage_options(environ)
+    base = flush.BaseTable.find(settings.table.uri, options)
+    if base is None:
+        raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
+    store = wal.open_store(settings.table.uri, options)
+    note = owners.find(store, [wal.bucket_region(bucket) for bucket in range(base.buckets)])
+    if note is not None:
+        with suppress(MemWalError):  # a stale note: nobody answers there any more
+            owner = RemoteTable(note.endpoint, patience=OWNER_PATIENCE)
+            if note.is_of(owner.identity, store.url("")):
+                return owner
+            owner.close()
+    return StoredTable(base, store)
+
+
+def as_rich(rows: pa.Table, width: int = 48) -> RichTable:
+    """Rows as a table for people: vectors and long texts cut to `width` characters."""
+    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for field in rows.schema:
+        table.add_column(field.name, justify="right" if pa.types.is_integer(field.type) else "left", overflow="fold")
+    for row in rows.to_pylist():
+        table.add_row(*(_cell(value, width) for value in row.values()))
+    return table
+
+
+def _cell(value: Any, width: int) -> str:
+    if value is None:
+        return "[dim]null[/dim]"
+    if isinstance(value, list):
+        shown = ", ".join(f"{each:.3g}" if isinstance(each, float) else str(each) for each in value[:3])
+        return f"\\[{shown}{', …' if len(value) > 3 else ''}] ({len(value)})"
+    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return (text if len(text) <= width else f"{text[: width - 1]}…").replace("[", "\\[")
+
+
+def _check(query: Query) -> None:
+    check_level(query.level)
+    asked = [name for name, value in (("--key", query.keys), ("--near", query.near), ("--match", query.match)) if value]
+    if len(asked) > 1:
+        raise Invalid(f"{asked[0]} and {asked[1]} cannot be combined; ask one at a time")
+    if query.keys and query.filter:
+        raise Invalid("--key and --filter cannot be combined; a key names one row")
+
+
+def _run(table: Readable, query: Query) -> pa.Table:
+    if query.keys:
+        keys = [parse_key(text, table.key) for text in query.keys]
+        return table.get(keys if len(table.key) > 1 else [key[0] for key in keys], query.columns, level=query.level)
+    if query.near:
+        column, text = _column_and_text("--near", query.near)
+        vector = _vector(table, column, text, query.level)
+        return table.search(column, vector, query.limit, query.filter, query.columns, level=query.level)
+    if query.match:
+        column, text = _column_and_text("--match", query.match)
+        return table.match(column, text, query.limit, query.filter, query.columns, level=query.level)
+    return table.scan(query.columns, query.filter, query.limit, level=query.level)
+
+
+def _column_and_text(option: str, text: str) -> tuple[str, str]:
+    column, equals, rest = text.partition("=")
+    if not equals or not column or not rest:
+        raise Invalid(f"{option} {text!r}: write COLUMN=…, such as {option} description='web server'")
+    return column, rest
+
+
+def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
+    """A query vector: the one of a row, or numbers as JSON, here or in a file."""
+    if text.startswith("key:"):
+        key = parse_key(text.removeprefix("key:"), table.key)
+        found = table.get([key] if len(key) > 1 else [key[0]], [column], level=level)
+        if not found.num_rows:
+            raise Invalid(f"--near: there is no row with the key {text.removeprefix('key:')!r}")
+        vector: list[float] | None = found.column(column)[0].as_py()
+        if not isinstance(vector, list):
+            raise Invalid(f"--near: column '{column}' of that row holds no vector")
+        return vector
+    try:
+        numbers = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
+        return [float(number) for number in numbers]
+    except OSError as error:
+        raise Invalid(f"--near: {text[1:]}: {error.strerror}") from None
+    except (ValueError, TypeError):
+        raise Invalid("--near: not a JSON list of numbers; write [0.1, 0.2, …], @file.json or key:VALUE") from None

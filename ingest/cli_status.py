@@ -1,0 +1,142 @@
+"""`memwal status`: the state of a table, from its owner when it answers, from storage when not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table as RichTable
+
+import flush
+import wal
+from ingest.cli_query import open_for_reading
+from ingest.client import RemoteTable
+from ingest.settings import Settings
+from ingest.storage_reader import views_from_storage
+from ingest.stored_table import StoredTable
+
+REFRESH = 1.0
+"""Seconds between two looks of `--watch`."""
+
+
+def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool, watch: bool) -> int:
+    """Print the status once, or again every second until interrupted.
+
+    Watched on a terminal it stays in place; elsewhere, and as JSON, every round is printed (JSON: one line each).
+    Raises: Invalid when there is no table.
+    """
+    if not watch:
+        _print(current(settings, environ), console, as_json=as_json)
+        return 0
+    clock = wal.SystemClock()
+    if as_json or not console.is_terminal:
+        while True:
+            _print(current(settings, environ), console, as_json=as_json, indent=None)
+            clock.sleep(REFRESH)
+    with Live(render(current(settings, environ)), console=console, auto_refresh=False) as live:
+        while True:
+            clock.sleep(REFRESH)
+            live.update(render(current(settings, environ)), refresh=True)
+
+
+def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent: int | None = 2) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(status, default=str, indent=indent) + "\n")
+        sys.stdout.flush()
+    else:
+        console.print(render(status))
+
+
+def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The status in the form of `Table.status()`."""
+    table = open_for_reading(settings, environ)
+    if isinstance(table, RemoteTable):
+        with table:
+            return table.status()
+    assert isinstance(table, StoredTable)
+    store = wal.open_store(settings.table.uri, settings.storage_options(environ))
+    return status_from_storage(table.base, store)
+
+
+def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
+    """The status of a table whose regions nobody serves; memtable rows are those of the WAL's unflushed tail."""
+    tails = {view.region: view for view in views_from_storage(base, store, "durable")}
+    regions = []
+    for bucket in range(base.buckets):
+        region = wal.bucket_region(bucket)
+        manifest = wal.ManifestStore(store, region).latest()
+        if manifest is not None:
+            memtables = tails[region].memtables if region in tails else ()
+            regions.append(_region(store, manifest, bucket, sum(snapshot.n for snapshot in memtables), base))
+    return {
+        "table": base.uri,
+        "base_version": base.version,
+        "rows": base.dataset.count_rows(),
+        "regions": regions,
+    }
+
+
+def _region(
+    store: wal.ObjectStore, manifest: wal.RegionManifest, bucket: int, tail_rows: int, base: flush.BaseTable
+) -> dict[str, Any]:
+    committed = base.committed.get(manifest.region_id, 0)
+    return {
+        "id": str(manifest.region_id),
+        "bucket": bucket,
+        "epoch": manifest.writer_epoch,
+        "owner": None,
+        "wal_position": wal.find_tip(store, manifest.region_id, wal.LanceCodec.suffix, manifest.last_seen),
+        "replay_after": manifest.replay_after,
+        "generation": manifest.current_generation,
+        "memtable_rows": tail_rows,
+        "memtable_bytes": 0,
+        "failure": None,
+        "ssts": [
+            {
+                "generation": sst.generation,
+                "path": sst.path,
+                "rows": sst.physical_rows,
+                "bytes": sst.in_memory_bytes,
+                "committed": sst.generation <= committed,
+            }
+            for sst in manifest.ssts
+        ],
+    }
+
+
+def render(status: Mapping[str, Any]) -> RenderableType:
+    """A status for people."""
+    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("region", "id", "epoch", "owner", "WAL", "flushed", "gen", "in memory", "SSTs", "pending"):
+        table.add_column(name, justify="left" if name in ("id", "owner") else "right", no_wrap=True)
+    for region in status["regions"]:
+        table.add_row(
+            str(region["bucket"]),
+            UUID(region["id"]).hex[:8],
+            str(region["epoch"]),
+            region["owner"] or "none",
+            str(region["wal_position"]),
+            str(region["replay_after"]),
+            str(region["generation"]),
+            f"{region['memtable_rows']:,}",
+            str(len(region["ssts"])),
+            str(sum(not sst["committed"] for sst in region["ssts"])),
+        )
+    head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed"
+    return Group(head, table, pending(status))
+
+
+def pending(status: Mapping[str, Any]) -> str:
+    """One line: what is not in the base table yet."""
+    rows = sum(region["memtable_rows"] for region in status["regions"])
+    ssts = [sst for region in status["regions"] for sst in region["ssts"] if not sst["committed"]]
+    if not rows and not ssts:
+        return "nothing pending: every acknowledged row is in the base table"
+    flushed = sum(sst["rows"] or 0 for sst in ssts)
+    return f"pending: {rows:,} rows in memtables, {flushed:,} rows in {len(ssts)} SSTs; all durable and queryable"
