@@ -1,0 +1,382 @@
+"""What the tests share: small tables, the real packages, and memwal's own processes with a bounded life."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ROOT / "configs" / "quickstart"
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+WIDTH = 8
+WORDS = ("harbor", "copper", "violet", "meadow", "tunnel", "pepper", "saddle", "candle")
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("price", pa.int64()),
+        pa.field("body", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
+    ]
+)
+INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
+
+
+def wait_until(condition: Callable[[], Any], timeout: float = 30.0, every: float = 0.02) -> Any:
+    """The first true answer of `condition`; fails the test when there is none in `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not happen within {timeout} s")
+        time.sleep(every)
+    return answer
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process that a test started, and everything below it."""
+    with_children = []
+    with suppress(psutil.NoSuchProcess):
+        with_children = psutil.Process(process.pid).children(recursive=True)
+    if process.poll() is None:
+        process.kill()
+    process.wait(10)
+    for child in with_children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """This process's environment without MEMWAL__ variables, with `changes` (None removes a variable)."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MEMWAL")}
+    environ["PYTHONPATH"] = str(ROOT)
+    environ["COLUMNS"] = "200"
+    for name, value in (changes or {}).items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
+    return environ
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """Rows of SCHEMA, each a pure function of (id, version), so that a test can say what it expects without looking."""
+
+    schema: pa.Schema = SCHEMA
+
+    def row(self, id: int, version: int = 0) -> dict[str, Any]:
+        """One row; `version` tells two rows of one key apart in every column."""
+        rng = np.random.default_rng((id & 0xFFFFFFFF, version))
+        return {
+            "id": id,
+            "name": f"row {id} v{version}",
+            "price": int(rng.integers(0, 1000)),
+            "body": " ".join(rng.choice(WORDS, 2, replace=False)),
+            "vector": [float(x) for x in rng.standard_normal(WIDTH).astype(np.float32)],
+        }
+
+    def rows(self, ids: Sequence[int], version: int = 0) -> list[dict[str, Any]]:
+        """Rows of several keys."""
+        return [self.row(id, version) for id in ids]
+
+    def table(self, ids: Sequence[int], version: int = 0) -> pa.Table:
+        """The same as an Arrow table."""
+        return pa.Table.from_pylist(self.rows(ids, version), schema=self.schema)
+
+
+@pytest.fixture(scope="session")
+def made() -> Made:
+    """Maker of small rows."""
+    return Made()
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """Where a test's table goes; nothing is there yet."""
+    return str(tmp_path / "table.lance")
+
+
+@pytest.fixture
+def open_small(uri: str) -> Iterator[Callable[..., Any]]:
+    """Opens the small table at `uri`, created at the first call; what the test leaves open is closed at its end."""
+    import ingest
+
+    opened = []
+
+    def open_table(at: str = uri, *, commit: str = "0s", regions: int = 2, **sections: Any) -> Any:
+        settings = {"commit": {"interval": commit}, **sections}
+        new = {} if Path(at).exists() else {"regions": regions}
+        table = ingest.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, **new)
+        opened.append(table)
+        return table
+
+    yield open_table
+    for table in opened:
+        with suppress(ingest.FencedError):  # an older writer's last rows that were never durable
+            table.close()
+
+
+# ---- the real packages ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The quickstart's data, read without memwal: `files` in stream order, `newest` row per package."""
+
+    files: tuple[Path, ...]
+    newest: dict[str, dict[str, Any]]
+    changed: frozenset[str]
+    """Packages whose version the updates changed."""
+    allowed: dict[str, frozenset[str]]
+    """Every version a package ever had."""
+
+
+@pytest.fixture(scope="session")
+def packages() -> Packages:
+    """The 4,000 packages and what their updates make of them."""
+    files = tuple(sorted(PACKAGES.glob("*.parquet")))
+    first: dict[str, dict[str, Any]] = {}
+    newest: dict[str, dict[str, Any]] = {}
+    versions: dict[str, set[str]] = {}
+    for file in files:
+        for row in pq.read_table(file).to_pylist():
+            first.setdefault(row["package"], row)
+            newest[row["package"]] = row
+            versions.setdefault(row["package"], set()).add(row["version"])
+    changed = frozenset(name for name, row in newest.items() if row["version"] != first[name]["version"])
+    return Packages(files, newest, changed, {name: frozenset(found) for name, found in versions.items()})
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ran:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def error_lines(self) -> list[str]:
+        """What was written to standard error, without empty lines."""
+        return [line for line in self.err.splitlines() if line.strip()]
+
+
+@dataclass
+class Running:
+    """A process whose lines are read as they come."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    _arrived: queue.Queue[str | None] = field(default_factory=queue.Queue)
+    _readers: list[threading.Thread] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for stream, kept, announce in (
+            (self.process.stdout, self.lines, True),
+            (self.process.stderr, self.errors, False),
+        ):
+            reader = threading.Thread(target=self._read, args=(stream, kept, announce), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def _read(self, stream: Any, kept: list[str], announce: bool) -> None:
+        for line in stream:
+            kept.append(line.rstrip("\n"))
+            if announce:
+                self._arrived.put(kept[-1])
+        if announce:
+            self._arrived.put(None)
+
+    def line(self, timeout: float = 30.0) -> str | None:
+        """The next line of standard output; None when the process closed it."""
+        return self._arrived.get(timeout=timeout)
+
+    def line_with(self, text: str, timeout: float = 30.0) -> str:
+        """The next line of standard output that holds `text`."""
+        deadline = time.monotonic() + timeout
+        while (line := self.line(max(0.1, deadline - time.monotonic()))) is not None:
+            if text in line:
+                return line
+        raise AssertionError(f"ended (exit code {self.wait()}) without {text!r}: {self.lines} {self.errors}")
+
+    def tell(self, text: str) -> None:
+        """One line to standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def wait(self, timeout: float = 30.0) -> int:
+        """The exit code, once all output was read."""
+        code = self.process.wait(timeout)
+        for reader in self._readers:
+            reader.join(timeout)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL to this one process; its children live on."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    """Starts a process with piped input and output; it is ended with the test."""
+    yield from _starter()
+
+
+@pytest.fixture(scope="module")
+def start_for_module() -> Iterator[Callable[..., Running]]:
+    """As `start`, ended with the module."""
+    yield from _starter()
+
+
+def _starter() -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start_process(
+        arguments: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str | None] | None = None
+    ) -> Running:
+        process = subprocess.Popen(
+            list(arguments),
+            cwd=cwd,
+            env=environment(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(Running(process))
+        return started[-1]
+
+    yield start_process
+    for running in started:
+        end(running.process)
+
+
+@pytest.fixture(scope="session")
+def memwal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
+    """Runs `memwal …` as a user does and waits for its end."""
+    elsewhere = tmp_path_factory.mktemp("cwd")
+
+    def run(
+        *arguments: str | Path,
+        cwd: Path = elsewhere,
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = 120.0,
+    ) -> Ran:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ingest.cli", *map(str, arguments)],
+            cwd=cwd,
+            env=environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            end(process)
+        return Ran(process.returncode, out, err, time.monotonic() - began)
+
+    return run
+
+
+def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """A configuration file; tables inside a section become sections of their own."""
+    parts = []
+    for section, values in sections.items():
+        flat = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+        parts.append(f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in flat.items()))
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                lines = "".join(f"{json.dumps(name)} = {json.dumps(each)}\n" for name, each in value.items())
+                parts.append(f"[{section}.{key}]\n{lines}")
+    return "\n".join(parts)
+
+
+def small_sections(uri: str) -> dict[str, dict[str, Any]]:
+    """The configuration of the small table: the same columns, key and indexes as SCHEMA."""
+    columns = {"id": "int64", "name": "string", "price": "int64", "body": "string", "vector": f"vector[{WIDTH}]"}
+    return {
+        "table": {"uri": uri, "key": ["id"], "columns": columns, "indexes": INDEXES},
+        "commit": {"interval": "0s"},
+    }
+
+
+@pytest.fixture
+def small_config(tmp_path: Path, uri: str) -> Callable[..., Path]:
+    """Writes the small table's configuration, with sections changed or added, and returns its path."""
+
+    def write(name: str = "config.toml", **changes: Mapping[str, Any]) -> Path:
+        sections = small_sections(uri)
+        for section, values in changes.items():
+            sections.setdefault(section, {}).update(values)
+        path = tmp_path / name
+        path.write_text(toml(sections))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def serve(start: Callable[..., Running]) -> Callable[[Path], tuple[Running, str]]:
+    """Starts `memwal serve CONFIG`; returns the process and its endpoint once it answers."""
+    return lambda config: serve_with(start, config)
+
+
+def serve_with(start: Callable[..., Running], config: Path) -> tuple[Running, str]:
+    """See the fixture `serve`."""
+    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)])
+    line = running.line_with("serving", 60)
+    return running, line.rsplit(" ", 1)[1]
+
+
+@pytest.fixture
+def script(start: Callable[..., Running]) -> Callable[..., Running]:
+    """Starts one of `tests/scripts/` with arguments."""
+    return lambda name, *arguments: start([sys.executable, str(SCRIPTS / name), *map(str, arguments)])
+
+
+def tree(path: Path) -> dict[str, int]:
+    """Every file below `path` with its size: what "nothing was written" is checked against."""
+    return {str(each.relative_to(path)): each.stat().st_size for each in sorted(path.rglob("*")) if each.is_file()}
+
+
+@pytest.fixture(scope="session", name="tree")
+def tree_fixture() -> Callable[[Path], dict[str, int]]:
+    """The files below a directory."""
+    return tree
+
+
+@pytest.fixture(scope="session", name="wait_until")
+def wait_until_fixture() -> Callable[..., Any]:
+    """Waits, bounded, for something to happen."""
+    return wait_until

@@ -1,0 +1,156 @@
+"""kill -9 in the middle of `memwal run`, several times in a row; then the same command again: the same final table.
+
+All the while the packages are read at level `latest`: what was seen once, which only happens to acknowledged rows, is
+seen in every later read, at this version or a newer one, whoever was killed in between.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lance
+import psutil
+import pytest
+
+import ingest
+
+CONFIG = Path(__file__).resolve().parent.parent.parent / "configs" / "quickstart.toml"
+Versions = dict[str, str]
+
+
+class Life:
+    """One `memwal run … --once` and its child daemon."""
+
+    def __init__(self, running: Any, uri: Path, wait_until: Callable[..., Any]) -> None:
+        self.running, self._uri, self._wait_until = running, uri, wait_until
+        self.processes: list[psutil.Process] = []
+
+    def daemon(self) -> psutil.Process:
+        """The child daemon's process, once it is there."""
+
+        def child() -> psutil.Process | None:
+            found = psutil.Process(self.running.process.pid).children(recursive=True)
+            return next((each for each in found if "ingest.child" in " ".join(each.cmdline())), None)
+
+        process: psutil.Process = self._wait_until(child, 60)
+        self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
+        return process
+
+    def reads(self) -> Iterator[Versions]:
+        """What the daemon returns at level latest, again and again; nothing once it is gone."""
+        daemon = self.daemon()
+        table = self._wait_until(lambda: self._connected(daemon), 60)
+        while True:
+            try:
+                yield versions(table.scan(["package", "version"]).to_pylist())
+            except ingest.MemWalError:
+                return
+            time.sleep(0.1)
+
+    def _connected(self, daemon: psutil.Process) -> Any:
+        """A client of this very daemon: the note may still be of one that was killed."""
+        assert self.running.process.poll() is None, f"the run ended too early: {self.running.errors}"
+        listening = {each.laddr.port for each in daemon.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+        for note in (self._uri / "_mem_wal").glob("*/owner.json"):
+            with suppress(ingest.MemWalError, ValueError, OSError):
+                endpoint = json.loads(note.read_text())["endpoint"]
+                if int(endpoint.rsplit(":", 1)[1]) in listening:
+                    return ingest.connect(endpoint)
+        return None
+
+
+def versions(rows: list[dict[str, str]]) -> Versions:
+    """Version by package, each package once."""
+    found = {row["package"]: row["version"] for row in rows}
+    assert len(found) == len(rows), "a package came back twice"
+    return found
+
+
+@pytest.fixture(scope="module")
+def start_run(
+    tmp_path_factory: pytest.TempPathFactory, start_for_module: Callable[..., Any], wait_until: Callable[..., Any]
+) -> Callable[[], tuple[Life, Path, dict[str, str]]]:
+    """Starts the command: each time the same, on the same table."""
+    directory = tmp_path_factory.mktemp("kill")
+    config = directory / CONFIG.name
+    shutil.copy(CONFIG, config)
+    env = {
+        "MEMWAL__TABLE__URI": str(directory / "packages.lance"),
+        "MEMWAL__SOURCE__FEED": str(CONFIG.parent / "quickstart"),
+        "MEMWAL__SOURCE__PATH": str(directory / "landing"),
+        "MEMWAL__SOURCE__FEED_EVERY": "250ms",
+        "MEMWAL__MEMTABLE__ROWS_MAX": "700",
+        "MEMWAL__COMMIT__INTERVAL": "1s",
+    }
+
+    def run() -> tuple[Life, Path, dict[str, str]]:
+        arguments = [sys.executable, "-m", "ingest.cli", "run", str(config), "--once"]
+        running = start_for_module(arguments, cwd=directory, env=env)
+        return Life(running, directory / "packages.lance", wait_until), config, env
+
+    return run
+
+
+class Seen:
+    """Everything that was ever returned at level latest."""
+
+    def __init__(self, packages: Any) -> None:
+        self.newest: Versions = {}
+        self._packages = packages
+
+    def check(self, found: Versions) -> None:
+        """Nothing seen before is missing or older now, nothing is invented; from now on all of it is expected."""
+        missing = set(self.newest) - set(found)
+        assert not missing, f"{len(missing)} packages that were there are gone, such as {sorted(missing)[:3]}"
+        for name, version in found.items():
+            assert version in self._packages.allowed[name]
+            final = self._packages.newest[name]["version"]
+            assert version == final or self.newest.get(name) != final, f"{name} went back to {version}"
+        self.newest = found
+
+
+KILLS = (("daemon", 1), ("run", 2000), ("daemon", "updated"))
+"""Who is killed, and how many packages (or that updates) are seen when it happens."""
+
+
+def test_a_run_killed_again_and_again_ends_in_the_same_table(
+    start_run: Callable[[], tuple[Life, Path, dict[str, str]]],
+    memwal: Callable[..., Any],
+    packages: Any,
+    wait_until: Callable[..., Any],
+) -> None:
+    seen = Seen(packages)
+    for victim, when in KILLS:
+        life, config, env = start_run()
+        killed = False
+        for found in life.reads():
+            seen.check(found)
+            updated = sum(found[name] == packages.newest[name]["version"] for name in packages.changed if name in found)
+            if (updated > 100 if when == "updated" else len(found) >= when) and not killed:
+                killed = True
+                (life.daemon() if victim == "daemon" else psutil.Process(life.running.process.pid)).kill()
+        assert killed, f"the run ended before {when} was seen: {life.running.lines} {life.running.errors}"
+        code = life.running.wait(60)
+        if victim == "daemon":
+            assert code == 1
+            assert len(life.running.errors) == 1, life.running.errors
+            assert "daemon" in life.running.errors[0]
+        wait_until(lambda life=life: not any(each.is_running() for each in life.processes), 30)
+        left = memwal("query", config, "--columns", "package,version", "--limit", "9999", "--format", "json", env=env)
+        assert left.code == 0, left.err
+        seen.check(versions(json.loads(left.out)))
+    life, config, env = start_run()
+    for found in life.reads():
+        seen.check(found)
+    assert life.running.wait(60) == 0, life.running.errors
+    rows = lance.dataset(env["MEMWAL__TABLE__URI"]).to_table().to_pylist()
+    assert len(rows) == 4000
+    assert {row["package"]: row for row in rows} == packages.newest
+    assert "nothing pending" in memwal("status", config, env=env).out

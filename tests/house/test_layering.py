@@ -1,0 +1,63 @@
+"""One direction, no cycles: `memtable` and `wal` know nobody, `flush` knows both, `ingest` knows all three."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+MAY_IMPORT = {
+    "memtable": {"memtable"},
+    "wal": {"wal"},
+    "flush": {"flush", "memtable", "wal"},
+    "ingest": {"ingest", "flush", "memtable", "wal"},
+}
+OURS = {*MAY_IMPORT, "tests", "bench"}
+
+
+def imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """Top-level names of everything a file imports, inside functions and by `import_module("…")` too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield package if node.level else str(node.module).split(".")[0]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in ("import_module", "__import__"):
+                yield str(node.args[0].value).split(".")[0]
+
+
+def violations(sources: Sequence[Any]) -> list[str]:
+    return [
+        f"{source.path} imports {name}"
+        for source in sources
+        for name in imported(source.tree, source.package)
+        if name in OURS and name not in MAY_IMPORT[source.package]
+    ]
+
+
+def test_imports_point_down(sources: Sequence[Any]) -> None:
+    assert violations(sources) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import flush.sst", "def f():\n    from ingest import errors", "import importlib\nimportlib.import_module('wal')"],
+)
+def test_the_rule_sees_every_way_to_import(code: str) -> None:
+    assert set(imported(ast.parse(code), "memtable")) & {"flush", "ingest", "wal"}
+
+
+def test_modules_have_no_name_that_hides_or_says_nothing(sources: Sequence[Any]) -> None:
+    import sys
+
+    meaningless = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+    taken = [
+        source.path
+        for source in sources
+        if (name := source.path.rsplit("/", 1)[1].removesuffix(".py")) in meaningless or name in sys.stdlib_module_names
+    ]
+    assert taken == []

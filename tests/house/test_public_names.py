@@ -1,0 +1,110 @@
+"""The public surface: names and parameters are fixed, a change needs a reason and a change here."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import typer.main
+
+import ingest
+from ingest.cli import app
+
+READS = {
+    "get": ["keys", "columns", "level"],
+    "scan": ["columns", "filter", "limit", "level"],
+    "count": ["filter", "level"],
+    "search": ["column", "vector", "k", "filter", "columns", "level"],
+    "match": ["column", "text", "k", "filter", "columns", "level"],
+}
+WRITES = {"put": ["rows", "durable", "token"], "delete": ["keys", "durable", "token"]}
+STEPS: dict[str, list[str]] = {"flush": [], "commit": [], "close": [], "status": []}
+COMMANDS = {
+    "run": {"config", "once"},
+    "serve": {"config"},
+    "init": {"config"},
+    "status": {"config", "json", "watch"},
+    "query": {"config", "key", "filter", "near", "match", "columns", "limit", "level", "format"},
+    "inspect": {"path"},
+    "config check": {"config"},
+    "config show": {"config"},
+}
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def commands() -> dict[str, set[str]]:
+    """Every command with its arguments and options as a user writes them."""
+    found: dict[str, set[str]] = {}
+
+    def walk(group: Any, prefix: str) -> None:
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                walk(command, f"{prefix}{name} ")
+            else:
+                spellings = (max(each.opts, key=len).lstrip("-").lower() for each in command.params)
+                found[f"{prefix}{name}"] = set(spellings) - {"help"}
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_open_and_connect() -> None:
+    assert parameters(ingest.open) == ["uri", "schema", "key", "regions", "indexes", "storage_options", "settings"]
+    assert parameters(ingest.connect) == ["location", "token", "tls_ca"]
+
+
+@pytest.mark.parametrize("name", ["ingest.table.Table", "ingest.client.RemoteTable"])
+def test_both_tables_have_the_same_methods(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    table = getattr(importlib.import_module(module), attribute)
+    for method, expected in {**READS, **WRITES, **STEPS}.items():
+        assert parameters(getattr(table, method)) == expected, method
+    assert inspect.signature(table.put).parameters["durable"].default is True
+    assert inspect.signature(table.search).parameters["k"].default == 10
+    assert inspect.signature(table.scan).parameters["level"].default == "latest"
+    assert hasattr(table, "__enter__")
+    assert hasattr(table, "__exit__")
+
+
+def test_the_sink_takes_a_configuration_and_is_called_with_a_batch() -> None:
+    assert parameters(ingest.MemWalSink)[0] in ("config", "settings")
+    assert len(parameters(ingest.MemWalSink.__call__)) == 2
+
+
+def test_the_kinds_of_error_and_the_token_are_public() -> None:
+    for name in (
+        "MemWalError",
+        "Invalid",
+        "Unavailable",
+        "UnknownOutcome",
+        "FencedError",
+        "Corrupted",
+        "Internal",
+        "Token",
+    ):
+        assert name in ingest.__all__
+
+
+def test_commands() -> None:
+    assert commands() == COMMANDS
+
+
+def test_distribution_and_command(texts: Mapping[str, str]) -> None:
+    project = tomllib.loads(texts["pyproject.toml"])
+    assert project["project"]["name"] == "memwal"
+    assert project["project"]["scripts"] == {"memwal": "ingest.cli:main"}
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["ingest", "memtable", "wal", "flush"]
+
+
+def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
+    missing = [name for name in commands() if f"`memwal {name}" not in texts["README.md"]]
+    assert missing == []
+    options = {option for name, found in commands().items() for option in found - {"config", "path"}}
+    assert [option for option in options if f"--{option}" not in texts["README.md"]] == []

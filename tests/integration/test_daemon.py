@@ -1,0 +1,252 @@
+"""`memwal serve` as a process: served, killed, drained, replaced, and a child that ends with its parent."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import ingest
+
+
+def names(table: Any, level: str = "latest") -> dict[int, str]:
+    """What a table holds: name by id, each key once."""
+    rows = table.scan(["id", "name"], level=level).to_pylist()
+    found = {row["id"]: row["name"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_every_client_sees_what_any_client_was_acked(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
+) -> None:
+    running, endpoint = serve(small_config())
+    one, other = ingest.connect(endpoint), ingest.connect(endpoint)
+    assert one.key == ("id",)
+    for version in range(5):
+        ids = list(range(version, version + 30))
+        one.put(made.table(ids, version), durable=bool(version % 2))
+        assert {id: names(other)[id] for id in ids} == {id: f"row {id} v{version}" for id in ids}
+    other.delete([0, 1])
+    assert one.get([0, 1, 2]).num_rows == 1
+    one.flush()
+    report = one.commit()
+    assert report.rows_inserted == 32
+    assert names(other, "committed") == names(one)
+    one.close()
+    assert other.count() == 32
+    assert running.errors == []
+
+
+def test_a_put_of_many_rows_arrives_whole(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
+) -> None:
+    """More rows than one Flight message holds."""
+    _, endpoint = serve(small_config(wal={"entry_size_max": "256KiB"}))
+    table = ingest.connect(endpoint)
+    rows = pa.table({"id": range(50_000), "price": range(50_000)})
+    receipt = table.put(rows, token="bulk:1")
+    assert (receipt.rows, receipt.applied) == (50_000, True)
+    assert table.count() == 50_000
+    assert table.count("price >= 49000") == 1000
+
+
+def test_nothing_acked_is_lost_when_the_daemon_is_killed(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
+) -> None:
+    """Clients put from several threads while the daemon is killed; each is told that its last put has no answer."""
+    config = small_config(memtable={"rows_max": 40}, commit={"interval": "100ms"})
+    acked: dict[int, int] = {}
+    tried: dict[int, int] = {}
+    told: list[ingest.MemWalError] = []
+    for life in range(2):
+        running, endpoint = serve(config)
+        killed = threading.Event()
+
+        def write(first: int, life: int = life, endpoint: str = endpoint, killed: threading.Event = killed) -> None:
+            table = ingest.connect(endpoint)
+            for number in range(10_000):
+                id, version = first + number % 25, life * 100_000 + number
+                tried[id] = version
+                try:
+                    table.put(made.rows([id], version))
+                except ingest.MemWalError as error:
+                    told.append(error)
+                    assert killed.is_set()
+                    return
+                acked[id] = version
+
+        writers = [threading.Thread(target=write, args=(thread * 1000,)) for thread in range(3)]
+        for writer in writers:
+            writer.start()
+        writers[0].join(1.0)
+        killed.set()
+        running.kill()
+        for writer in writers:
+            writer.join(30)
+        assert len(told) == 3 * (life + 1)
+    assert all(isinstance(error, ingest.Unavailable | ingest.UnknownOutcome) for error in told), told
+    assert all(len(str(error).splitlines()) == 1 and "token" in str(error) for error in told)
+    _, endpoint = serve(config)
+    found = names(ingest.connect(endpoint))
+    for id, version in tried.items():
+        allowed = {f"row {id} v{acked[id]}", f"row {id} v{version}"} if id in acked else {None, f"row {id} v{version}"}
+        assert found.get(id) in allowed
+    assert set(acked) <= set(found)
+    assert len(acked) > 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_told_to_stop_drains_and_exits_0(
+    number: signal.Signals, small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
+) -> None:
+    config = small_config()
+    running, endpoint = serve(config)
+    acked: set[int] = set()
+    problems: list[str] = []
+
+    def write(first: int) -> None:
+        table = ingest.connect(endpoint)
+        for id in range(first, first + 10_000):
+            try:
+                table.put(made.rows([id]))
+            except (ingest.Unavailable, ingest.UnknownOutcome):
+                return
+            except ingest.MemWalError as error:
+                problems.append(repr(error))
+                return
+            acked.add(id)
+
+    writers = [threading.Thread(target=write, args=(thread * 100_000,)) for thread in range(3)]
+    ingest.connect(endpoint).put(made.rows([-1]), durable=False)
+    for writer in writers:
+        writer.start()
+    writers[0].join(0.5)
+    running.process.send_signal(number)
+    assert running.wait(30) == 0, running.errors
+    for writer in writers:
+        writer.join(30)
+    assert problems == []
+    assert running.errors == []
+    _, endpoint = serve(config)
+    found = names(ingest.connect(endpoint))
+    assert acked | {-1} <= set(found), "rows acked before the end, the one without durability too"
+    assert len(acked) > 5
+
+
+def test_a_daemon_that_was_replaced_says_so_to_its_clients(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
+) -> None:
+    config = small_config()
+    _, first = serve(config)
+    older = ingest.connect(first)
+    older.put(made.rows(range(10)))
+    _, second = serve(config)
+    newer = ingest.connect(second)
+    for _ in range(2):
+        with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:
+            older.put(made.rows(range(20), 1))
+        assert (refused.value.details["ours"], refused.value.details["theirs"]) == (1, 2)
+    newer.put(made.rows([3], 2))
+    assert names(newer) == {id: f"row {id} v{2 * (id == 3)}" for id in range(10)}
+
+
+def test_nobody_at_the_address_is_told_in_one_line(made: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        endpoint = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ingest.Unavailable, match=r"127\.0\.0\.1") as refused:
+            ingest.connect(endpoint)
+    assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(ingest.Invalid, match="grpc://host:port"):
+        ingest.connect("localhost 80")
+
+
+def test_metrics_are_served_for_prometheus(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    _, endpoint = serve(small_config(daemon={"metrics_port": port}))
+    ingest.connect(endpoint).put(made.rows(range(12)))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    rows = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("memwal_memtable_rows{")]
+    assert len(rows) == 2
+    assert sum(rows) == 12
+
+
+# ---- the child of `memwal run` -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parent(small_config: Callable[..., Path], script: Callable[..., Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A process with a child daemon, and what it says of it."""
+    running = script("parent.py", small_config(daemon={"drain_timeout": "2s"}))
+    said = json.loads(running.line(60))
+    child = psutil.Process(said["pid"])
+    yield running, said
+    with suppress(psutil.NoSuchProcess):  # which is what most of these tests are about
+        child.kill()
+
+
+def test_a_child_daemon_ends_when_its_parent_is_killed(
+    parent: tuple[Any, dict[str, Any]], made: Any, wait_until: Callable[..., Any]
+) -> None:
+    running, said = parent
+    child = psutil.Process(said["pid"])
+    table = ingest.connect(said["endpoint"])
+    table.put(made.rows(range(5)))
+    assert child.is_running()
+    running.kill()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 20)
+    with pytest.raises((ingest.Unavailable, ingest.UnknownOutcome)):
+        table.put(made.rows([9]))
+
+
+def test_a_child_daemon_ends_when_its_parent_is_killed_in_the_middle_of_a_stream(
+    parent: tuple[Any, dict[str, Any]], made: Any, wait_until: Callable[..., Any]
+) -> None:
+    """A client that holds a stream open must not keep the daemon alive."""
+    running, said = parent
+    child = psutil.Process(said["pid"])
+    table = ingest.connect(said["endpoint"])
+    region = table.status()["regions"][0]["id"]
+    stream = table.open_stream(UUID(region), ingest.Token("query", 0))
+    stream.write(made.table(range(3)).to_batches()[0])
+    running.kill()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 30)
+    stream.abort()
+
+
+def test_a_child_daemon_stops_in_order(parent: tuple[Any, dict[str, Any]], made: Any) -> None:
+    running, said = parent
+    ingest.connect(said["endpoint"]).put(made.rows(range(5)), durable=False)
+    running.tell("stop")
+    assert json.loads(running.line(30)) == {"code": 0}
+    assert running.wait() == 0
+
+
+def test_a_child_daemon_that_cannot_start_tells_its_parent_why(
+    small_config: Callable[..., Path], tmp_path: Path, script: Callable[..., Any]
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "cat.jpg").write_bytes(b"meow")
+    running = script("parent.py", small_config(table={"uri": str(photos)}))
+    assert running.line(60) is None
+    assert running.wait() != 0
+    assert "ingest.errors.Invalid" in running.errors[-1]
+    assert str(photos) in running.errors[-1]

@@ -1,0 +1,268 @@
+"""What carries a token is applied once per region, however often it is sent, whatever happened in between."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+import ingest
+
+COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
+SEED = 3
+"""Of `tests/scripts/writer.py`: its first operation is a durable put of 60 rows, which takes several entries."""
+
+
+def names(table: Any) -> dict[int, str]:
+    """What a table holds: name by id, each key once."""
+    rows = table.scan(["id", "name"]).to_pylist()
+    found = {row["id"]: row["name"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def by_region(table: Any, made: Any, ids: range) -> dict[str, list[int]]:
+    """Ids by region, found out by putting and deleting them one by one."""
+    found: dict[str, list[int]] = {}
+    for id in ids:
+        (region,) = table.put(made.rows([id]), durable=False).positions
+        found.setdefault(region, []).append(id)
+    table.delete(list(ids))
+    return found
+
+
+# ---- tokens --------------------------------------------------------------------------------------------------------
+
+
+def _nothing(table: Any) -> None:
+    pass
+
+
+def _flush(table: Any) -> None:
+    table.flush()
+
+
+def _flush_and_commit(table: Any) -> None:
+    table.flush()
+    table.commit()
+
+
+@pytest.mark.parametrize("before", [_nothing, _flush, _flush_and_commit])
+def test_a_token_is_remembered_after_reopening(
+    before: Callable[[Any], None], open_small: Callable[..., Any], made: Any
+) -> None:
+    """Also when everything it wrote was flushed and committed long ago, and after owners that wrote nothing."""
+    table = open_small()
+    assert table.put(made.rows(range(20)), token="loader:7").applied
+    before(table)
+    for _ in range(3):
+        table.close()
+        table = open_small()
+    again = table.put(made.rows(range(20), 1), token="loader:7")
+    assert (again.rows, again.applied) == (20, False)
+    assert table.put(made.rows(range(20), 1), token="loader:3").applied is False
+    assert names(table) == {id: f"row {id} v0" for id in range(20)}
+    assert table.put(made.rows(range(20), 2), token="loader:8").applied is True
+    assert names(table) == {id: f"row {id} v2" for id in range(20)}
+
+
+def test_a_token_of_a_put_that_was_not_durable_is_not_remembered_without_its_rows(
+    open_small: Callable[..., Any], made: Any, uri: str
+) -> None:
+    """The next owner knows both the rows and the token, or neither."""
+    older = open_small(regions=1, wal={"linger_max": "10s"})
+    older.put(made.rows([1]), token="loader:1")
+    older.put(made.rows([1, 2], 1), durable=False, token="loader:2")
+    newer = open_small()
+    assert names(newer) == {1: "row 1 v0"}
+    assert newer.put(made.rows([1, 2], 1), token="loader:2").applied is True
+    assert names(newer) == {1: "row 1 v1", 2: "row 2 v1"}
+
+
+def test_a_token_sent_again_durably_makes_lingering_rows_durable(
+    open_small: Callable[..., Any], made: Any, uri: str
+) -> None:
+    older = open_small(regions=1, wal={"linger_max": "10s"})
+    older.put(made.rows([1, 2]), durable=False, token="loader:1")
+    assert older.put(made.rows([1, 2]), durable=True, token="loader:1").applied is False
+    newer = open_small()
+    assert names(newer) == {1: "row 1 v0", 2: "row 2 v0"}
+
+
+def test_of_attempts_at_once_one_is_applied(open_small: Callable[..., Any], made: Any) -> None:
+    table = open_small(regions=1)
+    for sequence in range(15):
+        start = threading.Barrier(4)
+
+        def attempt(version: int, sequence: int = sequence, start: threading.Barrier = start) -> bool:
+            start.wait()
+            return bool(table.put(made.rows(range(5), version), token=("p", sequence)).applied)
+
+        with ThreadPoolExecutor(4) as threads:
+            versions = range(sequence * 4, sequence * 4 + 4)
+            applied = dict(zip(versions, threads.map(attempt, versions), strict=True))
+        (winner,) = [version for version, was in applied.items() if was]
+        assert names(table) == {id: f"row {id} v{winner}" for id in range(5)}
+
+
+def test_only_regions_that_missed_it_apply_a_repeated_put(open_small: Callable[..., Any], made: Any) -> None:
+    table = open_small(regions=2)
+    first, second = by_region(table, made, range(20)).values()
+    table.put(made.rows(first), token="loader:1")
+    again = table.put(made.rows([*first, *second], 1), token="loader:1")
+    assert again.applied is True
+    assert names(table) == {id: f"row {id} v0" for id in first} | {id: f"row {id} v1" for id in second}
+
+
+def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Callable[..., Any]) -> None:
+    """The writer process dies at a change of storage during its one put; sending the same again under the same token
+    ends in exactly one application, whether the first had arrived or not."""
+    outcomes = set()
+    for kill_at in range(8, 18, 3):
+        uri = str(tmp_path / f"{kill_at}.lance")
+        running = script("writer.py", uri, 1, SEED, 0, 1, kill_at, "before")
+        operation = {}
+        while (text := running.line(60)) is not None:
+            operation = json.loads(text).get("try", operation)
+        with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
+            arrived = table.count() > 0
+            rows = [{"id": id, "name": "second attempt"} for id in operation["ids"]]
+            outcomes.add(arrived)
+            assert table.put(rows, token=("writer", 0)).applied is not arrived
+            expected = {id: f"row {id} v0" if arrived else "second attempt" for id in operation["ids"]}
+            assert names(table) == expected
+            assert table.put(rows, token=("writer", 0)).applied is False
+            assert names(table) == expected
+    assert outcomes == {True, False}, "the kill points should lie on both sides"
+
+
+def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[..., Any]) -> None:
+    """Rows acked without durability travel inside the next durable put, here one of several entries. Wherever that is
+    cut short: a token that counts as applied has its rows, one whose rows are lost may be sent again."""
+    operations = [
+        {"number": 1, "kind": "put", "ids": [500], "durable": False},
+        {"number": 2, "kind": "put", "ids": list(range(60)), "durable": True},
+    ]
+    outcomes = set()
+    for kill_at in range(8, 18, 2):
+        uri = str(tmp_path / f"{kill_at}.lance")
+        running = script("writer.py", uri, 1, json.dumps(operations), 0, 0, kill_at, "after")
+        running.wait(60)
+        with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
+            kept = 500 in names(table)
+            outcomes.add(kept)
+            assert table.put([{"id": 500, "name": "sent again"}], token=("writer", 1)).applied is not kept
+            assert names(table)[500] == ("row 500 v1" if kept else "sent again")
+    assert outcomes == {True, False}, "the kill points should lie on both sides"
+
+
+# ---- streams of a micro-batch --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(small_config: Callable[..., Any], serve: Callable[..., Any], made: Any) -> tuple[Any, str, str, list[int]]:
+    """A client of a running daemon, its endpoint, one region, ids of that region."""
+    _, endpoint = serve(small_config())
+    client = ingest.connect(endpoint)
+    region, ids = next(iter(by_region(client, made, range(20)).items()))
+    return client, endpoint, region, ids
+
+
+def stream(client: Any, made: Any, region: str, ids: list[int], version: int, token: ingest.Token) -> Any:
+    """A stream with its rows sent and not closed."""
+    opened = client.open_stream(UUID(region), token)
+    for batch in made.table(ids, version).to_batches(max_chunksize=3):
+        opened.write(batch)
+    return opened
+
+
+def test_a_stream_is_applied_whole_and_once(served: tuple[Any, str, str, list[int]], made: Any) -> None:
+    client, _, region, ids = served
+    token = ingest.Token("query", 0)
+    receipt = stream(client, made, region, ids, 0, token).finish()
+    assert (receipt.region, receipt.rows, receipt.applied) == (region, len(ids), True)
+    assert receipt.position > 0
+    assert names(client) == {id: f"row {id} v0" for id in ids}
+    replayed = stream(client, made, region, ids, 1, token).finish()
+    assert (replayed.rows, replayed.applied) == (len(ids), False)
+    assert names(client) == {id: f"row {id} v0" for id in ids}
+    assert stream(client, made, region, ids[:2], 2, ingest.Token("query", 1)).finish().applied is True
+    assert stream(client, made, region, ids, 3, token).finish().applied is False
+    assert stream(client, made, region, ids[:1], 4, ingest.Token("another query", 0)).finish().applied is True
+    assert names(client)[ids[0]] == f"row {ids[0]} v4"
+    assert names(client)[ids[1]] == f"row {ids[1]} v2"
+
+
+def test_a_stream_that_is_not_closed_applies_nothing(
+    served: tuple[Any, str, str, list[int]], made: Any, script: Callable[..., Any]
+) -> None:
+    client, endpoint, region, ids = served
+    aborted = stream(client, made, region, ids, 0, ingest.Token("query", 0))
+    assert client.count() == 0
+    aborted.abort()
+    client_that_dies = script("streamer.py", endpoint, region, "query", 0, "of the dead", *ids)
+    client_that_dies.line_with("sent")
+    assert client.count() == 0
+    client_that_dies.tell("die")
+    assert client_that_dies.wait() == -9
+    assert client.count() == 0
+    receipt = stream(client, made, region, ids, 5, ingest.Token("query", 0)).finish()
+    assert receipt.applied is True, "what was not closed must not use up the token"
+    assert names(client) == {id: f"row {id} v5" for id in ids}
+
+
+def test_of_two_streams_at_once_the_first_to_close_wins(
+    served: tuple[Any, str, str, list[int]], made: Any, script: Callable[..., Any]
+) -> None:
+    client, endpoint, region, ids = served
+    token = ingest.Token("query", 3)
+    slow = stream(client, made, region, ids, 0, token)
+    other = script("streamer.py", endpoint, region, "query", 3, "by another", *ids)
+    other.line_with("sent")
+    other.tell("finish")
+    assert json.loads(other.line(30))["applied"] is True
+    assert slow.finish().applied is False
+    assert names(client) == dict.fromkeys(ids, "by another")
+
+
+def test_a_stream_of_rows_that_belong_elsewhere_is_refused(served: tuple[Any, str, str, list[int]], made: Any) -> None:
+    client, _, region, ids = served
+    elsewhere = next(id for id in range(20) if id not in ids)
+    with pytest.raises(ingest.Invalid, match=region):
+        stream(client, made, region, [*ids, elsewhere], 0, ingest.Token("query", 0)).finish()
+    with pytest.raises(ingest.Invalid, match="region"):
+        stream(client, made, "00000000-0000-0000-0000-000000000001", ids, 0, ingest.Token("query", 0)).finish()
+    assert client.count() == 0
+
+
+def test_a_bad_row_anywhere_in_a_stream_keeps_all_of_it_out(served: tuple[Any, str, str, list[int]], made: Any) -> None:
+    client, _, region, ids = served
+    opened = client.open_stream(UUID(region), ingest.Token("query", 0))
+    opened.write(made.table(ids).to_batches()[0])
+    bad = made.row(ids[0]) | {"vector": [float("inf")] * 8}
+    opened.write(pa.Table.from_pylist([bad], schema=made.schema).to_batches()[0])
+    with pytest.raises(ingest.Invalid, match="'vector'"):
+        opened.finish()
+    assert client.count() == 0
+    assert stream(client, made, region, ids, 1, ingest.Token("query", 0)).finish().applied is True
+
+
+def test_a_stream_is_remembered_by_the_next_daemon(
+    small_config: Callable[..., Any], serve: Callable[..., Any], made: Any
+) -> None:
+    config, token = small_config(), ingest.Token("query", 4)
+    running, endpoint = serve(config)
+    client = ingest.connect(endpoint)
+    region, ids = next(iter(by_region(client, made, range(20)).items()))
+    stream(client, made, region, ids, 0, token).finish()
+    running.kill()
+    _, endpoint = serve(config)
+    client = ingest.connect(endpoint)
+    assert stream(client, made, region, ids, 1, token).finish().applied is False
+    assert names(client) == {id: f"row {id} v0" for id in ids}

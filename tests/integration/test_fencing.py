@@ -1,0 +1,189 @@
+"""Two writers of one region: the newer epoch wins, the older is told both epochs, no acknowledged row is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import pytest
+
+import ingest
+
+SETTINGS = {"commit": {"interval": "0s"}}
+
+
+def names(table: Any) -> dict[int, str]:
+    """What a table holds: name by id, each key once."""
+    rows = table.scan(["id", "name"]).to_pylist()
+    found = {row["id"]: row["name"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., Any], made: Any) -> None:
+    older = open_small(regions=1)
+    older.put(made.rows(range(10)))
+    newer = open_small()
+    for attempt in range(3):
+        with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:
+            older.put(made.rows([50 + attempt]))
+        assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(ingest.FencedError):
+        older.delete([1])
+    assert names(newer) == {id: f"row {id} v0" for id in range(10)}
+    newer.put(made.rows([3], 1))
+    assert names(newer)[3] == "row 3 v1"
+    third = open_small()
+    with pytest.raises(ingest.FencedError, match="writer epoch 2 was fenced by epoch 3"):
+        newer.put(made.rows([4], 2))
+    assert names(third) == {id: f"row {id} v{int(id == 3)}" for id in range(10)}
+
+
+def test_the_older_writer_cannot_flush_either(open_small: Callable[..., Any], made: Any, uri: str) -> None:
+    older = open_small(regions=1)
+    older.put(made.rows(range(10)))
+    newer = open_small()
+    newer.delete([0])
+    with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+        older.flush()
+    newer.flush()
+    newer.commit()
+    assert names(newer) == {id: f"row {id} v0" for id in range(1, 10)}
+    assert lance.dataset(uri).count_rows() == 9
+
+
+def test_rows_that_linger_at_the_takeover_are_lost_or_kept_but_not_invented(
+    open_small: Callable[..., Any], made: Any, uri: str
+) -> None:
+    """Rows acked without durability may be lost with their writer, and a reader of the newer one never sees half."""
+    older = open_small(regions=1, wal={"linger_max": "10s"})
+    older.put(made.rows(range(5)))
+    older.put(made.rows(range(5, 10)), durable=False)
+    newer = open_small()
+    assert names(newer) == {id: f"row {id} v0" for id in range(5)}
+    with pytest.raises(ingest.FencedError):  # five rows that were visible are lost, and close says so
+        older.close()
+    assert names(newer) == {id: f"row {id} v0" for id in range(5)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_acknowledged_row_is_lost_when_the_region_changes_hands(
+    seed: int, open_small: Callable[..., Any], made: Any, uri: str
+) -> None:
+    """Writers take the region from each other while all put from two threads; flushes and commits in between."""
+    rng = random.Random(seed)
+    acked: set[int] = set()
+    tried: set[int] = set()
+    problems: list[str] = []
+    rows_max = rng.choice([7, 1000])
+
+    def write(table: Any, first: int) -> None:
+        for id in range(first, first + 1000):
+            tried.add(id)
+            try:
+                table.put(made.rows([id]))
+            except ingest.FencedError:
+                return
+            except Exception as error:  # noqa: BLE001 - told by the main thread
+                problems.append(repr(error))
+                return
+            acked.add(id)
+
+    threads: list[threading.Thread] = []
+    tables: list[Any] = []
+    for owner in range(4):
+        tables.append(open_small(regions=1, commit=rng.choice(["0s", "20ms"]), memtable={"rows_max": rows_max}))
+        for half in range(2):
+            threads.append(threading.Thread(target=write, args=(tables[-1], owner * 10_000 + half * 5_000)))
+            threads[-1].start()
+        threads[-1].join(rng.random() * 0.2)
+    last = open_small()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+    assert not any(thread.is_alive() for thread in threads), "a fenced writer must not wait for ever"
+    found = names(last)
+    assert acked <= set(found) <= tried
+    assert all(name == f"row {id} v0" for id, name in found.items())
+    assert len(acked) > 4
+    last.flush()
+    last.commit()
+    committed = lance.dataset(uri).to_table(columns=["id"])["id"].to_pylist()
+    assert sorted(committed) == sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_processes_take_a_region_from_each_other(seed: int, uri: str, script: Callable[..., Any]) -> None:
+    rng = random.Random(seed)
+    processes = [script("putter.py", uri, first) for first in (1_000, 1_000_000, 2_000_000)]
+    for process in processes:
+        process.line_with("ready")
+    first, *others = processes
+    first.tell("go")
+    first.line_with(f'"ack": {rng.randrange(1, 40)}}}', 30)
+    if seed % 2:  # the others race each other, else one after the other
+        for other in others:
+            other.tell("go")
+    else:
+        others[0].tell("go")
+        others[0].line_with(f'"ack": {rng.randrange(1, 25)}}}', 30)
+        others[1].tell("go")
+    for other in others:
+        other.line_with("open", 30)
+    owner = _last_owner(processes)
+    for process in processes:
+        while process is not owner and process.line(30) is not None:
+            pass  # to its end: it is fenced, and says so twice
+    wanted = len([line for line in owner.lines if '"ack"' in line]) + 5
+    while sum('"ack"' in line for line in owner.lines) < wanted:
+        assert owner.line(30) is not None
+    owner.tell("stop")
+    assert owner.wait() == 0
+    _check(processes, owner, uri)
+
+
+def _last_owner(processes: list[Any]) -> Any:
+    """The process that holds the highest epoch."""
+    epochs = {}
+    for process in processes:
+        opened = [json.loads(line)["open"] for line in process.lines if '"open"' in line]
+        epochs[id(process)] = opened[0][0] if opened and opened[0] else 0
+    return max(processes, key=lambda process: epochs[id(process)])
+
+
+def _check(processes: list[Any], owner: Any, uri: str) -> None:
+    """Refusals carry both epochs and repeat; every acknowledged row is there; the hot key has its newest value."""
+    acked, tried, hot = set(), set(), []
+    for process in processes:
+        said = [json.loads(line) for line in process.lines]
+        errors = [line["error"] for line in said if "error" in line]
+        epoch = next((line["open"][0] for line in said if line.get("open")), None)
+        if process is not owner:
+            assert process.wait() == 0, process.errors
+            assert len(errors) == (1 if epoch is None else 2), "the next put fails too"
+            for kind, message, details in errors:
+                assert kind == "FencedError", message
+                assert details["theirs"] > details["ours"]
+                assert f"writer epoch {details['ours']} was fenced by epoch {details['theirs']}" in message
+                assert epoch is None or details["ours"] == epoch
+        else:
+            assert errors == []
+        base = int(process.process.args[-1])
+        first_errors = next((n for n, line in enumerate(said) if "error" in line), len(said))
+        mine = [line["ack"] for line in said if "ack" in line]
+        acked |= {base + n for n in mine}
+        tried |= {base + line["try"] for line in said[:first_errors] if "try" in line}
+        if mine:
+            hot.append((epoch, {f"{base}/{mine[-1]}", f"{base}/{mine[-1] + 1}"}))
+    with ingest.open(uri, settings=SETTINGS) as table:
+        found = names(table)
+        newest = found.pop(0)
+        assert acked <= set(found) <= tried
+        assert newest in max(hot)[1], "the newest owner's last value wins"
+        table.flush()
+        table.commit()
+    assert lance.dataset(uri).count_rows() == len(found) + 1

@@ -1,0 +1,105 @@
+"""No per-row Python on the put path: ten thousand rows cost as many bytecodes as a hundred.
+
+Every bytecode that any thread executes is counted, from the call of `put` to its ack: validation, routing, the WAL, the
+memtable with its key, B-tree and vector index. A loop over rows, whatever it is written as, costs several per row.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ingest
+
+FEW, MANY = 100, 10_000
+
+
+class Bytecodes:
+    """Counts the bytecodes of all threads started after it, while `counting`."""
+
+    def __init__(self) -> None:
+        self.counting = False
+        self.by_place: Counter[str] = Counter()
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if self.counting and event == "opcode":
+            code = frame.f_code
+            self.by_place[f"{code.co_filename}:{code.co_qualname}"] += 1
+        return self.trace
+
+    def of(self, call: Callable[[], Any]) -> Counter[str]:
+        """Bytecodes of one call, by function."""
+        self.by_place = Counter()
+        previous = sys.gettrace()
+        sys.settrace(self.trace)
+        self.counting = True
+        try:
+            call()
+        finally:
+            self.counting = False
+            sys.settrace(previous)
+        return self.by_place
+
+
+@pytest.fixture
+def bytecodes() -> Iterator[Bytecodes]:
+    """The counter, in force for threads that the test starts."""
+    counter = Bytecodes()
+    threading.settrace(counter.trace)
+    yield counter
+    threading.settrace(None)  # type: ignore[arg-type]
+
+
+def batch(start: int, count: int, key: str) -> pa.Table:
+    """`count` rows from key `start` on."""
+    ids = np.arange(start, start + count)
+    rng = np.random.default_rng(start)
+    columns: dict[str, Any] = {
+        "int": pa.array(ids, pa.int64()),
+        "text": pa.array([f"key-{n:07d}" for n in ids]),
+        "price": pa.array(rng.integers(0, 1000, count)),
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(rng.standard_normal(count * 8).astype(np.float32)), 8),
+    }
+    names = key.split(",")
+    return pa.table({name: columns[name] for name in [*names, "price", "vector"]})
+
+
+@pytest.mark.parametrize("key", ["int", "text", "int,text"])
+def test_the_put_path_has_no_loop_over_rows(key: str, tmp_path: Path, bytecodes: Bytecodes) -> None:
+    settings = {"commit": {"interval": "0s"}}
+    indexes = {"vector": "ivf_pq", "price": "btree"}
+    schema, names = batch(0, 1, key).schema, key.split(",")
+    with ingest.open(tmp_path / "t.lance", schema=schema, key=names, indexes=indexes, settings=settings) as table:
+        table.put(batch(0, 5_000, key))  # imports, training of the vector index
+        few, many = batch(10_000, FEW, key), batch(20_000, MANY, key)
+        of_few = bytecodes.of(lambda: table.put(few))
+        of_many = bytecodes.of(lambda: table.put(many))
+        grown = (of_many - of_few).most_common(8)
+        assert of_many.total() - of_few.total() < MANY - FEW, f"more than one bytecode per row: {grown}"
+        assert of_few.total() > 500, "the counter should see the put path"
+        updates = batch(20_000, MANY, key)
+        of_updates = bytecodes.of(lambda: table.put(updates))
+        grown = (of_updates - of_few).most_common(8)
+        assert of_updates.total() - of_few.total() < MANY - FEW, f"more than one bytecode per updated row: {grown}"
+        assert table.count() == 5_000 + FEW + MANY
+
+
+def test_the_counter_sees_a_loop(bytecodes: Bytecodes) -> None:
+    rows = list(range(MANY))
+
+    def loop() -> None:
+        worker = threading.Thread(target=lambda: [row + 1 for row in rows])
+        worker.start()
+        worker.join()
+
+    assert bytecodes.of(loop).total() > MANY

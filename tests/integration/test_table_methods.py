@@ -1,0 +1,369 @@
+"""What every open table does, embedded or through a daemon: one suite, both ways in.
+
+The oracle is a dict per level: what the calls so far must have made of the table, computed without looking at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ingest
+
+LEVELS = ("committed", "flushed", "durable", "latest")
+Model = dict[int, dict[str, Any]]
+
+
+@pytest.fixture(params=["embedded", "flight"])
+def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
+    """Turns an embedded table into what the test calls: itself, or a client of a Flight service in front of it."""
+    opened: list[Any] = []
+
+    def through_flight(table: Any) -> Any:
+        from ingest.flight_server import FlightService
+
+        service = FlightService(table, "grpc://127.0.0.1:0")
+        client = ingest.connect(f"grpc://127.0.0.1:{service.port}")
+        opened.extend([client.close, service.shutdown])
+        return client
+
+    yield through_flight if request.param == "flight" else lambda table: table
+    for close in opened:
+        close()
+
+
+@pytest.fixture
+def table(open_small: Callable[..., Any], way_in: Callable[[Any], Any]) -> Any:
+    """An empty table."""
+    return way_in(open_small())
+
+
+@pytest.fixture
+def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
+    """A table with rows at every level, newer versions and deletions above older ones, and what each level holds."""
+    model: Model = {}
+
+    def put(ids: range, version: int) -> None:
+        table.put(made.table(list(ids), version))
+        model.update((row["id"], row) for row in made.rows(list(ids), version))
+
+    def delete(*ids: int) -> None:
+        table.delete(list(ids))
+        for id in ids:
+            model.pop(id, None)
+
+    put(range(30), 0)
+    table.flush()
+    table.commit()
+    levels = {"committed": dict(model)}
+    delete(5)
+    put(range(10, 20), 1)
+    put(range(30, 35), 1)
+    table.flush()
+    levels["flushed"] = dict(model)
+    put(range(15, 25), 2)
+    delete(11, 31, 7)
+    put(range(35, 40), 2)
+    put(range(7, 8), 2)
+    levels["durable"] = levels["latest"] = dict(model)
+    return table, levels
+
+
+def by_id(rows: pa.Table) -> Model:
+    """Rows of a read, each key exactly once."""
+    found = {row["id"]: row for row in rows.to_pylist()}
+    assert len(found) == rows.num_rows, "a key came back twice"
+    return found
+
+
+# ---- reads at every level ------------------------------------------------------------------------------------------
+
+
+def test_scan_and_count_return_the_newest_rows_of_every_level(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    for level in LEVELS:
+        assert by_id(table.scan(level=level)) == levels[level], level
+        assert table.count(level=level) == len(levels[level]), level
+
+
+def test_the_default_level_is_latest(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    assert by_id(table.scan()) == levels["latest"]
+    assert table.count() == len(levels["latest"])
+    assert by_id(table.get(list(range(50)))) == levels["latest"]
+
+
+def test_filters_judge_the_newest_version_only(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    for level in LEVELS:
+        for low, high in ((0, 300), (300, 800), (250, 260)):
+            predicate = f"price >= {low} AND price < {high}"
+            expected = {id: row for id, row in levels[level].items() if low <= row["price"] < high}
+            assert by_id(table.scan(filter=predicate, level=level)) == expected, (level, predicate)
+            assert table.count(predicate, level=level) == len(expected), (level, predicate)
+
+
+def test_get_returns_what_is_there_and_nothing_for_the_rest(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    for level in LEVELS:
+        assert by_id(table.get(list(range(-3, 45)), level=level)) == levels[level], level
+        for id in (5, 7, 11, 16, 31, 37, 99):
+            expected = [levels[level][id]] if id in levels[level] else []
+            assert table.get(id, level=level).to_pylist() == expected, (level, id)
+
+
+def test_search_is_exact_over_all_levels(layered: tuple[Any, dict[str, Model]], made: Any) -> None:
+    table, levels = layered
+    for level in LEVELS:
+        for query in (made.row(16, 2)["vector"], made.row(500)["vector"]):
+            for bound in (None, 500):
+                rows = [row for row in levels[level].values() if bound is None or row["price"] < bound]
+                distances = {row["id"]: np.sum((np.float32(row["vector"]) - np.float32(query)) ** 2) for row in rows}
+                expected = sorted(distances, key=lambda id: distances[id])[:6]
+                predicate = None if bound is None else f"price < {bound}"
+                found = table.search("vector", query, k=6, filter=predicate, level=level)
+                assert found["id"].to_pylist() == expected, (level, bound)
+                wanted = [distances[id] for id in expected]
+                assert found["_distance"].to_pylist() == pytest.approx(wanted, rel=1e-3, abs=1e-4), (level, bound)
+
+
+def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    for level in LEVELS:
+        for word in ("harbor", "violet", "zebra"):
+            expected = {id for id, row in levels[level].items() if word in row["body"].split()}
+            found = table.match("body", word, k=100, level=level)
+            assert set(by_id(found)) == expected, (level, word)
+            scores = found["_score"].to_pylist()
+            assert scores == sorted(scores, reverse=True)
+            filtered = table.match("body", word, k=100, filter="price < 500", level=level)
+            assert set(by_id(filtered)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, word)
+
+
+def test_columns_and_limit_are_what_was_asked_for(layered: tuple[Any, dict[str, Model]], made: Any) -> None:
+    table, levels = layered
+    assert table.scan(columns=["price"]).column_names == ["price"]
+    assert sorted(table.scan(columns=["price"])["price"].to_pylist()) == sorted(
+        row["price"] for row in levels["latest"].values()
+    )
+    assert table.get([1, 2], columns=["name", "id"]).column_names == ["name", "id"]
+    assert table.scan(limit=7).num_rows == 7
+    assert table.scan(limit=1000).num_rows == len(levels["latest"])
+    assert table.search("vector", made.row(1)["vector"], k=3, columns=["name"]).column_names == ["name", "_distance"]
+    assert table.match("body", "harbor", k=3, columns=["name"]).column_names == ["name", "_score"]
+    assert "_tombstone" not in table.scan().column_names
+
+
+# ---- writes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_in_every_read_when_its_put_returns(table: Any, made: Any) -> None:
+    for version in range(3):
+        for durable in (True, False):
+            row = made.row(7, version) | {"body": f"marker{version}{durable:d} harbor"}
+            receipt = table.put([row], durable=durable)
+            assert (receipt.rows, receipt.applied) == (1, True)
+            assert table.get(7).to_pylist() == [row]
+            assert table.scan().to_pylist() == [row]
+            assert table.count(f"price = {row['price']}") == 1
+            assert table.search("vector", row["vector"], k=1)["id"].to_pylist() == [7]
+            assert table.match("body", f"marker{version}{durable:d}")["id"].to_pylist() == [7]
+
+
+def test_an_old_version_is_found_by_no_read(table: Any, made: Any) -> None:
+    old = made.row(1) | {"body": "oldword", "price": 17, "vector": [50.0] * 8}
+    new = made.row(1) | {"body": "newword", "price": 18, "vector": [-50.0] * 8}
+    table.put([old])
+    for step in (lambda: None, table.flush, table.commit):
+        step()
+        table.put([new])
+        assert table.match("body", "oldword").num_rows == 0
+        assert table.count("price = 17") == 0
+        assert table.search("vector", old["vector"], k=5)["_distance"].to_pylist() == pytest.approx([8 * 100.0**2])
+        table.put([old])
+    table.put([new])
+    table.delete(1)
+    assert table.match("body", "newword").num_rows == 0
+    assert table.search("vector", new["vector"], k=5).num_rows == 0
+    assert table.count() == 0
+    table.put([old])
+    assert table.get(1).to_pylist() == [old]
+
+
+class _Frame:
+    """What pandas and polars frames are to Arrow: an object that exports a stream."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._rows.__arrow_c_stream__(requested_schema)
+
+
+def test_rows_come_in_every_promised_form(table: Any, made: Any) -> None:
+    rows = made.table(range(10))
+    forms = {
+        "table": rows,
+        "chunked table": pa.concat_tables([rows.slice(0, 3), rows.slice(3)]),
+        "batch": rows.combine_chunks().to_batches()[0],
+        "reader": rows.to_reader(max_chunksize=4),
+        "frame": _Frame(rows),
+        "dicts": rows.to_pylist(),
+        "other column order": rows.select(["body", "vector", "id", "price", "name"]),
+        "int32 key, large text": rows.set_column(0, "id", rows["id"].cast(pa.int32())).set_column(
+            1, "name", rows["name"].cast(pa.large_string())
+        ),
+    }
+    for form, given in forms.items():
+        assert table.put(given).rows == 10, form
+        assert by_id(table.scan()) == by_id(rows), form
+        table.delete(list(range(10)))
+        assert table.count() == 0, form
+    table.put([{"id": 1}, {"id": 2, "price": 5}])
+    assert by_id(table.scan(columns=["id", "price", "body"])) == {
+        1: {"id": 1, "price": None, "body": None},
+        2: {"id": 2, "price": 5, "body": None},
+    }
+    assert table.put(rows.slice(0, 0)).rows == 0
+    assert table.put([]).rows == 0
+
+
+def test_the_last_of_two_rows_with_one_key_in_one_put_wins(table: Any, made: Any) -> None:
+    table.put(made.rows([1, 2], 0) + made.rows([1], 1) + made.rows([3, 1], 2))
+    expected = {1: made.row(1, 2), 2: made.row(2, 0), 3: made.row(3, 2)}
+    assert by_id(table.scan()) == expected
+    table.flush()
+    assert by_id(table.scan(level="flushed")) == expected
+    table.commit()
+    assert by_id(table.scan(level="committed")) == expected
+
+
+def test_deleting_what_is_not_there_changes_nothing(table: Any, made: Any) -> None:
+    table.delete([1, 2, 3])
+    table.put(made.rows([2]))
+    table.delete([3, 4])
+    table.flush()
+    table.commit()
+    assert by_id(table.scan(level="committed")) == {2: made.row(2)}
+
+
+def test_a_token_is_applied_once(table: Any, made: Any) -> None:
+    assert table.put(made.rows(range(10), 0), token="loader:1").applied is True
+    again = table.put(made.rows(range(10), 9), token="loader:1")
+    assert (again.rows, again.applied) == (10, False)
+    assert table.put(made.rows(range(10), 9), token=("loader", 0)).applied is False
+    assert by_id(table.scan()) == by_id(made.table(range(10), 0))
+    assert table.put(made.rows([3], 1), token=ingest.Token("loader", 2)).applied is True
+    assert table.put(made.rows([3], 2), token="other:1").applied is True
+    assert table.get(3).to_pylist() == made.rows([3], 2)
+    assert table.delete([3], token="other:2").applied is True
+    table.put(made.rows([3], 3))
+    assert table.delete([3], token="other:2").applied is False
+    assert table.get(3).num_rows == 1
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+BAD_ROWS = {
+    "missing key column": ([{"name": "x"}], ("'id'", "missing")),
+    "null key": ([{"id": 1}, {"id": None}], ("'id'", "row 1", "null")),
+    "wrong type": ([{"id": 1, "price": "many"}], ("'price'",)),
+    "fraction": ([{"id": 1, "price": 2.7}], ("'price'", "int64")),
+    "fraction as a key": ([{"id": 1.5}], ("'id'", "int64")),
+    "wrong key type": (pa.table({"id": ["a"]}), ("'id'", "int64")),
+    "unknown column": ([{"id": 1, "prise": 3}], ("'prise'", "'price'")),
+    "wrong width": ([{"id": 1, "vector": [1.0] * 7}], ("'vector'", "7", "8")),
+    "wrong width, arrow": (
+        pa.table({"id": [1], "vector": pa.array([[1.0] * 9], pa.list_(pa.float32(), 9))}),
+        ("'vector'", "9", "8"),
+    ),
+    "doubled column": (pa.table([pa.array([1]), pa.array([2])], names=["id", "id"]), ("'id'", "twice")),
+    "not finite": ([{"id": 1, "vector": [float("nan")] * 8}], ("'vector'", "row 0")),
+    "no rows at all": (17, ("int",)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
+    case: str, table: Any, made: Any, uri: str, tree: Callable[[Path], dict[str, int]]
+) -> None:
+    rows, named = BAD_ROWS[case]
+    table.put(made.rows(range(3)))
+    before = tree(Path(uri))
+    with pytest.raises(ingest.Invalid) as refused:
+        table.put(rows)
+    assert len(str(refused.value).splitlines()) == 1
+    for name in named:
+        assert name in str(refused.value)
+    assert tree(Path(uri)) == before
+    assert by_id(table.scan()) == by_id(made.table(range(3)))
+    table.put(made.rows([9]))
+    assert table.count() == 4
+
+
+BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "level": (lambda table: table.scan(level="lastest"), ("lastest", "latest")),
+    "column of scan": (lambda table: table.scan(columns=["prize"]), ("prize", "price")),
+    "column of get": (lambda table: table.get(1, columns=["prize"]), ("prize", "price")),
+    "column of filter": (lambda table: table.scan(filter="prize > 3"), ("prize", "price")),
+    "filter": (lambda table: table.count("price >"), ("price >",)),
+    "search column": (lambda table: table.search("vektor", [0.0] * 8), ("vektor", "vector")),
+    "search width": (lambda table: table.search("vector", [0.0] * 5), ("vector", "5", "8")),
+    "match column": (lambda table: table.match("bodi", "x"), ("bodi", "body")),
+    "match without index": (lambda table: table.match("name", "x"), ("name", "fts")),
+    "key type": (lambda table: table.get("seven"), ("id", "int64")),
+    "key column": (lambda table: table.delete([{"idd": 1}]), ("idd", "id")),
+    "token": (lambda table: table.put([{"id": 1}], token="loader"), ("loader", "name:number")),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_calls_are_refused_in_one_line_that_names_what_is_wrong(case: str, table: Any, made: Any) -> None:
+    call, named = BAD_CALLS[case]
+    table.put(made.rows(range(3)))
+    with pytest.raises(ingest.Invalid) as refused:
+        call(table)
+    assert len(str(refused.value).splitlines()) == 1
+    for name in named:
+        assert name in str(refused.value)
+    assert table.count() == 3
+
+
+# ---- state ---------------------------------------------------------------------------------------------------------
+
+
+def test_status_follows_the_rows_from_memtable_to_base(table: Any, made: Any, uri: str) -> None:
+    table.put(made.rows(range(20)))
+    status = table.status()
+    assert status["table"] == uri
+    assert status["rows"] == 0
+    assert [region["bucket"] for region in status["regions"]] == [0, 1]
+    assert all(region["epoch"] == 1 and region["wal_position"] == 1 for region in status["regions"])
+    assert sum(region["memtable_rows"] for region in status["regions"]) == 20
+    assert all(region["memtable_bytes"] > 0 and region["ssts"] == [] for region in status["regions"])
+    table.flush()
+    flushed = table.status()["regions"]
+    assert all(region["memtable_rows"] == 0 and region["replay_after"] == 1 for region in flushed)
+    assert [[sst["generation"] for sst in region["ssts"]] for region in flushed] == [[1], [1]]
+    assert sum(sst["rows"] for region in flushed for sst in region["ssts"]) == 20
+    report = table.commit()
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (20, 0, 0)
+    committed = table.status()
+    assert committed["rows"] == 20
+    assert committed["base_version"] > status["base_version"]
+    assert all(sst["committed"] for region in committed["regions"] for sst in region["ssts"])
+    table.put(made.rows(range(5), 1))
+    table.delete([19])
+    table.put(made.rows([30], 1))
+    table.flush()
+    report = table.commit()
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (1, 5, 1)
+    before = table.status()["base_version"]
+    table.flush()
+    table.commit()
+    assert table.status()["base_version"] == before, "nothing was pending, yet a version was made"

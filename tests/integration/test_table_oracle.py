@@ -1,0 +1,192 @@
+"""A table against a dict: random operations with flush, commit and reopening in between, every read after each.
+
+Once with limits that are never reached, where every level is known exactly, and once with limits of a few rows, where
+flushes happen by themselves at any moment.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import ingest
+
+WORDS = ("harbor", "copper", "violet", "meadow")
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string(), nullable=False),
+        pa.field("n", pa.int64()),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), 4)),
+    ]
+)
+KEYS = st.sampled_from([f"key-{n}" for n in range(24)])
+Model = dict[str, dict[str, Any]]
+
+
+class TableAgainstDict(RuleBasedStateMachine):
+    """Random calls of the public methods; `model` is what `latest` must show after each."""
+
+    sections: ClassVar[dict[str, dict[str, Any]]] = {"commit": {"interval": "0s"}}
+    exact = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.mkdtemp()
+        self.uri = str(Path(self.directory) / "table.lance")
+        self.model: Model = {}
+        self.flushed: Model = {}
+        self.committed: Model = {}
+        self.version = 0
+        self.sequence = 0
+
+    @initialize(regions=st.sampled_from([1, 2]))
+    def create(self, regions: int) -> None:
+        indexes = {"vector": "ivf_pq", "text": "fts", "n": "btree"}
+        self.table = ingest.open(
+            self.uri, schema=SCHEMA, key="k", regions=regions, indexes=indexes, settings=self.sections
+        )
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=12), durable=st.booleans())
+    def put(self, keys: list[str], durable: bool) -> None:
+        rows = [self.row(key) for key in keys]
+        assert self.table.put(rows, durable=durable).rows == len(rows)
+        self.model |= {row["k"]: row for row in rows}
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=4, unique=True), durable=st.booleans())
+    def delete(self, keys: list[str], durable: bool) -> None:
+        self.table.delete(keys, durable=durable)
+        for key in keys:
+            self.model.pop(key, None)
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=3, unique=True), repeats=st.integers(0, 2))
+    def put_with_token(self, keys: list[str], repeats: int) -> None:
+        self.sequence += 1
+        rows = [self.row(key) for key in keys]
+        for attempt in range(repeats + 1):
+            receipt = self.table.put(
+                rows if not attempt else [self.row(key) for key in keys], token=("p", self.sequence)
+            )
+            assert receipt.applied is (attempt == 0)
+        self.model |= {row["k"]: row for row in rows}
+
+    @rule()
+    def flush(self) -> None:
+        self.table.flush()
+        self.flushed = dict(self.model)
+
+    @rule()
+    def commit(self) -> None:
+        self.table.commit()
+        self.committed = dict(self.flushed)
+
+    @rule()
+    def reopen(self) -> None:
+        self.table.close()
+        self.table = ingest.open(self.uri, settings=self.sections)
+
+    @rule(asked=st.lists(st.one_of(KEYS, st.just("absent")), max_size=8, unique=True))
+    def get(self, asked: list[str]) -> None:
+        assert rows_of(self.table.get(asked)) == {key: self.model[key] for key in asked if key in self.model}
+
+    @rule(low=st.integers(0, 60), span=st.integers(0, 40))
+    def filter(self, low: int, span: int) -> None:
+        expected = {key: row for key, row in self.model.items() if low <= row["n"] <= low + span}
+        predicate = f"n BETWEEN {low} AND {low + span}"
+        assert rows_of(self.table.scan(filter=predicate)) == expected
+        assert self.table.count(predicate) == len(expected)
+
+    @rule(k=st.integers(1, 30), bound=st.one_of(st.none(), st.integers(0, 99)))
+    def search(self, k: int, bound: int | None) -> None:
+        query = np.float32([0.5, -0.5, 0.25, 0.0])
+        rows = [row for row in self.model.values() if bound is None or row["n"] < bound]
+        expected = sorted(float(np.sum((np.float32(row["vector"]) - query) ** 2)) for row in rows)[:k]
+        found = self.table.search("vector", query, k=k, filter=None if bound is None else f"n < {bound}")
+        assert found["_distance"].to_pylist() == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        for row in found.drop(["_distance"]).to_pylist():
+            assert row == self.model[row["k"]]
+
+    @rule(word=st.sampled_from(WORDS))
+    def match(self, word: str) -> None:
+        expected = {key: row for key, row in self.model.items() if word in row["text"].split()}
+        assert rows_of(self.table.match("text", word, k=1000).drop(["_score"])) == expected
+
+    @invariant()
+    def every_row_is_there_once(self) -> None:
+        if hasattr(self, "table"):
+            assert rows_of(self.table.scan()) == self.model
+            assert self.table.count() == len(self.model)
+
+    @precondition(lambda self: self.exact and hasattr(self, "table"))
+    @invariant()
+    def every_level_is_what_it_was_made(self) -> None:
+        assert rows_of(self.table.scan(level="flushed")) == self.flushed
+        assert rows_of(self.table.scan(level="committed")) == self.committed
+
+    def row(self, key: str) -> dict[str, Any]:
+        """A new version of a key, different from every other in every column."""
+        self.version += 1
+        rng = np.random.default_rng(self.version)
+        return {
+            "k": key,
+            "n": int(rng.integers(0, 100)),
+            "text": f"{WORDS[self.version % 4]} v{self.version}",
+            "vector": [float(x) for x in rng.standard_normal(4).astype(np.float32)],
+        }
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            self.table.flush()
+            self.table.commit()
+            assert rows_of(self.table.scan(level="committed")) == self.model
+            self.table.close()
+        shutil.rmtree(self.directory)
+
+
+class TinyTableAgainstDict(TableAgainstDict):
+    """The same where a memtable holds ten rows, an entry some three, and commits come every 30 ms."""
+
+    sections: ClassVar[dict[str, dict[str, Any]]] = {
+        "memtable": {"rows_max": 10, "size_max": "64KiB", "unflushed_max": "1MiB"},
+        "wal": {"entry_size_max": "128B", "linger_max": "5ms"},
+        "commit": {"interval": "30ms"},
+    }
+    exact = False
+
+
+def rows_of(rows: pa.Table) -> Model:
+    """Rows by key, each key once."""
+    found = {row["k"]: row for row in rows.to_pylist()}
+    assert len(found) == rows.num_rows, "a key came back twice"
+    return found
+
+
+@pytest.mark.parametrize("machine", [TableAgainstDict, TinyTableAgainstDict])
+def test_a_table_is_a_dict(machine: type[RuleBasedStateMachine]) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,27 @@
+"""A process that starts a child daemon for a configuration, says where it is, and waits to be killed.
+
+    parent.py CONFIG
+
+One line out, JSON: {"pid", "endpoint"}. The line `stop` stops the child in order and says its exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from ingest.child import start_child
+from ingest.settings import load
+
+
+def main() -> None:
+    """See the module's text."""
+    child = start_child(load(sys.argv[1], os.environ))
+    print(json.dumps({"pid": child.pid, "endpoint": child.endpoint}), flush=True)
+    if sys.stdin.readline().strip() == "stop":
+        print(json.dumps({"code": child.stop()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

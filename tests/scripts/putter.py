@@ -1,0 +1,71 @@
+"""A process that waits to be told `go`, opens a table and puts rows until it is told `stop` or is refused.
+
+    putter.py URI FIRST
+
+Lines out, JSON: {"ready"}, {"open": epochs}, {"try": n} before and {"ack": n} after each put of the keys 0 and
+FIRST + n, {"error": [type, message]} for a refusal, after which it tries once more, {"end"}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import pyarrow as pa
+
+import ingest
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+
+
+def say(**line: Any) -> None:
+    """One line for whoever started this process."""
+    print(json.dumps(line), flush=True)
+
+
+def put_until(table: Any, first: int, stop: threading.Event) -> bool:
+    """Puts; returns whether it was refused."""
+    number = 0
+    while not stop.is_set():
+        number += 1
+        rows = [{"id": 0, "name": f"{first}/{number}"}, {"id": first + number, "name": f"{first}/{number}"}]
+        say(**{"try": number})
+        try:
+            table.put(rows)
+        except ingest.MemWalError as error:
+            say(error=[type(error).__name__, str(error), error.details])
+            return True
+        say(ack=number)
+        if number % 20 == 0:
+            try:
+                table.flush()
+            except ingest.MemWalError as error:
+                say(error=[type(error).__name__, str(error), error.details])
+                return True
+    return False
+
+
+def main() -> None:
+    """See the module's text."""
+    uri, first = sys.argv[1], int(sys.argv[2])
+    stop = threading.Event()
+    ingest.open  # noqa: B018 - the slow imports, before the start
+    say(ready=True)
+    sys.stdin.readline()
+    threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+    try:
+        table = ingest.open(uri, schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}})
+    except ingest.FencedError as error:  # a third process came between, as it may
+        say(open=None, error=[type(error).__name__, str(error), error.details])
+        return
+    say(open=[region["epoch"] for region in table.status()["regions"]])
+    if put_until(table, first, stop):
+        put_until(table, first + 500_000, stop)
+    table.close()
+    say(end=True)
+
+
+if __name__ == "__main__":
+    main()

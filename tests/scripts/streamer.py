@@ -1,0 +1,37 @@
+"""A process that streams rows into one region and waits, with the stream open, for a line that says how to go on.
+
+    streamer.py ENDPOINT REGION PRODUCER SEQUENCE NAME ID...
+
+Lines out: `sent`, then, after the line `finish`, the receipt as JSON. The line `die` ends it without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from uuid import UUID
+
+import pyarrow as pa
+
+import ingest
+
+
+def main() -> None:
+    """See the module's text."""
+    endpoint, region, producer, sequence, name, *ids = sys.argv[1:]
+    table = ingest.connect(endpoint)
+    stream = table.open_stream(UUID(region), ingest.Token(producer, int(sequence)))
+    rows = pa.Table.from_pylist([{"id": int(id), "name": name} for id in ids], schema=table.schema)
+    for batch in rows.to_batches(max_chunksize=2):
+        stream.write(batch)
+    print("sent", flush=True)
+    if sys.stdin.readline().strip() == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(json.dumps(asdict(stream.finish())), flush=True)
+
+
+if __name__ == "__main__":
+    main()
