@@ -1,0 +1,122 @@
+"""Where the time of a benchmark goes, in memwal's own threads: a sampling profiler without any dependency.
+
+Why not cProfile: it sees one thread (since Python 3.12 it refuses a second), and the work of a put is spread over the
+caller's thread, the region's and the flusher's. Why sampling is good enough: a function that costs a tenth of the time
+is in a tenth of the samples. What it cannot tell apart: a call into C that keeps the interpreter's lock delays the
+sample to its end, so it is counted at the line that made it, or at the one behind.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from bench.benchmark import Benchmark, Watch
+from bench.rounds import emptied
+
+EVERY = 0.0005
+"""Seconds between two samples."""
+LEAST_SECONDS = {"smoke": 0.05, "full": 3.0}
+"""Rounds are repeated until this much was watched; of three seconds, a hundredth still is some tens of samples."""
+_PACKAGES = ("ingest", "memtable", "wal", "flush")
+ROOT = Path(__file__).resolve().parent.parent
+_WAITING = {("threading.py", name) for name in ("wait", "wait_for", "join", "_wait_for_tstate_lock")}
+
+
+class SamplingWatch(Watch):
+    """A watch that samples every thread while it runs.
+
+    Thread safety. As Watch. Invariants. `samples` counts moments; `lines` and `functions`, threads at work in them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples = 0
+        self.threads: Counter[str] = Counter()
+        self.lines: Counter[tuple[str, str]] = Counter()
+        self.functions: Counter[tuple[str, str]] = Counter()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """As Watch.timed, sampling meanwhile."""
+        done = threading.Event()
+        sampler = threading.Thread(target=self._sample_until, args=(done,), name="sampler")
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(EVERY / 5)  # or the sampler would get its turn only every 5 ms
+        sampler.start()
+        try:
+            with super().timed():
+                yield
+        finally:
+            done.set()
+            sampler.join()
+            sys.setswitchinterval(before)
+
+    def _sample_until(self, done: threading.Event) -> None:
+        while not done.wait(EVERY):
+            self.samples += 1
+            names = {each.ident: each.name for each in threading.enumerate()}
+            for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way to do this
+                if ident != threading.get_ident():
+                    self._count(_group(names.get(ident, "?")), frame)
+
+    def _count(self, thread: str, leaf: FrameType) -> None:
+        if (Path(leaf.f_code.co_filename).name, leaf.f_code.co_name) in _WAITING:
+            return
+        self.threads[thread] += 1
+        seen: set[tuple[str, str]] = set()
+        frame: FrameType | None = leaf
+        while frame is not None:
+            if (place := _ours(frame)) is not None:
+                if not seen:
+                    self.lines[thread, f"{place}:{frame.f_lineno}"] += 1
+                seen.add((thread, place))
+            frame = frame.f_back
+        self.functions.update(seen)
+
+
+def profile(benchmark: Benchmark, at: Path, *, smoke: bool, top: int = 15) -> str:
+    """Run memwal's rounds of `benchmark` and return what it spent its time on, as text."""
+    contender = next(each for each in benchmark.contenders(benchmark.values(smoke=smoke)) if each.side == "memwal")
+    watch = SamplingWatch()
+    try:
+        contender.prepare(emptied(at / "prepared"))
+        while watch.seconds < LEAST_SECONDS["smoke" if smoke else "full"] or not watch.samples:
+            contender.round(emptied(at / "round"), watch)
+    finally:
+        contender.close()
+    emptied(at)
+    return _text(benchmark, watch, top)
+
+
+def _text(benchmark: Benchmark, watch: SamplingWatch, top: int) -> str:
+    lines = [f"{benchmark.name}: {benchmark.title}", f"{watch.seconds:.2f} s watched, {watch.samples} samples", ""]
+    lines += [f"{_share(count, watch)}  thread {thread} at work" for thread, count in watch.threads.most_common()]
+    for title, counted in (("with everything it calls", watch.functions), ("own time, by line", watch.lines)):
+        lines += ["", f"{title}, share of the watched time:"]
+        lines += [
+            f"{_share(count, watch)}  {thread:<10} {place}" for (thread, place), count in counted.most_common(top)
+        ]
+    return "\n".join(lines)
+
+
+def _share(count: int, watch: SamplingWatch) -> str:
+    return f"{100 * count / watch.samples:5.1f} %"
+
+
+def _group(thread: str) -> str:
+    """Thread names without their numbers: thirty-two callers are one line."""
+    return "caller" if thread == "MainThread" else thread.rstrip("0123456789").rstrip("-_ ")
+
+
+def _ours(frame: FrameType) -> str | None:
+    """`package/module.py function` for a frame of ours; None for libraries: their time is the line's that called."""
+    path = Path(frame.f_code.co_filename)
+    if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in _PACKAGES:
+        return None
+    return f"{path.relative_to(ROOT)} {frame.f_code.co_qualname}"

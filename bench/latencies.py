@@ -1,0 +1,50 @@
+"""Timing of single operations, by one caller or by many at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from bench.benchmark import Watch
+
+Item = TypeVar("Item")
+
+
+def timed_each(work: Callable[[Item], object], items: Iterable[Item]) -> list[float]:
+    """Seconds that `work` took for each item, one after another."""
+    taken = []
+    for item in items:
+        began = time.perf_counter()
+        work(item)
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def timed_callers(work: Callable[[Item], object], items: Sequence[Sequence[Item]], watch: Watch) -> list[float]:
+    """One thread per sequence of items, all let go at once; the watch runs from then until the last is done.
+
+    Raises: the first error of any caller, after all have ended.
+    """
+    taken: list[list[float]] = [[] for _ in items]
+    errors: list[BaseException] = []
+    gate = threading.Barrier(len(items) + 1)
+
+    def call(n: int) -> None:
+        gate.wait()
+        try:
+            taken[n] = timed_each(work, items[n])
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            errors.append(error)
+
+    callers = [threading.Thread(target=call, args=(n,), name=f"caller-{n}") for n in range(len(items))]
+    for caller in callers:
+        caller.start()
+    with watch.timed():  # from before the gate: behind it this thread may get its turn late
+        gate.wait()
+        for caller in callers:
+            caller.join()
+    if errors:
+        raise errors[0]
+    return [seconds for each in taken for seconds in each]

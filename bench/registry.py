@@ -1,0 +1,23 @@
+"""Every benchmark, and picking some of them by name."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+
+from bench import put_path, query_path, search_path
+from bench.benchmark import Benchmark
+
+ALL: tuple[Benchmark, ...] = (*put_path.BENCHMARKS, *query_path.BENCHMARKS, *search_path.BENCHMARKS)
+
+
+def chosen(names: Sequence[str]) -> list[Benchmark]:
+    """Benchmarks by name or pattern, in their own order; all for no name. Raises: LookupError naming the nearest."""
+    known = [each.name for each in ALL]
+    for name in names:
+        if not fnmatch.filter(known, name):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise LookupError(f"no benchmark is called {name}; {hint}")
+    return [each for each in ALL if not names or any(fnmatch.fnmatch(each.name, name) for name in names)]

@@ -1,0 +1,146 @@
+"""What a run found: medians over rounds, ratios of rounds that ran side by side, and the file that keeps them.
+
+{"format": 1, "mode": "full" | "smoke", "rounds": n, "seconds": s, "versions": {…}, "host": {…},
+ "benchmarks": [{"name", "title", "figure": "p50_ms" | "rows_per_second", "parameters": {…},
+                 "contenders": [{"name", "side", "question", "note", "settings": {…},
+                                 "rounds": [{"p50_ms", "p99_ms", "rows_per_second", "digest", "measures"}]}],
+                 "ratios": [{"lance", "median", "low", "high", "won", "rounds"}]}]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.benchmark import Contender, Figure, Side
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one contender: milliseconds per operation, rows per second of wall time."""
+
+    p50_ms: float
+    p99_ms: float
+    rows_per_second: float
+    digest: str
+    measures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ContenderResult:
+    """One side's rounds."""
+
+    name: str
+    side: Side
+    question: str
+    note: str
+    settings: dict[str, Any]
+    rounds: tuple[Round, ...]
+
+    @staticmethod
+    def of(contender: Contender, rounds: list[Round]) -> ContenderResult:
+        """What `contender` did."""
+        return ContenderResult(
+            contender.name, contender.side, contender.question, contender.note, contender.settings, tuple(rounds)
+        )
+
+    def median(self, figure: str) -> float:
+        """The median over the rounds of a figure of Round."""
+        return float(median(getattr(each, figure) for each in self.rounds))
+
+    def measures(self) -> dict[str, float]:
+        """The medians of the figures besides."""
+        names = self.rounds[0].measures if self.rounds else {}
+        return {name: float(median(each.measures[name] for each in self.rounds)) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as fast memwal was as `lance`: median, lowest and highest over the rounds, below 1 it was slower.
+
+    `won`: rounds in which it was faster, of `rounds`.
+    """
+
+    lance: str
+    median: float
+    low: float
+    high: float
+    won: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkResult:
+    """One benchmark; the first contender is memwal."""
+
+    name: str
+    title: str
+    figure: Figure
+    parameters: dict[str, int]
+    contenders: tuple[ContenderResult, ...]
+
+    def ratios(self) -> list[Ratio]:
+        """memwal against each of Lance's settings, round by round."""
+        memwal = next(each for each in self.contenders if each.side == "memwal")
+        return [_ratio(self.figure, memwal, each) for each in self.contenders if each.side == "lance"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A whole run."""
+
+    mode: str
+    rounds: int
+    seconds: float
+    versions: dict[str, str]
+    host: dict[str, str]
+    benchmarks: tuple[BenchmarkResult, ...]
+
+    def write(self, path: Path) -> None:
+        """As JSON, floats to five digits: more are noise."""
+        benchmarks = [
+            {**asdict(each), "ratios": [asdict(ratio) for ratio in each.ratios()]} for each in self.benchmarks
+        ]
+        content = {"format": FORMAT, **asdict(self), "benchmarks": benchmarks}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(_rounded(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> RunResult:
+        """Raises: ValueError for a file of another format."""
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.pop("format", None) != FORMAT:
+            raise ValueError(f"{path}: not a result of format {FORMAT}; run `python -m bench` to make one")
+        benchmarks = tuple(_benchmark(each) for each in content.pop("benchmarks"))
+        return RunResult(**content, benchmarks=benchmarks)
+
+
+def _ratio(figure: Figure, memwal: ContenderResult, lance: ContenderResult) -> Ratio:
+    pairs = [(getattr(a, figure), getattr(b, figure)) for a, b in zip(memwal.rounds, lance.rounds, strict=True)]
+    lower_is_better = figure == "p50_ms"
+    found = [b / a if lower_is_better else a / b for a, b in pairs]
+    won = sum(each > 1 for each in found)
+    return Ratio(lance.name, float(median(found)), min(found), max(found), won, len(found))
+
+
+def _benchmark(content: Mapping[str, Any]) -> BenchmarkResult:
+    contenders = tuple(
+        ContenderResult(**{**each, "rounds": tuple(Round(**one) for one in each["rounds"])})
+        for each in content["contenders"]
+    )
+    kept = {name: value for name, value in content.items() if name not in ("contenders", "ratios")}
+    return BenchmarkResult(**kept, contenders=contenders)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

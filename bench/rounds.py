@@ -1,0 +1,86 @@
+"""Runs a benchmark: every contender in turn, round after round, so that a slow minute of the machine hits all alike."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from bench.benchmark import Benchmark, Contender, Sample, Watch
+from bench.result import BenchmarkResult, ContenderResult, Round
+
+
+class ResultsDiffer(Exception):
+    """Contenders that answer the same question found different rows: no speed is worth comparing."""
+
+
+def run(
+    benchmark: Benchmark, at: Path, *, smoke: bool, rounds: int, progress: Callable[[str], None] = lambda _: None
+) -> BenchmarkResult:
+    """All rounds of one benchmark below the directory `at`, which is left empty.
+
+    The order of the contenders turns by one each round, so that none always runs behind the same other.
+    Raises: ResultsDiffer.
+    """
+    values = benchmark.values(smoke=smoke)
+    contenders = list(benchmark.contenders(values))
+    taken: list[list[Round]] = [[] for _ in contenders]
+    with ExitStack() as opened:
+        for n, contender in enumerate(contenders):
+            opened.callback(contender.close)
+            progress(f"{benchmark.name}: preparing {contender.name}")
+            contender.prepare(emptied(at / f"prepared-{n}"))
+        for number in range(rounds):
+            for n in _turned(len(contenders), number):
+                progress(f"{benchmark.name}: round {number + 1} of {rounds}, {contenders[n].name}")
+                taken[n].append(_round(contenders[n], at / "round"))
+            _check(benchmark, contenders, taken)
+    shutil.rmtree(at, ignore_errors=True)
+    results = [ContenderResult.of(each, found) for each, found in zip(contenders, taken, strict=True)]
+    return BenchmarkResult(benchmark.name, benchmark.title, benchmark.figure, values, tuple(results))
+
+
+def _turned(count: int, by: int) -> list[int]:
+    return [(n + by) % count for n in range(count)]
+
+
+def _round(contender: Contender, at: Path) -> Round:
+    directory = emptied(at)
+    gc.collect()
+    sample = contender.round(directory, Watch())
+    shutil.rmtree(directory, ignore_errors=True)
+    return _judged(sample)
+
+
+def _judged(sample: Sample) -> Round:
+    milliseconds = sample.latencies * 1e3
+    return Round(
+        p50_ms=float(np.median(milliseconds)),
+        p99_ms=float(np.quantile(milliseconds, 0.99)),
+        rows_per_second=sample.rows / sample.seconds,
+        digest=sample.digest,
+        measures=dict(sample.measures),
+    )
+
+
+def _check(benchmark: Benchmark, contenders: Sequence[Contender], taken: Sequence[Sequence[Round]]) -> None:
+    found: dict[str, dict[str, str]] = {}
+    for contender, rounds in zip(contenders, taken, strict=True):
+        for each in rounds:
+            if each.digest and contender.question:
+                found.setdefault(contender.question, {}).setdefault(each.digest, contender.name)
+    for digests in found.values():
+        if len(digests) > 1:
+            named = ", ".join(f"{name}: {digest}" for digest, name in digests.items())
+            raise ResultsDiffer(f"{benchmark.name}: different rows came back ({named}); the times are not comparable")
+
+
+def emptied(at: Path) -> Path:
+    """The directory `at`, with nothing in it."""
+    shutil.rmtree(at, ignore_errors=True)
+    at.mkdir(parents=True)
+    return at
