@@ -1,0 +1,84 @@
+"""What a table does when storage gives no answer, or is slower than its writers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flush
+import ingest
+import wal
+from ingest.errors import Unavailable, UnknownOutcome
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+
+
+def _open(path: Path, **sections: Any) -> Any:
+    settings = {"commit": {"interval": 0}, **sections}
+    return ingest.open(path / "t.lance", schema=SCHEMA, key="id", settings=settings)
+
+
+def test_no_answer_is_an_unknown_outcome_and_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never success, never a conflict: the caller retries with its token, on a table that was opened again."""
+    table = _open(tmp_path, wal={"put_timeout": "50ms", "retry_budget": "200ms"})
+    table.put([{"id": 1, "v": 1}], token="writer:1")
+    assert table.broken() is None
+    with monkeypatch.context() as silent:
+        silent.setattr(wal.LocalStore, "put_if_absent", lambda *_: wal.PutOutcome.OUTCOME_UNKNOWN)
+        with pytest.raises(UnknownOutcome):
+            table.put([{"id": 2, "v": 2}], token="writer:2")
+    with pytest.raises(Unavailable, match="open the table again"):
+        table.put([{"id": 2, "v": 2}], token="writer:2")
+    assert "stopped itself" in str(table.broken())
+    table.close()
+    with _open(tmp_path) as again:
+        assert again.put([{"id": 2, "v": 2}], token="writer:2").applied
+        assert sorted(again.scan(["id"])["id"].to_pylist()) == [1, 2]
+
+
+def test_unavailable_storage_costs_the_put_and_not_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _open(tmp_path, wal={"put_timeout": "50ms", "retry_budget": "200ms"}) as table:
+        with monkeypatch.context() as away:
+            away.setattr(wal.LocalStore, "put_if_absent", lambda *_: wal.PutOutcome.UNAVAILABLE)
+            with pytest.raises(Unavailable):
+                table.put([{"id": 1, "v": 1}], token="writer:1")
+            assert table.count() == 0
+        assert table.put([{"id": 1, "v": 1}], token="writer:1").applied
+        assert table.count() == 1
+
+
+def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for what was there when it was asked, not for what freezes behind it."""
+    real = flush.flush
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.1)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr("flush.flush", slow)
+    with _open(tmp_path, memtable={"rows_max": 20}) as table:
+        table.put([{"id": 0, "v": -1}])
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 1
+            while not stop.is_set():
+                table.put([{"id": id, "v": number} for id in range(number, number + 40)], durable=False)
+                number += 40
+                time.sleep(0.02)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        flushing = threading.Thread(target=table.flush)
+        flushing.start()
+        flushing.join(60)
+        ended = not flushing.is_alive()
+        stop.set()
+        writing.join()
+        assert ended
+        assert 0 in table.scan(["id"], level="flushed")["id"].to_pylist()
