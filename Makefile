@@ -38,7 +38,7 @@ test: java $(STAMP) ## every test
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict -p ingest -p memtable -p wal -p flush
+	@$(BIN)/mypy --strict -p ingest -p memtable -p wal -p flush -p bench
 
 bench: $(STAMP) ## put and query paths beside Lance's own writer
 	@$(BIN)/python -m bench $(ARGS)
