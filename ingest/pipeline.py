@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -77,8 +79,13 @@ def run(settings: Settings, *, once: bool, console: Console, settings_source: st
         progress.__exit__(None, None, None)
         if once and ended:
             print_report(console, services.table, base.indexes, running.tally.figures(), clock)
-            console.print(f"query it: memwal query {settings_source} --help", highlight=False, soft_wrap=True)
+            console.print(f"query it: {_program()} query {settings_source} --help", highlight=False, soft_wrap=True)
     return 0
+
+
+def _program() -> str:
+    """The command as it was typed, such as .venv/bin/memwal, so that it can be typed again."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "memwal" else "memwal"
 
 
 # ---- 1: checks -----------------------------------------------------------------------------------------------------
