@@ -13,6 +13,7 @@ A source that is no file source is ordered by `source.order_by`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,8 @@ def _files_of(path: Path, *, must_exist: bool) -> list[Path]:
 
 def _check_file(file: Path, schema: pa.Schema) -> None:
     try:
-        found = pq.read_schema(file)
+        footer = pq.read_metadata(file)
+        found = footer.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise Invalid(f"source.path: {file} is no readable Parquet file ({reason}); remove or replace it") from None
@@ -101,6 +103,20 @@ def _check_file(file: Path, schema: pa.Schema) -> None:
                 f"add it to [table] columns{nearest(field.name, schema.names)}"
             )
         _check_type(file, field, schema.field(field.name).type)
+    _check_nulls(file, footer, [field.name for field in schema if not field.nullable])
+
+
+def _check_nulls(file: Path, footer: pq.FileMetaData, names: Sequence[str]) -> None:
+    """Refuse nulls in columns that take none, where the footer counts them: before the first row is read."""
+    for group in range(footer.num_row_groups):
+        chunks = (footer.row_group(group).column(at) for at in range(footer.num_columns))
+        for chunk in chunks:
+            counted = chunk.statistics is not None and chunk.statistics.has_null_count
+            if chunk.path_in_schema in names and counted and chunk.statistics.null_count:
+                raise Invalid(
+                    f"source.path: {file}: column {chunk.path_in_schema!r} is null in {chunk.statistics.null_count} of "
+                    f"the rows of row group {group}; give every row a value, it is part of the key or declared not null"
+                )
 
 
 def _check_type(file: Path, found: pa.Field, wanted: pa.DataType) -> None:

@@ -37,6 +37,12 @@ def test_files_that_fit_pass(tmp_path: Path) -> None:
     check_source(SourceSettings(path=str(write(tmp_path / "in"))), SCHEMA)
 
 
+def test_nulls_in_the_key_are_told_by_the_footer(tmp_path: Path) -> None:
+    line = refused(write(tmp_path / "in", id=pa.array([None], pa.int64())))
+    assert "a.parquet" in line
+    assert "'id' is null in 1 of" in line
+
+
 def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     assert "source.path" in refused(tmp_path / "nowhere")
     assert "nowhere" in refused(tmp_path / "nowhere")
