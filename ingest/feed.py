@@ -34,7 +34,7 @@ class Feed:
 
     def __init__(self, source: Path, target: Path, every: float, clock: Clock) -> None:
         """Raises: Invalid when `source` is no readable directory, or holds no file."""
-        self._source, self._target, self._every, self._clock = source, target, every, clock
+        self._target, self._every, self._clock = target, every, clock
         self._files = feed_files(source)
         self._stopped = threading.Event()
         self._finished = threading.Event()

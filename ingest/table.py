@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,7 +25,7 @@ from flush import BaseTable, CommitReport
 from ingest import owners
 from ingest.commit_loop import CommitLoop
 from ingest.edge import at_the_edge
-from ingest.errors import Invalid
+from ingest.errors import Invalid, MemWalError
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView
@@ -37,6 +38,7 @@ from ingest.tokens import Token, TokenLike
 from ingest.write_queue import Ack
 from memtable import required_columns, tombstones, with_tombstone
 
+_LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
 
 
@@ -44,7 +46,10 @@ _OPEN: WeakSet[Table] = WeakSet()
 def _close_all() -> None:
     """A program that ends without `close`: append what lingers, and end the threads before the interpreter does."""
     for table in list(_OPEN):
-        table.close()
+        try:
+            table.close()
+        except MemWalError as error:  # the next table is closed all the same
+            _LOG.warning("%s, at the end of the program: %s", table.base.uri, error)
 
 
 class Table(LevelReads):
