@@ -23,7 +23,7 @@ from wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
 from wal.options import WalOptions
 from wal.records import BatchPart, Entry, EntryHeader
 from wal.replay import find_tip, read_tail, replay
-from wal.store import ObjectStore, PutOutcome
+from wal.store import ObjectInfo, ObjectStore, PutOutcome
 from wal.store_local import LocalStore
 from wal.store_memory import MemoryStore
 from wal.store_open import open_store, probe
@@ -46,6 +46,7 @@ __all__ = [
     "LocalStore",
     "ManifestStore",
     "MemoryStore",
+    "ObjectInfo",
     "ObjectStore",
     "OutcomeUnknown",
     "Poisoned",

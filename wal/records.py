@@ -43,7 +43,8 @@ class EntryHeader:
     """Generation of the memtable the rows belong to, from 1."""
     entry_id: str
     """32 hex digits, fresh per entry: how a writer knows its own entry after a lost answer."""
-    applied: Mapping[str, int] = field(default_factory=dict)
+    applied: Mapping[str, int] | None = field(default_factory=dict)
+    """None where the entry does not carry the map: another program wrote it."""
     part: BatchPart | None = None
     sentinel: bool = False
     """A data-less entry a claim puts at the tip, which makes the older writer's next append fail."""

@@ -6,6 +6,7 @@ can, and `probe` catches the one that lies.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -21,6 +22,17 @@ class PutOutcome(Enum):
     """Nothing of this attempt landed, nor will it. Same key, same bytes, again."""
     OUTCOME_UNKNOWN = "outcome unknown"
     """No answer: it may have landed, or may land later. Same key, same bytes, again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a listing says of one object."""
+
+    key: str
+    size: int
+    """Bytes."""
+    modified: float
+    """Unix seconds by the storage's own clock: it may delay a deletion, and decides nothing."""
 
 
 class ObjectStore(Protocol):
@@ -56,6 +68,10 @@ class ObjectStore(Protocol):
 
     def children(self, prefix: str) -> list[str]:
         """Names of the first path segment after `prefix` (which ends in "/") that have keys below them."""
+        ...
+
+    def describe(self, prefix: str) -> list[ObjectInfo]:
+        """Every object whose key begins with `prefix`, in any order."""
         ...
 
     def list(self, prefix: str) -> list[str]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from wal.errors import StoreRefused, StoreUnavailable
-from wal.store import PutOutcome
+from wal.store import ObjectInfo, PutOutcome
 
 _TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64
@@ -149,6 +149,15 @@ class LocalStore:
             return []
         except OSError as error:
             self._fail(prefix, error)
+
+    def describe(self, prefix: str) -> list[ObjectInfo]:
+        """Every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        found = []
+        for key in self.list(prefix):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                status = Path(self.root, key).stat()
+                found.append(ObjectInfo(key, status.st_size, status.st_mtime))
+        return found
 
     def list(self, prefix: str) -> list[str]:
         """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""

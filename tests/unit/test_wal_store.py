@@ -73,6 +73,13 @@ class StoreContract(ABC):
         assert sorted(store.list("a")) == ["a/5", "a/b/1", "a/b/2", "a/c/d/3", "ab/4"]
         assert store.children("a/") == ["b", "c"]
 
+    def test_describe_gives_size_and_age(self, store: ObjectStore) -> None:
+        store.put_if_absent("a/1", b"four")
+        store.put_if_absent("b/2", b"")
+        (found,) = store.describe("a/")
+        assert (found.key, found.size) == ("a/1", 4)
+        assert found.modified >= 0
+
     def test_racing_creates_have_one_winner(self, store: ObjectStore) -> None:
         for number in range(20):
             outcomes = race(store, f"race/{number}", 8)
