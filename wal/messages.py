@@ -18,6 +18,10 @@ _STRING, _BYTES = _Field.TYPE_STRING, _Field.TYPE_BYTES
 
 EDIT_ID_FIELD = 50001
 """Ours: far above Lance's numbers; Lance's parser skips it and drops it when it writes the next version."""
+CHECKSUM_FIELD = 50002
+"""Ours too: CRC-32 of all bytes before this field, which is the last one of the object."""
+CHECKSUM_TAG = bytes.fromhex("95b518")
+"""The field's tag, 50002 << 3 | 5 (fixed 32 bits), as protobuf writes it."""
 
 
 def _add(message: Any, number: int, name: str, kind: int) -> Any:
@@ -62,6 +66,7 @@ def _describe() -> Any:
     # An enum and an int32 are the same bytes; an int32 lets us name a status we do not know in the error.
     _add(shard, 15, "status", _Field.TYPE_INT32)
     _add(shard, EDIT_ID_FIELD, "memwal_edit_id", _STRING)
+    _add(shard, CHECKSUM_FIELD, "memwal_crc32", _Field.TYPE_FIXED32)
     return file
 
 

@@ -5,16 +5,18 @@ newest is the truth. The bytes are Lance's `ShardManifest` (proto3):
 
     1 version u64 | 2 writer_epoch u64 | 3 replay_after_wal_entry_position u64 | 4
     wal_entry_position_last_seen u64 6 current_generation u64 | 8 repeated SsTable | 10 shard_spec_id u32 | 11
-    UUID{1 bytes(16)} | 15 status enum 50001 memwal_edit_id string
-    (ours; Lance skips it) SsTable: 1 generation u64 | 2 path string | optional u64 3 in_memory_bytes, 4
-    physical_rows, 5 primary_key_bytes
+    UUID{1 bytes(16)} | 15 status enum
+    ours, Lance skips them: 50001 memwal_edit_id string, at the front | 50002 memwal_crc32 fixed32, the last 7 bytes
+    SsTable: 1 generation u64 | 2 path string | optional u64 3 in_memory_bytes, 4 physical_rows, 5 primary_key_bytes
 
 Source: "MemTable & WAL Specification", Lance documentation. Fields we do not know survive a
-read-modify-write.
+read-modify-write. The checksum covers all bytes before it: protobuf reads most damaged bytes without complaint,
+and a replay that begins one position too late loses rows in silence.
 """
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -23,7 +25,7 @@ from uuid import UUID
 from google.protobuf.message import DecodeError
 
 from wal.errors import Corrupt
-from wal.messages import SHARD_MANIFEST, SS_TABLE
+from wal.messages import CHECKSUM_TAG, SHARD_MANIFEST, SS_TABLE
 
 
 class RegionStatus(IntEnum):
@@ -83,8 +85,10 @@ class RegionManifest:
         message.shard_spec_id = self.spec_id
         message.shard_id.uuid = self.region_id.bytes
         message.status = int(self.status)
-        message.memwal_edit_id = self.edit_id
-        return bytes(message.SerializeToString(deterministic=True))
+        # The edit id goes first, so that an object cut off anywhere still shows that it is ours and lacks its checksum.
+        edit_id = SHARD_MANIFEST(memwal_edit_id=self.edit_id).SerializeToString()
+        body = bytes(edit_id + message.SerializeToString(deterministic=True))
+        return body + CHECKSUM_TAG + zlib.crc32(body).to_bytes(4, "little")
 
     @staticmethod
     def decode(data: bytes) -> RegionManifest:
@@ -118,7 +122,19 @@ def _parsed(data: bytes) -> Any:
         raise Corrupt(f"{len(data)} bytes are no region manifest: {error}") from error
     if not message.version or not message.writer_epoch:
         raise Corrupt(f"{len(data)} bytes are no region manifest: version or writer epoch is 0")
+    # Any trace of ours will do: one damaged length can hide both fields from the parser.
+    if message.memwal_edit_id or message.memwal_crc32 or data[-7:-4] == CHECKSUM_TAG:
+        _check_whole(data)
     return message
+
+
+def _check_whole(data: bytes) -> None:
+    """Raise Corrupt unless `data` is what `encode` returned; a version that Lance wrote has no checksum."""
+    body, tag, recorded = data[:-7], data[-7:-4], int.from_bytes(data[-4:], "little")
+    if tag != CHECKSUM_TAG or recorded != zlib.crc32(body):
+        raise Corrupt(
+            f"the checksum of its {len(data)} bytes does not hold: damaged after writing; restore the object from a backup"
+        )
 
 
 def _sst_message(sst: SsTable) -> Any:
