@@ -17,6 +17,7 @@ from wal.errors import (
     WalError,
 )
 from wal.fence import Claim, EpochGuard, claim
+from wal.gc import WalCollector, WalGarbage
 from wal.invariants import InvariantViolation, check_succession
 from wal.layout import bucket_region, regions
 from wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
@@ -61,7 +62,9 @@ __all__ = [
     "SystemClock",
     "SystemIds",
     "WalAppender",
+    "WalCollector",
     "WalError",
+    "WalGarbage",
     "WalOptions",
     "bucket_region",
     "check_succession",

@@ -4,6 +4,10 @@ Put, in steps: (1) encode the entry with a fresh entry id; (2) put it at the nex
 bytes, until the outcome is known; (3) only then move on. A slot found taken by other bytes means a newer
 writer's sentinel (Fenced) or a broken log (Corrupt), never "take the next one": that would acknowledge rows
 no replay can reach.
+
+Why CREATED is proof enough: a newer claim has put its sentinel into the first slot that we had not filled, and
+sentinels are never deleted (`wal.gc`). Against those who delete them all the same, an operator or a lifecycle rule, a
+writer that has not looked for a while looks at the manifest after its create and before its ack.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import pyarrow as pa
 
 from wal.clock import Clock, Ids
 from wal.codec import EntryCodec
-from wal.errors import ConcurrentUse, Corrupt, Poisoned, StoreRefused, StoreUnavailable
+from wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
 from wal.fence import EpochGuard
 from wal.layout import entry_key
 from wal.manifest import ManifestStore
@@ -26,6 +30,10 @@ from wal.options import WalOptions
 from wal.records import BatchPart, EntryHeader
 from wal.slot import settle
 from wal.store import ObjectStore
+
+_PROOF_LASTS = 5.0
+"""Seconds after which an append looks at the manifest again: a busy region reads it twelve times a minute, an idle one
+never, and no collector's or lifecycle rule's minimum age is as short."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ class WalAppender:
         self._options = options or WalOptions()
         self._in_use = threading.Lock()
         self._poison: _Poison | None = None
+        self._manifests = ManifestStore(store, region_id, ids=ids, clock=clock, options=self._options)
+        self._proved = self._instant()
 
     @property
     def poisoned(self) -> bool:
@@ -112,6 +122,7 @@ class WalAppender:
             found = settle(self._store, key, data, clock=self._clock, options=self._options)
             if found is not None:
                 self._taken(key, found)
+            self._prove_ownership(key)
         except (StoreUnavailable, StoreRefused):
             raise  # Nothing landed: the slot is still ours to fill.
         except BaseException as error:
@@ -131,8 +142,25 @@ class WalAppender:
             theirs = 0  # Whatever it is, it is not ours: the manifest tells whose time it is.
         if theirs > self._guard.epoch:
             self._guard.fenced_by(theirs)
-        ManifestStore(self._store, self._region_id, ids=self._ids, clock=self._clock).owned(self._guard)
+        self._manifests.owned(self._guard)
         raise Corrupt(
             f"{key}: position {self.next_position} holds an entry that writer epoch {self._guard.epoch} did not write, "
             "and no newer epoch exists; do not write to this region before you know who did"
         )
+
+    def _prove_ownership(self, key: str) -> None:
+        """Look for a newer epoch, unless that was done just now. Raises Fenced, OutcomeUnknown."""
+        instant = self._instant()
+        if max(now - then for now, then in zip(instant, self._proved, strict=True)) < _PROOF_LASTS:
+            return
+        try:
+            self._manifests.owned(self._guard)
+        except (StoreUnavailable, StoreRefused) as error:
+            raise OutcomeUnknown(
+                f"{key}: written, but the manifest cannot be read to see who owns it: {error}"
+            ) from error
+        self._proved = instant
+
+    def _instant(self) -> tuple[float, float]:
+        """Both clocks: the monotonic one stands still while a machine is suspended, the other may be set back."""
+        return self._clock.monotonic(), self._clock.now()

@@ -1,0 +1,273 @@
+"""Garbage collection of WAL entries: what goes, what stays, and that a writer who sleeps cannot be fooled by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from wal import (
+    Claim,
+    Corrupt,
+    EntryHeader,
+    FakeClock,
+    Fenced,
+    LanceCodec,
+    ManifestStore,
+    MemoryStore,
+    ObjectStore,
+    SeededIds,
+    WalAppender,
+    WalCollector,
+    WalGarbage,
+    bucket_region,
+    claim,
+)
+from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
+
+REGION = bucket_region(0)
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
+CODEC = LanceCodec(SCHEMA)
+AGE = 600.0
+
+
+class World:
+    """A store and a clock, and what the tests do with them."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock.now)
+        self.ids = SeededIds(7)
+
+    def take(self) -> Claim:
+        return claim(self.store, REGION, spec_id=1, codec=CODEC, ids=self.ids, clock=self.clock)
+
+    def writer(self, claimed: Claim) -> WalAppender:
+        return WalAppender(self.store, REGION, claimed.guard, CODEC, claimed.next_position, self.ids, self.clock)
+
+    def open(self) -> WalAppender:
+        return self.writer(self.take())
+
+    def flushed_up_to(self, position: int) -> None:
+        """As if everything up to `position` were in SSTs."""
+        manifests = ManifestStore(self.store, REGION, ids=self.ids, clock=self.clock)
+        manifests.edit_unowned(lambda current: replace(current, replay_after=position))
+
+    def collect(self, *, age: float = AGE, dry_run: bool = False, store: ObjectStore | None = None) -> WalGarbage:
+        return WalCollector(store or self.store, REGION, CODEC, self.clock, workers=1).collect(age, dry_run=dry_run)
+
+    def positions(self) -> list[int]:
+        keys = map(parse_entry_key, self.store.list(wal_prefix(REGION)))
+        return sorted(key.position for key in keys if key is not None)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": ids, "_tombstone": [False] * len(ids)}, schema=SCHEMA)
+
+
+def put(log: WalAppender, *ids: int, applied: dict[str, int] | None = None) -> None:
+    for each in ids:
+        log.append(rows(each), generation=1, applied=applied or {})
+
+
+def found(claimed: Claim) -> list[int]:
+    return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
+
+
+def test_what_is_flushed_and_old_goes_and_the_rest_stays(world: World) -> None:
+    put(world.open(), 1, 2, 3, 4, 5)
+    world.flushed_up_to(3)
+    world.clock.advance(AGE)
+    report = world.collect()
+    assert world.positions() == [4, 5]
+    assert (report.boundary, report.entries, report.too_young, report.fences) == (3, 3, 0, 0)
+    assert report.bytes > 0
+    assert found(world.take()) == [4, 5]
+
+
+def test_nothing_above_replay_after_goes_however_old(world: World) -> None:
+    put(world.open(), 1, 2, 3)
+    world.clock.advance(1000 * AGE)
+    assert world.collect().entries == 0
+    assert world.positions() == [1, 2, 3]
+
+
+def test_young_entries_stay(world: World) -> None:
+    log = world.open()
+    put(log, 1, 2)
+    world.clock.advance(AGE - 1)
+    put(log, 3, 4)
+    world.flushed_up_to(4)
+    world.clock.advance(1)
+    report = world.collect()
+    assert world.positions() == [3, 4]
+    assert (report.entries, report.too_young) == (2, 1)
+
+
+def test_a_dry_run_says_the_same_and_deletes_nothing(world: World) -> None:
+    put(world.open(), 1, 2, 3)
+    world.flushed_up_to(3)
+    world.clock.advance(AGE)
+    dry = world.collect(dry_run=True)
+    assert world.positions() == [1, 2, 3]
+    assert replace(dry, dry_run=False) == world.collect()
+    assert world.positions() == [3]
+
+
+def test_the_newest_entry_stays_and_with_it_the_applied_map(world: World) -> None:
+    put(world.open(), 1, 2, applied={"query": 7})
+    world.flushed_up_to(2)
+    world.clock.advance(AGE)
+    world.collect()
+    assert world.positions() == [2]
+    assert world.take().applied == {"query": 7}
+
+
+def test_every_fence_stays(world: World) -> None:
+    for number in range(4):
+        put(world.open(), number)
+    world.flushed_up_to(7)
+    world.clock.advance(AGE)
+    report = world.collect()
+    assert world.positions() == [2, 4, 6, 7]  # three sentinels and the newest entry
+    assert (report.entries, report.fences) == (3, 3)
+
+
+def test_a_sleeping_writer_wakes_after_the_collection_and_is_fenced(world: World) -> None:
+    sleeper = world.open()
+    put(sleeper, 1)
+    put(world.open(), 2, 3)
+    put(world.open(), 4, 5)
+    world.flushed_up_to(6)
+    world.clock.advance(AGE)
+    assert world.collect().entries > 0
+    with pytest.raises(Fenced) as caught:
+        put(sleeper, 6)
+    assert (caught.value.ours, caught.value.theirs) == (1, 2)
+    assert found(world.take()) == [5]
+
+
+def test_even_with_the_fences_deleted_by_hand_nothing_is_acked_into_nothing(world: World) -> None:
+    """An operator or a lifecycle rule deletes everything below the boundary, the fence in the sleeper's slot too."""
+    sleeper = world.open()
+    put(sleeper, 1)
+    put(world.open(), 2, 3)
+    world.flushed_up_to(4)
+    world.clock.advance(AGE)
+    for position in (1, 2, 3):
+        world.store.delete(entry_key(REGION, position, "lance"))
+    with pytest.raises(Fenced) as caught:
+        put(sleeper, 9)
+    assert (caught.value.ours, caught.value.theirs) == (1, 2)
+    with pytest.raises(Fenced):
+        put(sleeper, 9)
+
+
+def test_a_busy_writer_reads_no_manifest_and_an_idle_one_reads_it_once(world: World) -> None:
+    class Counting(MemoryStore):
+        reads = 0
+
+        def get(self, key: str) -> bytes | None:
+            self.reads += 1
+            return super().get(key)
+
+    world.store = counting = Counting(world.clock.now)
+    log = world.open()
+    before = counting.reads
+    for number in range(10):
+        put(log, number)
+        world.clock.advance(0.4)
+    assert counting.reads == before
+    world.clock.advance(3600)
+    put(log, 11)
+    once = counting.reads
+    assert once > before
+    put(log, 12)
+    assert counting.reads == once
+
+
+def test_a_fence_cut_short_or_damaged_is_kept_and_reported(world: World) -> None:
+    put(world.open(), 1, 2, 3)
+    key = entry_key(REGION, 2, "lance")
+    data = world.store.get(key)
+    assert data is not None
+    world.store.put(key, data[:-20])
+    world.flushed_up_to(3)
+    world.clock.advance(AGE)
+    report = world.collect()
+    assert (report.entries, report.unreadable) == (1, 1)
+    assert world.positions() == [2, 3]
+
+
+def test_objects_of_others_are_left_alone(world: World) -> None:
+    put(world.open(), 1, 2)
+    world.store.put(f"{wal_prefix(REGION)}notes.txt", b"mine")
+    world.store.put(entry_key(REGION, 1, "arrow"), b"another format's")
+    world.flushed_up_to(2)
+    world.clock.advance(AGE)
+    world.collect()
+    assert sorted(world.store.list(wal_prefix(REGION))) == sorted(
+        [f"{wal_prefix(REGION)}notes.txt", entry_key(REGION, 1, "arrow"), entry_key(REGION, 2, "lance")]
+    )
+
+
+def test_large_entries_are_deleted_unread_and_fences_are_read_once(world: World) -> None:
+    read: list[str] = []
+
+    class Watched(MemoryStore):
+        def get(self, key: str) -> bytes | None:
+            read.append(key)
+            return super().get(key)
+
+    world.store = Watched(world.clock.now)
+    first = world.open()
+    first.append(rows(*range(0, 100_000 * 7919, 7919)), generation=1, applied={})
+    for number in range(3):
+        put(world.open(), number)
+    world.flushed_up_to(6)
+    world.clock.advance(AGE)
+    collector = WalCollector(world.store, REGION, CODEC, world.clock, workers=1)
+    read.clear()
+    assert collector.collect(AGE).entries == 3
+    assert entry_key(REGION, 1, "lance") not in read
+    read.clear()
+    assert collector.collect(AGE).entries == 0
+    assert [key for key in read if "/wal/" in key] == [entry_key(REGION, 7, "lance")]
+
+
+def test_entries_without_the_map_stay_as_far_down_as_the_map(world: World) -> None:
+    """Another program's entries above ours carry no map: the next claim walks down through them to ours."""
+
+    class Foreign(LanceCodec):
+        def header(self, data: bytes) -> EntryHeader:
+            header = super().header(data)
+            return replace(header, applied=None) if not header.applied else header
+
+    put(world.open(), 1, 2, applied={"query": 7})
+    put(world.open(), 3, 4, 5)
+    world.flushed_up_to(6)
+    world.clock.advance(AGE)
+    report = WalCollector(world.store, REGION, Foreign(SCHEMA), world.clock, workers=4).collect(AGE)
+    assert world.positions() == [3, 4, 5, 6]  # 3 is the sentinel, which carries {"query": 7}
+    assert report.entries == 2
+
+
+def test_a_region_that_does_not_exist_has_no_garbage(world: World) -> None:
+    assert world.collect() == WalGarbage(REGION, 0)
+
+
+def test_a_damaged_manifest_stops_the_collection(world: World) -> None:
+    put(world.open(), 1, 2)
+    world.flushed_up_to(2)
+    world.clock.advance(AGE)
+    key = manifest_key(REGION, 2)
+    world.store.put(key, (world.store.get(key) or b"")[:-1])
+    with pytest.raises(Corrupt, match="manifest"):
+        world.collect()
+    assert world.positions() == [1, 2]
