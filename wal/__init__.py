@@ -3,13 +3,15 @@ protocol."""
 
 from wal.appender import WalAppender
 from wal.clock import Clock, FakeClock, Ids, SeededIds, SystemClock, SystemIds
-from wal.codec import EntryCodec
+from wal.codec import WAL_FORMATS, EntryCodec, WalFormat, codec_for
+from wal.codec_arrow import ArrowCodec
 from wal.codec_lance import LanceCodec
 from wal.errors import (
     ConcurrentUse,
     Corrupt,
     Fenced,
     OutcomeUnknown,
+    Overtaken,
     Poisoned,
     Sealed,
     StoreRefused,
@@ -17,7 +19,7 @@ from wal.errors import (
     WalError,
 )
 from wal.fence import Claim, EpochGuard, claim
-from wal.gc import WalCollector, WalGarbage
+from wal.garbage import WalCollector, WalGarbage
 from wal.invariants import InvariantViolation, check_succession
 from wal.layout import bucket_region, regions
 from wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
@@ -28,8 +30,11 @@ from wal.store import ObjectInfo, ObjectStore, PutOutcome
 from wal.store_local import LocalStore
 from wal.store_memory import MemoryStore
 from wal.store_open import open_store, probe
+from wal.tail import WalTailer
 
 __all__ = [
+    "WAL_FORMATS",
+    "ArrowCodec",
     "BatchPart",
     "Claim",
     "Clock",
@@ -50,6 +55,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "OutcomeUnknown",
+    "Overtaken",
     "Poisoned",
     "PutOutcome",
     "RegionManifest",
@@ -64,11 +70,14 @@ __all__ = [
     "WalAppender",
     "WalCollector",
     "WalError",
+    "WalFormat",
     "WalGarbage",
     "WalOptions",
+    "WalTailer",
     "bucket_region",
     "check_succession",
     "claim",
+    "codec_for",
     "find_tip",
     "open_store",
     "probe",

@@ -6,8 +6,8 @@ writer's sentinel (Fenced) or a broken log (Corrupt), never "take the next one":
 no replay can reach.
 
 Why CREATED is proof enough: a newer claim has put its sentinel into the first slot that we had not filled, and
-sentinels are never deleted (`wal.gc`). Against those who delete them all the same, an operator or a lifecycle rule, a
-writer that has not looked for a while looks at the manifest after its create and before its ack.
+sentinels are never deleted (`wal.garbage`). Against those who delete them all the same, an operator or a lifecycle
+rule, a writer that has not looked for a while looks at the manifest after its create and before its ack.
 """
 
 from __future__ import annotations

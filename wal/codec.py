@@ -1,12 +1,18 @@
-"""The port between the log and an entry format."""
+"""The port between the log and an entry format, and which formats there are."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import pyarrow as pa
 
+from wal.codec_arrow import ArrowCodec
+from wal.codec_lance import LanceCodec
 from wal.records import Entry, EntryHeader
+
+WalFormat = Literal["lance", "arrow"]
+"""How a table's entries are written: as Lance files, or as the Arrow streams of Lance's own writer."""
+WAL_FORMATS: tuple[WalFormat, ...] = get_args(WalFormat)
 
 
 class EntryCodec(Protocol):
@@ -34,3 +40,9 @@ class EntryCodec(Protocol):
     def header(self, data: bytes) -> EntryHeader:
         """The header alone. Raises Corrupt where `data` is no whole entry."""
         ...
+
+
+def codec_for(wal_format: WalFormat, row_schema: pa.Schema) -> EntryCodec:
+    """The codec of a table's format. `row_schema`: the base columns, with `lance:field_id` where they are known, then
+    `_tombstone`; schema metadata is that of the base table, which the arrow format repeats in every entry."""
+    return LanceCodec(row_schema) if wal_format == "lance" else ArrowCodec(row_schema)

@@ -33,6 +33,27 @@ class Fenced(WalError):
         )
 
 
+class Overtaken(WalError):
+    """A reader came too late: entries it had not read yet were flushed and collected.
+
+    Read the region manifest again: what was missed is in its SSTs, below generation `generation`, and the log goes on
+    after position `replay_after`. Nothing is lost.
+    """
+
+    def __init__(self, region_id: UUID, position: int, replay_after: int, generation: int) -> None:
+        super().__init__(region_id, position, replay_after, generation)
+        self.region_id = region_id
+        self.position = position
+        self.replay_after = replay_after
+        self.generation = generation
+
+    def __str__(self) -> str:
+        return (
+            f"region {self.region_id}: WAL position {self.position} was flushed and collected before it was read; read "
+            f"the SSTs below generation {self.generation}, then the log after position {self.replay_after}"
+        )
+
+
 class Poisoned(WalError):
     """The writer stopped itself after an earlier storage failure; open the region again to recover."""
 

@@ -6,34 +6,41 @@ raises an epoch.
 
 The claim, in steps:
 
- 1. Read the newest manifest. None: create version 1 with epoch 1 and generation 1. SEALED: refuse.
- 2. Otherwise create version+1 with epoch+1 by put-if-absent. Taken by another: back to 1.
- 3. Find the WAL tip.
- 4. Epoch >= 2: put a sentinel at tip+1, carrying the applied map of the entry at the tip. Taken by an older
-    writer's entry: that entry is the tip now, again. Taken by a newer epoch: fenced. From here on the older
-    writer's next append finds its slot taken, so nothing it is acknowledged for can be missed by step 6.
+ 1. List the WAL, then read the newest manifest; in this order, because whoever wrote an entry had a manifest before.
+    Entries of the other format: refuse. Entries but no manifest: refuse, the manifests were lost. SEALED: refuse.
+    Until here nothing was written.
+ 2. No manifest: create version 1 with epoch 1 and generation 1. Otherwise create version+1 with epoch+1. Both by
+    put-if-absent; taken by another: back to 1.
+ 3. Find the WAL tip: from the highest position listed or named in the manifest, forward until one is missing.
+ 4. Epoch >= 2: put a sentinel at tip+1, carrying the applied map of the newest entry that has one (ours all have).
+    Taken by an older writer's entry: that entry is the tip now, again. Taken by a newer epoch: fenced. From here on
+    the older writer's next append finds its slot taken, so nothing it is acknowledged for can be missed by step 6.
  5. Record the sentinel's position as `last_seen` in another manifest version (this also proves that we still
     own it).
  6. Replay from `replay_after`+1 to the sentinel.
  7. Read the newest manifest again: an epoch above ours means fenced.
+
+While storage is unavailable, each read is tried again within the retry budget (`wal.patience`), each write too
+(`wal.slot`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 from uuid import UUID
 
 from wal.clock import Clock, Ids
 from wal.codec import EntryCodec
+from wal.entry_reader import EntryReader
 from wal.errors import Corrupt, Fenced, Sealed
-from wal.layout import entry_key, wal_prefix
+from wal.layout import manifest_prefix, wal_prefix
 from wal.manifest import ManifestStore, RegionManifest, RegionStatus
 from wal.options import WalOptions
+from wal.patience import PatientReads, patient
 from wal.records import Entry, EntryHeader
-from wal.replay import find_tip, read_header, replay
+from wal.replay import Progress, listed_tip, newest_applied, probe_tip, replay
 from wal.slot import settle
 from wal.store import ObjectStore
 
@@ -91,14 +98,14 @@ def claim(
     codec: EntryCodec,
     ids: Ids,
     clock: Clock,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
     options: WalOptions | None = None,
 ) -> Claim:
     """Take the region: raise its epoch, fence the older writer, read back what it left. Steps in the module's
     text.
 
     `spec_id` is the sharding spec the region belongs to (Lance's is always 1); `on_progress(read, total)` is
-    told of entries replayed.
+    told of entries replayed, in this thread.
     Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch
     owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.
@@ -106,78 +113,108 @@ def claim(
     OutcomeUnknown (harmless: claim again).
     """
     options = options or WalOptions()
-    manifests = ManifestStore(store, region_id, ids=ids, clock=clock, options=options)
-    manifest = _raise_epoch(manifests, region_id, spec_id)
+    claimer = _Claimer(
+        store=store,
+        reads=patient(store, clock, options),
+        region_id=region_id,
+        spec_id=spec_id,
+        codec=codec,
+        ids=ids,
+        clock=clock,
+        options=options,
+        manifests=ManifestStore(store, region_id, ids=ids, clock=clock, options=options),
+    )
+    manifest, listed = claimer.raise_epoch()
     guard = EpochGuard(region_id, manifest.writer_epoch)
-    tip = find_tip(store, region_id, codec.suffix, max(manifest.last_seen, manifest.replay_after))
-    if guard.epoch == 1:
-        applied = _expect_no_entries(store, guard, codec, tip)
-    else:
-        tip, applied = _put_sentinel(store, guard, codec, tip, manifest, ids, clock, options)
-        seen = tip
-        manifest = manifests.edit(guard, lambda current: replace(current, last_seen=max(current.last_seen, seen)))
-    entries = replay(store, region_id, codec, manifest.replay_after, tip, guard=guard, on_progress=on_progress)
-    manifest = manifests.owned(guard)
+    tip, applied = claimer.put_sentinel(guard, manifest, listed)
+    manifest = claimer.record(guard, manifest, tip)
+    entries = replay(
+        claimer.reads,
+        region_id,
+        codec,
+        manifest.replay_after,
+        tip,
+        guard=guard,
+        on_progress=on_progress,
+        readers=options.readers,
+    )
+    manifest = claimer.manifests.owned(guard)
     return Claim(guard, manifest, tip + 1, applied, entries)
 
 
-def _raise_epoch(manifests: ManifestStore, region_id: UUID, spec_id: int) -> RegionManifest:
-    """Steps 1 and 2. A conflict means that somebody else got on, so the loop ends."""
-    while True:
-        current = manifests.latest()
+@dataclass(frozen=True)
+class _Claimer:
+    """The steps of one claim, and what they work with. `reads` is `store` with patient reads."""
+
+    store: ObjectStore
+    reads: PatientReads
+    region_id: UUID
+    spec_id: int
+    codec: EntryCodec
+    ids: Ids
+    clock: Clock
+    options: WalOptions
+    manifests: ManifestStore
+
+    def raise_epoch(self) -> tuple[RegionManifest, int]:
+        """Steps 1 and 2: the manifest that is ours, and the highest position listed. A conflict means that somebody
+        else got on, so the loop ends."""
+        while True:
+            listed = listed_tip(self.reads, self.region_id, self.codec.suffix)
+            current = self.manifests.latest()
+            self._check_claimable(current, listed)
+            if (written := self.manifests.create(current, self._next(current))) is not None:
+                return written, listed
+
+    def put_sentinel(self, guard: EpochGuard, manifest: RegionManifest, listed: int) -> tuple[int, dict[str, int]]:
+        """Steps 3 and 4. Returns the tip, which is the sentinel's position, and the applied map.
+
+        Epoch 1 has nobody to fence and puts none: its tip is 0.
+        """
+        reader = EntryReader(self.reads, self.region_id, self.codec)
+        tip = self._probed(max(listed, manifest.last_seen, manifest.replay_after))
+        while True:
+            applied = newest_applied(reader, tip, manifest.replay_after, guard)
+            if guard.epoch == 1:
+                self._expect_no_entries(tip)
+                return 0, {}
+            header = EntryHeader(guard.epoch, manifest.current_generation, self.ids.entry_id(), applied, sentinel=True)
+            key, data = reader.key(tip + 1), self.codec.encode(header, self.codec.no_rows)
+            if settle(self.store, key, data, clock=self.clock, options=self.options) is None:
+                return tip + 1, applied
+            tip = self._probed(tip + 1)
+
+    def record(self, guard: EpochGuard, manifest: RegionManifest, tip: int) -> RegionManifest:
+        """Step 5."""
+        if guard.epoch == 1:
+            return manifest
+        return self.manifests.edit(guard, lambda current: replace(current, last_seen=max(current.last_seen, tip)))
+
+    def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:
-            proposed = RegionManifest(version=1, writer_epoch=1, region_id=region_id, spec_id=spec_id)
-        else:
-            _check_claimable(current, region_id, spec_id)
-            proposed = replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
-        if (written := manifests.create(current, proposed)) is not None:
-            return written
+            return RegionManifest(version=1, writer_epoch=1, region_id=self.region_id, spec_id=self.spec_id)
+        return replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
 
+    def _check_claimable(self, current: RegionManifest | None, listed: int) -> None:
+        if current is None:
+            self._expect_no_entries(listed)
+            return
+        if current.status is RegionStatus.SEALED:
+            raise Sealed(f"region {self.region_id} is sealed and takes no new writer; its rows stay readable")
+        if current.spec_id != self.spec_id:
+            raise Corrupt(
+                f"region {self.region_id}: manifest version {current.version} belongs to sharding spec "
+                f"{current.spec_id}, expected {self.spec_id}; open the table it was written for"
+            )
 
-def _check_claimable(current: RegionManifest, region_id: UUID, spec_id: int) -> None:
-    if current.status is RegionStatus.SEALED:
-        raise Sealed(f"region {region_id} is sealed and takes no new writer; its rows stay readable")
-    if current.spec_id != spec_id:
-        raise Corrupt(
-            f"region {region_id}: manifest version {current.version} belongs to sharding spec {current.spec_id}, "
-            f"expected {spec_id}; open the table it was written for"
-        )
-
-
-def _expect_no_entries(store: ObjectStore, guard: EpochGuard, codec: EntryCodec, tip: int) -> dict[str, int]:
-    """A region just created has no entries, unless a newer claim already put its sentinel."""
-    if tip == 0:
-        return {}
-    newest = read_header(store, guard.region_id, codec, tip)
-    if newest.writer_epoch > guard.epoch:
-        guard.fenced_by(newest.writer_epoch)
-    raise Corrupt(
-        f"region {guard.region_id} has WAL entries up to position {tip} but had no manifest; "
-        f"restore {guard.region_id}/manifest from a backup, or move {wal_prefix(guard.region_id)} away to start empty"
-    )
-
-
-def _put_sentinel(
-    store: ObjectStore,
-    guard: EpochGuard,
-    codec: EntryCodec,
-    tip: int,
-    manifest: RegionManifest,
-    ids: Ids,
-    clock: Clock,
-    options: WalOptions,
-) -> tuple[int, dict[str, int]]:
-    """Step 4. Returns the sentinel's position and the applied map it carries."""
-    while True:
-        applied: Mapping[str, int] = {}
+    def _expect_no_entries(self, tip: int) -> None:
+        """Where there was no manifest there can be no entry: it would have been written without a claim."""
         if tip:
-            newest = read_header(store, guard.region_id, codec, tip)
-            if newest.writer_epoch > guard.epoch:
-                guard.fenced_by(newest.writer_epoch)
-            applied = newest.applied
-        header = EntryHeader(guard.epoch, manifest.current_generation, ids.entry_id(), applied, sentinel=True)
-        key = entry_key(guard.region_id, tip + 1, codec.suffix)
-        data = codec.encode(header, codec.no_rows)
-        if settle(store, key, data, clock=clock, options=options) is None:
-            return tip + 1, dict(applied)
-        tip = find_tip(store, guard.region_id, codec.suffix, tip + 1)
+            raise Corrupt(
+                f"region {self.region_id} has WAL entries up to position {tip} but had no manifest; restore "
+                f"{manifest_prefix(self.region_id)} from a backup, or move {wal_prefix(self.region_id)} away to start "
+                "empty"
+            )
+
+    def _probed(self, tip: int) -> int:
+        return probe_tip(self.reads, self.region_id, self.codec.suffix, tip)

@@ -26,6 +26,8 @@ PROBE_PREFIX = ROOT + "probe/"
 
 # LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".
 _REGION_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
+UNSHARDED_REGION = uuid5(_REGION_NAMESPACE, "unsharded")
+"""Id of the one region of a table whose rows are not sharded, by LanceDB's rule."""
 _MAX_NUMBER = 2**64 - 1
 
 _REGION = r"(?P<region>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"

@@ -1,7 +1,8 @@
 """Reading and writing a region's manifest versions.
 
 Latest: start at the hint, probe forward until a version is missing. A stale hint costs probes, a missing or
-broken one costs a listing; neither can make an old version look newest.
+broken one costs a listing; neither can make an old version look newest. While storage is unavailable a read is
+tried again (`wal.patience`).
 
 Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at
 version+1 until the outcome is known; (4) write the hint, whose loss is harmless.
@@ -20,6 +21,7 @@ from wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable, WalError
 from wal.invariants import check_succession
 from wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
 from wal.options import WalOptions
+from wal.patience import patient
 from wal.region_manifest import RegionManifest, RegionStatus, SsTable
 from wal.slot import settle
 from wal.store import ObjectStore, PutOutcome
@@ -59,6 +61,7 @@ class ManifestStore:
         self._ids = ids or SystemIds()
         self._clock = clock or SystemClock()
         self._options = options or WalOptions()
+        self._reads = patient(store, self._clock, self._options)
 
     def latest(self) -> RegionManifest | None:
         """The newest version, or None where the region has none. Raises Corrupt, StoreUnavailable,
@@ -153,7 +156,7 @@ class ManifestStore:
 
     def _get(self, version: int) -> RegionManifest | None:
         key = manifest_key(self.region_id, version)
-        data = self._store.get(key)
+        data = self._reads.get(key)
         if data is None:
             return None
         try:
@@ -165,7 +168,7 @@ class ManifestStore:
         return manifest
 
     def _hinted(self) -> int | None:
-        data = self._store.get(version_hint_key(self.region_id))
+        data = self._reads.get(version_hint_key(self.region_id))
         try:
             version = json.loads(data or b"{}").get("version")
         except (ValueError, AttributeError):
@@ -173,7 +176,7 @@ class ManifestStore:
         return version if isinstance(version, int) and version >= 1 else None
 
     def _listed(self) -> int | None:
-        keys = map(parse_manifest_key, self._store.list(manifest_prefix(self.region_id)))
+        keys = map(parse_manifest_key, self._reads.list(manifest_prefix(self.region_id)))
         return max((key.version for key in keys if key), default=None)
 
     def _write_hint(self, version: int) -> None:

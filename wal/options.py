@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WalOptions:
-    """How long one write is tried.
+    """How long one storage call is tried, and how many read at once.
 
-    Invariants. `0 < put_timeout <= retry_budget`, checked when built (ValueError).
+    Invariants. `0 < put_timeout <= retry_budget` and `readers >= 1`, checked when built (ValueError).
     """
 
     put_timeout: float = 10.0
     """Seconds one attempt may take. No attempt begins with less than this left of the budget."""
     retry_budget: float = 30.0
-    """Seconds after which a write without an answer is given up as OutcomeUnknown."""
+    """Seconds after which a write without an answer is given up as OutcomeUnknown, a read as StoreUnavailable."""
+    readers: int = 1
+    """Entries that replay reads and decodes at once. 1: in the caller's thread, one store call after another."""
 
     def __post_init__(self) -> None:
         if not 0 < self.put_timeout <= self.retry_budget:
@@ -23,3 +25,5 @@ class WalOptions:
                 f"wal.put_timeout {self.put_timeout:g}s must be above 0 and at most "
                 f"wal.retry_budget {self.retry_budget:g}s"
             )
+        if self.readers < 1:
+            raise ValueError(f"wal.readers {self.readers} must be at least 1")

@@ -40,9 +40,9 @@ class EntryHeader:
 
     writer_epoch: int
     generation: int
-    """Generation of the memtable the rows belong to, from 1."""
+    """Generation of the memtable the rows belong to, from 1; 0 where another program's entry does not say."""
     entry_id: str
-    """32 hex digits, fresh per entry: how a writer knows its own entry after a lost answer."""
+    """32 hex digits, fresh per entry: how a writer knows its own entry after a lost answer; "" in another program's."""
     applied: Mapping[str, int] | None = field(default_factory=dict)
     """None where the entry does not carry the map: another program wrote it."""
     part: BatchPart | None = None

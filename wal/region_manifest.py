@@ -133,7 +133,8 @@ def _check_whole(data: bytes) -> None:
     body, tag, recorded = data[:-7], data[-7:-4], int.from_bytes(data[-4:], "little")
     if tag != CHECKSUM_TAG or recorded != zlib.crc32(body):
         raise Corrupt(
-            f"the checksum of its {len(data)} bytes does not hold: damaged after writing; restore the object from a backup"
+            f"the checksum of its {len(data)} bytes does not hold, it was damaged after writing: "
+            "restore the object from a backup"
         )
 
 

@@ -1,63 +1,91 @@
 """Reading a region's log back.
 
-Which entries count is decided by the cursor `replay_after` alone. Two rules keep the result equal to what the
-writer had made visible:
+Which entries count is decided by the cursor `replay_after` alone: those after it, up to the tip. They come in the order
+in which their rows became visible (`wal.assembler`), and two rules keep that equal to what was acknowledged:
 
- * Rows of a batch in several entries became visible together, when the entry that closes it was durable: they
-   are returned just before that entry. A batch that is not closed was never acknowledged and is dropped; an
-   entry of a newer epoch ends all open batches, because the writer that could have closed them is fenced.
- * Positions are consecutive. A missing one below the tip is a hole, which is corruption, not the end of the
-   log.
+ * Positions are consecutive. A missing one below the tip is a hole, which is corruption, not the end of the log;
+   unless the newest manifest says that its rows are in an SST by now: then its entry may have been collected, and the
+   reader was overtaken.
+ * Epochs never go back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, NoReturn
 from uuid import UUID
 
+from wal.assembler import BatchAssembler
+from wal.clock import Clock, SystemClock
 from wal.codec import EntryCodec
-from wal.errors import Corrupt
+from wal.entry_reader import EntryReader
+from wal.errors import Corrupt, Overtaken
 from wal.layout import entry_key, parse_entry_key, wal_prefix
-from wal.records import Entry, EntryHeader
+from wal.manifest import ManifestStore
+from wal.options import WalOptions
+from wal.patience import patient
+from wal.records import Entry
 from wal.store import ObjectStore
 
 if TYPE_CHECKING:
     from wal.fence import EpochGuard
 
-_BatchKey = tuple[str, int, str]
+Progress = Callable[[int, int], None]
+"""Told of entries read so far, and of how many there are."""
 
 
 def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int) -> int:
-    """Highest existing position, 0 where there is no entry. `last_seen` is a position known to exist, 0 for
+    """Highest existing position, 0 where there is no entry. `last_seen` is a position known to have existed, 0 for
     none.
 
     Lists, then probes forward from the highest position listed, since a listing may lag behind. Probing alone
     would take a hole for the end of the log.
     Raises Corrupt where the region holds entries of another format, StoreUnavailable, StoreRefused.
     """
-    tip = last_seen
+    return probe_tip(store, region_id, suffix, max(last_seen, listed_tip(store, region_id, suffix)))
+
+
+def listed_tip(store: ObjectStore, region_id: UUID, suffix: str) -> int:
+    """Highest position that a listing shows, 0 for none. Raises Corrupt where it shows entries of another format."""
+    tip = 0
     for key in store.list(wal_prefix(region_id)):
         if (parsed := parse_entry_key(key)) is None:
             continue
         if parsed.suffix != suffix:
             raise Corrupt(
-                f"{key}: a WAL entry in .{parsed.suffix} format in a region whose entries are .{suffix}; another "
-                "program writes to this region: stop it, and flush its rows with that program"
+                f"{key}: a WAL entry in .{parsed.suffix} format in a region whose entries are .{suffix}; "
+                f'[wal] format = "{parsed.suffix}" is what fits it, unless another program writes to this region: '
+                "stop that program, and flush its rows with it"
             )
         tip = max(tip, parsed.position)
+    return tip
+
+
+def probe_tip(store: ObjectStore, region_id: UUID, suffix: str, tip: int) -> int:
+    """The last position before the first one missing after `tip`."""
     while store.exists(entry_key(region_id, tip + 1, suffix)):
         tip += 1
     return tip
 
 
-def read_header(store: ObjectStore, region_id: UUID, codec: EntryCodec, position: int) -> EntryHeader:
-    """Header of one entry. Raises Corrupt, naming the key, where it is missing or no whole entry."""
-    key = entry_key(region_id, position, codec.suffix)
-    try:
-        return codec.header(_bytes(store, key, position))
-    except Corrupt as error:
-        raise _named(key, error) from error
+def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard | None = None) -> dict[str, int]:
+    """The applied map of the newest entry, at `tip` or before, that carries one; {} where none does.
+
+    Entries of another program carry none. At or below position `after` a missing entry, which may have been
+    collected, ends the search.
+    Raises as `replay`.
+    """
+    for position in range(tip, 0, -1):
+        if (header := reader.header(position)) is None:
+            if position <= after:
+                break
+            missing(reader, position, guard)
+        if position == tip and guard is not None and header.writer_epoch > guard.epoch:
+            guard.fenced_by(header.writer_epoch)
+        if header.applied is not None:
+            return dict(header.applied)
+    return {}
 
 
 def replay(
@@ -68,86 +96,79 @@ def replay(
     tip: int,
     *,
     guard: EpochGuard | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
+    readers: int = 1,
 ) -> list[Entry]:
     """Entries of closed batches at positions `after`+1 .. `tip`, without sentinels, as they became visible.
 
-    Positions ascend except that the parts of a batch stand directly before their closing entry.
-    Raises Corrupt (a hole, a damaged entry, an epoch below an earlier one's), naming the key; Fenced where
-    `guard` is given and an entry has a higher epoch than the guard's.
+    Positions ascend except that the parts of a batch stand directly before their closing entry. `readers` entries are
+    read and decoded at once; 1 does everything in this thread.
+    Raises Corrupt (a hole, a damaged entry, an epoch below an earlier one's), naming the key; Overtaken where a
+    missing entry's rows are in an SST by now; Fenced where `guard` is given and an entry, or the manifest, has a higher
+    epoch than the guard's; StoreUnavailable, StoreRefused. An error comes before anything behind it is looked at.
     """
-    return list(_closed(_read(store, region_id, codec, after, tip, guard, on_progress)))
+    return list(_visible(EntryReader(store, region_id, codec, readers), after, tip, guard, on_progress))
 
 
-def read_tail(store: ObjectStore, region_id: UUID, codec: EntryCodec, after: int) -> tuple[list[Entry], dict[str, int]]:
-    """Entries after position `after` as `replay` gives them, and the newest applied map. Writes and fences
-    nothing.
-
-    Safe beside a writer: what is appended meanwhile may or may not be in the result.
-    """
-    tip = find_tip(store, region_id, codec.suffix, after)
-    if not tip:
-        return [], {}
-    entries = replay(store, region_id, codec, after, tip)
-    return entries, dict(read_header(store, region_id, codec, tip).applied)
-
-
-def _read(
+def read_tail(
     store: ObjectStore,
     region_id: UUID,
     codec: EntryCodec,
     after: int,
-    tip: int,
-    guard: EpochGuard | None,
-    on_progress: Callable[[int, int], None] | None,
+    *,
+    clock: Clock | None = None,
+    options: WalOptions | None = None,
+) -> tuple[list[Entry], dict[str, int]]:
+    """Entries after position `after` as `replay` gives them, and the newest applied map. Writes and fences
+    nothing.
+
+    Safe beside a writer: what is appended meanwhile may or may not be in the result. `after`: the `replay_after` of
+    a manifest read before. Reads are tried again within `options.retry_budget`.
+    Raises as `replay`; Overtaken means that the manifest is to be read again, and the tail after its `replay_after`.
+    """
+    options = options or WalOptions()
+    store = patient(store, clock or SystemClock(), options)
+    tip = find_tip(store, region_id, codec.suffix, after)
+    entries = replay(store, region_id, codec, after, tip, readers=options.readers)
+    return entries, newest_applied(EntryReader(store, region_id, codec), tip, after)
+
+
+def missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:
+    """Say why there is no entry at `position`, below the tip, as the newest manifest tells it.
+
+    Raises Fenced where a newer claim owns the region, whose flushes may have let the entry go; Overtaken where its rows
+    are in an SST; else Corrupt.
+    """
+    newest = ManifestStore(reader.store, reader.region_id).latest()
+    if newest is not None and guard is not None and newest.writer_epoch > guard.epoch:
+        guard.fenced_by(newest.writer_epoch)
+    if newest is not None and newest.replay_after >= position:
+        raise Overtaken(reader.region_id, position, newest.replay_after, newest.current_generation)
+    raise _hole(reader, position)
+
+
+def _hole(reader: EntryReader, position: int) -> Corrupt:
+    """The error for an entry that must be there and is not."""
+    return Corrupt(
+        f"{reader.key(position)}: position {position} is missing, though a later entry or the manifest says that it "
+        "existed; nothing was skipped: restore this object from a backup"
+    )
+
+
+def _visible(
+    reader: EntryReader, after: int, tip: int, guard: EpochGuard | None, on_progress: Progress | None
 ) -> Iterator[Entry]:
-    epoch = 0
-    for position in range(after + 1, tip + 1):
-        key = entry_key(region_id, position, codec.suffix)
-        try:
-            entry = codec.decode(position, _bytes(store, key, position))
-        except Corrupt as error:
-            raise _named(key, error) from error
-        found = entry.header.writer_epoch
-        if guard is not None and found > guard.epoch:
-            guard.fenced_by(found)
-        if found < epoch:
-            raise Corrupt(f"{key}: writer epoch {found} at position {position} follows epoch {epoch}")
-        epoch = found
-        if on_progress is not None:
-            on_progress(position - after, tip - after)
-        yield entry
-
-
-def _closed(entries: Iterator[Entry]) -> Iterator[Entry]:
-    epoch = 0
-    unclosed: dict[_BatchKey, list[Entry]] = {}
-    for entry in entries:
-        if entry.header.writer_epoch != epoch:
-            epoch = entry.header.writer_epoch
-            unclosed.clear()
-        if entry.header.sentinel:
-            continue
-        part = entry.header.part
-        if part is None:
-            yield entry
-            continue
-        batch = (part.producer, part.sequence, part.attempt)
-        if part.closes:
-            yield from unclosed.pop(batch, ())
-            yield entry
-        else:
-            unclosed.setdefault(batch, []).append(entry)
-
-
-def _bytes(store: ObjectStore, key: str, position: int) -> bytes:
-    data = store.get(key)
-    if data is None:
-        raise Corrupt(
-            f"position {position} is missing, though a later entry or the manifest says that it existed: rows are lost"
-        )
-    return data
-
-
-def _named(key: str, error: Corrupt) -> Corrupt:
-    return Corrupt(f"{key}: {error}")
+    assembler = BatchAssembler()
+    with closing(reader.each(range(after + 1, tip + 1))) as entries:
+        for position, entry in enumerate(entries, after + 1):
+            if entry is None:
+                missing(reader, position, guard)
+            if guard is not None and entry.header.writer_epoch > guard.epoch:
+                guard.fenced_by(entry.header.writer_epoch)
+            try:
+                visible = assembler.add(entry)
+            except Corrupt as error:
+                raise Corrupt(f"{reader.key(position)}: {error}") from error
+            if on_progress is not None:
+                on_progress(position - after, tip - after)
+            yield from visible

@@ -20,10 +20,8 @@ from typing import NoReturn
 from wal.clock import Clock
 from wal.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from wal.options import WalOptions
+from wal.patience import Patience
 from wal.store import ObjectStore, PutOutcome
-
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 1.0
 
 
 @dataclass
@@ -53,17 +51,13 @@ def settle(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: 
     outcome = _first_try(store, key, data)
     if outcome is PutOutcome.CREATED:
         return None
-    attempts = _Attempts(key)
-    began, pause = clock.monotonic(), _FIRST_PAUSE
+    attempts, patience = _Attempts(key), Patience(clock, options)
     while True:
         settled, found = _judge(store, data, outcome, attempts)
         if settled:
             return found
-        waited = clock.monotonic() - began
-        if waited + pause + options.put_timeout > options.retry_budget:
-            attempts.give_up(waited)
-        clock.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        if not patience.wait():
+            attempts.give_up(patience.seconds)
         outcome = _next_try(store, data, attempts)
 
 

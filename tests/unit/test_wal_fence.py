@@ -15,6 +15,7 @@ from wal import (
     BatchPart,
     Claim,
     Corrupt,
+    EntryHeader,
     EpochGuard,
     FakeClock,
     Fenced,
@@ -27,8 +28,11 @@ from wal import (
     RegionStatus,
     Sealed,
     SeededIds,
+    StoreRefused,
+    StoreUnavailable,
     SystemIds,
     WalAppender,
+    WalOptions,
     bucket_region,
     claim,
 )
@@ -56,6 +60,39 @@ def writer(store: ObjectStore, claimed: Claim) -> WalAppender:
 
 def found(claimed: Claim) -> list[int]:
     return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
+
+
+class Recording(MemoryStore):
+    """Writes down every call, with numbers in place of reversed binary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def note(self, call: str, key: str) -> None:
+        parsed = parse_entry_key(key) or parse_manifest_key(key)
+        name = key.removeprefix(f"_mem_wal/{REGION}/")
+        self.calls.append(f"{call} {name.partition('/')[0] + f'/{parsed[1]}' if parsed else name}")
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        self.note("put_if_absent", key)
+        return super().put_if_absent(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.note("put", key)
+        super().put(key, data)
+
+    def get(self, key: str) -> bytes | None:
+        self.note("get", key)
+        return super().get(key)
+
+    def exists(self, key: str) -> bool:
+        self.note("exists", key)
+        return super().exists(key)
+
+    def list(self, prefix: str) -> list[str]:
+        self.note("list", prefix)
+        return super().list(prefix)
 
 
 def test_a_new_region_begins_with_everything_at_one() -> None:
@@ -150,6 +187,68 @@ def test_entries_without_any_manifest_are_corruption() -> None:
         take(store)
 
 
+def test_lost_manifests_are_refused_before_anything_is_written() -> None:
+    store = MemoryStore()
+    writer(store, take(store)).append(rows(1), generation=1, applied={})
+    for key in store.list(manifest_prefix(REGION)):
+        store.delete(key)
+    with pytest.raises(Corrupt, match=r"restore _mem_wal/.*/manifest/ from a backup, or move .*/wal/ away"):
+        take(store)
+    assert store.list("") == [entry_key(REGION, 1, "lance")]
+
+
+@pytest.mark.parametrize("region", ["new", "known"])
+def test_entries_of_the_other_format_are_refused_before_the_epoch_is_raised(region: str) -> None:
+    store = MemoryStore()
+    if region == "known":
+        writer(store, take(store)).append(rows(1), generation=1, applied={})
+    store.put(entry_key(REGION, 2, "arrow"), b"")
+    before = sorted(store.list(""))
+    with pytest.raises(
+        Corrupt, match=r'\.arrow format in a region whose entries are \.lance; \[wal\] format = "arrow"'
+    ):
+        take(store)
+    assert sorted(store.list("")) == before
+
+
+def snapshot(store: MemoryStore) -> dict[str, bytes]:
+    return {key: store.get(key) or b"" for key in store.list("")}
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+@pytest.mark.parametrize("damage", ["cut short", "one bit", "empty"])
+def test_a_damaged_entry_in_the_middle_is_named_and_everything_left_as_it_is(damage: str, readers: int) -> None:
+    store, clock = Recording(), FakeClock()
+    first = writer(store, take(store))
+    for number in range(5):
+        first.append(rows(number), generation=1, applied={})
+    key = entry_key(REGION, 3, "lance")
+    whole = store.get(key) or b""
+    bad = {"cut short": whole[:-20], "one bit": bytes([whole[0] ^ 1]) + whole[1:], "empty": b""}[damage]
+    store.put(key, bad)
+    before = snapshot(store)
+    told: list[int] = []
+    store.calls.clear()
+    with pytest.raises(Corrupt, match=rf"{key}: WAL entry at position 3: .*; restore this object from a backup"):
+        claim(
+            store,
+            REGION,
+            spec_id=1,
+            codec=CODEC,
+            ids=IDS,
+            clock=clock,
+            options=WalOptions(readers=readers),
+            on_progress=lambda read, _: told.append(read),
+        )
+    assert store.calls.count("get wal/3") == 1
+    assert clock.slept == []  # damage does not pass by itself: nothing was tried again
+    assert told == [1, 2]
+    left, hint = snapshot(store), f"{manifest_prefix(REGION)}version_hint.json"
+    assert {**left, hint: before[hint]}.items() >= before.items()
+    store.put(key, whole)
+    assert found(take(store)) == [0, 1, 2, 3, 4]
+
+
 def test_a_hole_in_the_log_stops_the_claim() -> None:
     store = MemoryStore()
     first = writer(store, take(store))
@@ -158,6 +257,155 @@ def test_a_hole_in_the_log_stops_the_claim() -> None:
     store.delete(entry_key(REGION, 2, "lance"))
     with pytest.raises(Corrupt, match="position 2 is missing"):
         take(store)
+
+
+# ---- the applied map -------------------------------------------------------------------------------------------------
+
+
+class Forgetful(LanceCodec):
+    """Reads the map of no entry in `foreign`, as if another program had written it."""
+
+    def __init__(self, *foreign: int) -> None:
+        super().__init__(SCHEMA)
+        self.foreign = {f"{number:032x}" for number in foreign}
+
+    def header(self, data: bytes) -> EntryHeader:
+        header = super().header(data)
+        return replace(header, applied=None) if header.entry_id in self.foreign else header
+
+
+def with_foreign(foreign: set[int], missing: set[int], replay_after: int, store: MemoryStore | None = None) -> Claim:
+    """Claims a region of four entries, of which each of ours carries {"q": position}."""
+    store = store or MemoryStore()
+    first = take(store)
+    for position in range(1, 5):
+        header = EntryHeader(1, 1, f"{position:032x}", {"q": position})
+        store.put(entry_key(REGION, position, "lance"), CODEC.encode(header, rows(position)))
+    ManifestStore(store, REGION).edit(
+        first.guard, lambda current: replace(current, replay_after=replay_after, last_seen=4)
+    )
+    for position in missing:
+        store.delete(entry_key(REGION, position, "lance"))
+    claimed = claim(store, REGION, spec_id=1, codec=Forgetful(*foreign), ids=IDS, clock=CLOCK)
+    sentinel = CODEC.header(store.get(entry_key(REGION, 5, "lance")) or b"")
+    assert sentinel.applied == claimed.applied
+    return claimed
+
+
+@pytest.mark.parametrize(
+    ("foreign", "missing", "replay_after", "applied"),
+    [
+        (set(), set(), 0, {"q": 4}),
+        ({3, 4}, set(), 0, {"q": 2}),
+        ({3, 4}, set(), 4, {"q": 2}),  # below the cursor, but it was not collected
+        ({3, 4}, {1}, 2, {"q": 2}),
+        ({3, 4}, {1, 2}, 2, {}),
+        ({1, 2, 3, 4}, set(), 0, {}),
+    ],
+)
+def test_the_map_is_that_of_the_newest_entry_that_carries_one(
+    foreign: set[int], missing: set[int], replay_after: int, applied: dict[str, int]
+) -> None:
+    claimed = with_foreign(foreign, missing, replay_after)
+    assert claimed.applied == applied
+    assert found(claimed) == list(range(replay_after + 1, 5))
+
+
+def test_a_hole_above_the_cursor_does_not_end_the_search_for_the_map() -> None:
+    store = MemoryStore()
+    with pytest.raises(Corrupt, match="position 3 is missing"):
+        with_foreign({4}, {3}, 2, store)
+    assert not store.exists(entry_key(REGION, 5, "lance"))  # a sentinel without the map would hide it for ever
+
+
+class Unlisted(MemoryStore):
+    """Its listings lag behind: they show no entry at all."""
+
+    def list(self, prefix: str) -> list[str]:
+        return [key for key in super().list(prefix) if parse_entry_key(key) is None]
+
+
+@pytest.mark.parametrize("make", [MemoryStore, Unlisted])
+def test_collected_entries_are_not_asked_for_nor_their_positions_used_again(make: Callable[[], MemoryStore]) -> None:
+    claimed = with_foreign(set(), {1, 2, 3}, 3, make())
+    assert (found(claimed), claimed.applied, claimed.next_position) == ([4], {"q": 4}, 6)
+
+
+# ---- storage that is not there at times ------------------------------------------------------------------------------
+
+
+class Unavailable(MemoryStore):
+    """Its reads fail while `failures` last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures, self.calls = 0, 0
+        self.error: Exception = StoreUnavailable("storage answered 503")
+
+    def get(self, key: str) -> bytes | None:
+        self.fail()
+        return super().get(key)
+
+    def exists(self, key: str) -> bool:
+        self.fail()
+        return super().exists(key)
+
+    def list(self, prefix: str) -> list[str]:
+        self.fail()
+        return super().list(prefix)
+
+    def fail(self) -> None:
+        self.calls += 1
+        if self.failures:
+            self.failures -= 1
+            raise self.error
+
+
+@pytest.mark.parametrize("failures", [1, 5])
+@pytest.mark.parametrize("readers", [1, 4])
+def test_a_read_that_fails_for_a_moment_does_not_fail_the_claim(failures: int, readers: int) -> None:
+    """At each read of the claim in turn."""
+    options, at = WalOptions(readers=readers), 0
+    while True:
+        store, clock = Unavailable(), FakeClock()
+        first = writer(store, take(store))
+        for number in range(3):
+            first.append(rows(number), generation=1, applied={"q": number})
+        armed = store.calls + at
+
+        def fail(store: Unavailable = store, armed: int = armed) -> None:
+            store.calls += 1
+            if armed < store.calls <= armed + failures:
+                raise store.error
+
+        store.fail = fail  # type: ignore[method-assign]
+        claimed = claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock, options=options)
+        assert (found(claimed), claimed.applied, claimed.next_position) == ([0, 1, 2], {"q": 2}, 5)
+        if not clock.slept:
+            break
+        at += 1
+    assert at >= 12  # reads of a claim of three entries
+
+
+def test_reads_that_keep_failing_end_within_the_budget() -> None:
+    store, clock = Unavailable(), FakeClock()
+    store.failures = 10**9
+    with pytest.raises(StoreUnavailable, match=r"storage answered 503 \(\d\d attempts in \d\d\.\ds\)"):
+        claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock)
+    assert 15 < clock.monotonic() <= 30
+    assert store.calls < 50  # no spinning
+    assert MemoryStore.list(store, "") == []
+
+
+def test_a_refusal_is_not_tried_again() -> None:
+    store, clock = Unavailable(), FakeClock()
+    store.failures, store.error = 10**9, StoreRefused("no permission to list")
+    with pytest.raises(StoreRefused, match="no permission"):
+        claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock)
+    assert (clock.slept, store.calls) == ([], 1)
+
+
+# ---- races -----------------------------------------------------------------------------------------------------------
 
 
 class At(MemoryStore):
@@ -243,39 +491,6 @@ def test_of_many_racing_claims_one_owns_the_region(make: Callable[[Path], Object
             continue
     assert won == [6]
     assert found(take(store)) == [6]
-
-
-class Recording(MemoryStore):
-    """Writes down every call, with numbers in place of reversed binary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def note(self, call: str, key: str) -> None:
-        parsed = parse_entry_key(key) or parse_manifest_key(key)
-        name = key.removeprefix(f"_mem_wal/{REGION}/")
-        self.calls.append(f"{call} {name.partition('/')[0] + f'/{parsed[1]}' if parsed else name}")
-
-    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        self.note("put_if_absent", key)
-        return super().put_if_absent(key, data)
-
-    def put(self, key: str, data: bytes) -> None:
-        self.note("put", key)
-        super().put(key, data)
-
-    def get(self, key: str) -> bytes | None:
-        self.note("get", key)
-        return super().get(key)
-
-    def exists(self, key: str) -> bool:
-        self.note("exists", key)
-        return super().exists(key)
-
-    def list(self, prefix: str) -> list[str]:
-        self.note("list", prefix)
-        return super().list(prefix)
 
 
 def test_the_order_of_store_calls() -> None:

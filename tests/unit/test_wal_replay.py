@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace as changed
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -12,15 +17,22 @@ from wal import (
     Corrupt,
     EntryHeader,
     EpochGuard,
+    FakeClock,
     Fenced,
     LanceCodec,
+    ManifestStore,
     MemoryStore,
+    Overtaken,
+    RegionManifest,
+    StoreUnavailable,
     bucket_region,
+    entry_reader,
     find_tip,
     read_tail,
     replay,
 )
-from wal.layout import entry_key
+from wal.entry_reader import EntryReader
+from wal.layout import entry_key, parse_entry_key
 
 REGION = bucket_region(1)
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
@@ -140,7 +152,7 @@ def test_find_tip_looks_past_a_listing_that_lags() -> None:
 def test_a_foreign_entry_is_reported_never_skipped() -> None:
     log = Log().entry()
     log.store.put(entry_key(REGION, 2, "arrow"), b"")
-    with pytest.raises(Corrupt, match=r"\.arrow format in a region whose entries are \.lance; another program"):
+    with pytest.raises(Corrupt, match=r"\.arrow format in a region whose entries are \.lance; \[wal\] format"):
         read_tail(log.store, REGION, CODEC, 0)
 
 
@@ -153,3 +165,190 @@ def test_read_tail_gives_rows_and_map_and_writes_nothing() -> None:
     assert applied == {"a": 2, "b": 7}
     assert sorted(log.store.list("")) == before
     assert read_tail(MemoryStore(), REGION, CODEC, 0) == ([], {})
+
+
+# ---- several readers -------------------------------------------------------------------------------------------------
+
+
+class Gated(MemoryStore):
+    """Calls `before(position, n-th call)` ahead of each read of an entry, and remembers who read what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[int], None] = lambda _: None
+        self.read: list[int] = []
+        self.threads: set[str] = set()
+
+    def get(self, key: str) -> bytes | None:
+        if (parsed := parse_entry_key(key)) is not None:
+            self.read.append(parsed.position)
+            self.threads.add(threading.current_thread().name)
+            self.before(parsed.position)
+        return super().get(key)
+
+
+@pytest.fixture
+def gated() -> Iterator[tuple[Log, Gated]]:
+    """A log of 40 entries, and the check that no reader outlives the test."""
+    log, store = Log(), Gated()
+    log.store = store
+    for _ in range(40):
+        log.entry()
+    yield log, store
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("wal-reader")] == []
+
+
+def test_readers_read_at_once_and_rows_come_in_order(gated: tuple[Log, Gated]) -> None:
+    log, store = gated
+    together = threading.Barrier(4)  # breaks, and fails the test, unless four are inside at a time
+    store.before = lambda _: together.wait(10) and None
+    assert log.replayed(readers=4) == list(range(1, 41))
+    assert len(store.threads) == 4
+
+
+def test_a_slow_first_entry_delays_its_followers_and_loses_none(gated: tuple[Log, Gated]) -> None:
+    log, store = gated
+    others = threading.Event()
+    store.before = lambda position: (others.wait(10) and None) if position == 1 else others.set()
+    assert log.replayed(readers=3) == list(range(1, 41))
+
+
+def test_one_reader_makes_no_thread_and_keeps_the_order_of_calls(gated: tuple[Log, Gated]) -> None:
+    log, store = gated
+    assert log.replayed() == list(range(1, 41))
+    assert store.threads == {threading.current_thread().name}
+    assert store.read == list(range(1, 41))
+
+
+def test_what_is_read_ahead_is_bounded_in_entries(gated: tuple[Log, Gated]) -> None:
+    _, store = gated
+    with closing(EntryReader(store, REGION, CODEC, readers=3).each(count(1))) as entries:
+        for taken in range(1, 9):
+            next(entries)
+            assert max(store.read) <= taken + 2 * 3
+
+
+def test_what_is_read_ahead_is_bounded_in_bytes(gated: tuple[Log, Gated], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 9 bytes, a bound of 20: at most two are held, the one being taken among them."""
+    monkeypatch.setattr(entry_reader, "_BYTES_AHEAD", 20)
+    _, store = gated
+    with closing(EntryReader(store, REGION, CODEC, readers=8).each(count(1))) as entries:
+        next(entries)
+        first_wave = len(store.read)
+        for taken in range(2, 30):
+            next(entries)
+            assert max(store.read) <= max(first_wave, taken + 2)
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+def test_errors_come_in_the_order_of_positions(gated: tuple[Log, Gated], readers: int) -> None:
+    """The hole at 7 is known long before the damage at 5, and the damage is what is told."""
+    log, store = gated
+    later = threading.Event()
+    store.before = lambda position: (later.wait(0.2) and None) if position == 5 else None
+    store.put(entry_key(REGION, 5, "lance"), b"LANC")
+    store.delete(entry_key(REGION, 7, "lance"))
+    told: list[tuple[int, int]] = []
+    with pytest.raises(Corrupt, match=r"wal/1010.*WAL entry at position 5.*restore this object from a backup"):
+        log.replayed(readers=readers, on_progress=lambda read, total: told.append((read, total)))
+    assert told == [(1, 40), (2, 40), (3, 40), (4, 40)]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("503"), KeyboardInterrupt()])
+def test_a_reader_that_fails_ends_the_replay_with_its_error(gated: tuple[Log, Gated], error: BaseException) -> None:
+    log, store = gated
+
+    def fail(position: int) -> None:
+        if position == 9:
+            raise error
+
+    store.before = fail
+    with pytest.raises(type(error)):
+        log.replayed(readers=4)
+    assert max(store.read) < 40
+
+
+def test_a_consumer_that_stops_early_stops_the_readers(gated: tuple[Log, Gated]) -> None:
+    _, store = gated
+    with closing(EntryReader(store, REGION, CODEC, readers=4).each(count(1))) as entries:
+        assert [entry.position for entry in (next(entries), next(entries)) if entry] == [1, 2]
+    assert len(store.read) < 20
+
+
+# ---- missing, and why ------------------------------------------------------------------------------------------------
+
+
+def flushed(log: Log, replay_after: int, epoch: int = 1) -> None:
+    """Manifests that say so; as the region's own writers leave them, epochs by claims and the cursor by flushes."""
+    manifests = ManifestStore(log.store, REGION)
+    assert manifests.create(None, RegionManifest(1, 1, REGION))
+    for _ in range(epoch - 1):
+        current = manifests.latest()
+        assert current is not None
+        assert manifests.create(current, changed(current, version=current.version + 1, writer_epoch=epoch))
+    manifests.edit_unowned(lambda current: changed(current, replay_after=replay_after, last_seen=replay_after))
+
+
+def collected(log: Log, *positions: int) -> None:
+    for position in positions:
+        log.store.delete(entry_key(REGION, position, "lance"))
+
+
+def test_a_reader_whose_entries_were_collected_is_told_where_to_go_on() -> None:
+    log = Log().entry().entry().entry().entry()
+    flushed(log, 3)
+    collected(log, 1, 2)
+    with pytest.raises(
+        Overtaken, match=r"position 1 was flushed and collected.*generation 1.*after position 3"
+    ) as caught:
+        read_tail(log.store, REGION, CODEC, 0)
+    assert (caught.value.position, caught.value.replay_after, caught.value.generation) == (1, 3, 1)
+    entries, _ = read_tail(log.store, REGION, CODEC, caught.value.replay_after)
+    assert [entry.position for entry in entries] == [4]
+
+
+def test_a_missing_entry_above_the_cursor_is_corruption_whatever_was_flushed() -> None:
+    log = Log().entry().entry().entry().entry()
+    flushed(log, 1)
+    collected(log, 3)
+    with pytest.raises(Corrupt, match=r"wal/110.*position 3 is missing.*restore this object"):
+        read_tail(log.store, REGION, CODEC, 1)
+
+
+def test_a_claim_whose_entries_a_newer_owner_collected_is_fenced() -> None:
+    log = Log().entry().entry()
+    flushed(log, 1, epoch=2)
+    collected(log, 1)
+    with pytest.raises(Fenced, match="epoch 1 was fenced by epoch 2"):
+        log.replayed(guard=EpochGuard(REGION, 1))
+
+
+class Flaky(MemoryStore):
+    """Every other read fails."""
+
+    calls = 0
+
+    def get(self, key: str) -> bytes | None:
+        self._fail()
+        return super().get(key)
+
+    def exists(self, key: str) -> bool:
+        self._fail()
+        return super().exists(key)
+
+    def list(self, prefix: str) -> list[str]:
+        self._fail()
+        return super().list(prefix)
+
+    def _fail(self) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            raise StoreUnavailable("slow down")
+
+
+def test_read_tail_is_patient() -> None:
+    log, clock = Log(), FakeClock()
+    log.store = Flaky()
+    entries, _ = read_tail(log.entry().entry().store, REGION, CODEC, 0, clock=clock)
+    assert [entry.position for entry in entries] == [1, 2]
+    assert set(clock.slept) == {0.02}

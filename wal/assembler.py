@@ -1,0 +1,55 @@
+"""When rows become visible.
+
+Rows of a batch in several entries became visible together, when the entry that closes it was durable: they are given
+just before that entry, whatever lies between. A batch that is not closed was never acknowledged and is dropped; an
+entry of a newer epoch ends all open batches, because the writer that could have closed them is fenced.
+"""
+
+from __future__ import annotations
+
+from wal.errors import Corrupt
+from wal.records import Entry
+
+_BatchKey = tuple[str, int, str]
+
+
+class BatchAssembler:
+    """Takes a log's entries in the order of their positions, gives them in the order they became visible.
+
+    Thread safety. One thread.
+    Invariants. (1) Sentinels are not given. (2) Epochs never go back. (3) What is held back is at most the parts of
+    the batches that are open.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._open: dict[_BatchKey, list[Entry]] = {}
+
+    @property
+    def first_held_back(self) -> int | None:
+        """Lowest position whose rows wait for the end of their batch."""
+        return min((parts[0].position for parts in self._open.values()), default=None)
+
+    def add(self, entry: Entry) -> list[Entry]:
+        """The entries whose rows become visible with `entry`, in order.
+
+        Raises Corrupt where its epoch is below that of an earlier one: no writer can append once a newer one has
+        fenced it.
+        """
+        epoch = entry.header.writer_epoch
+        if epoch < self._epoch:
+            raise Corrupt(f"writer epoch {epoch} at position {entry.position} follows epoch {self._epoch}")
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._open.clear()
+        return [] if entry.header.sentinel else self._closed_by(entry)
+
+    def _closed_by(self, entry: Entry) -> list[Entry]:
+        part = entry.header.part
+        if part is None:
+            return [entry]
+        batch = (part.producer, part.sequence, part.attempt)
+        if part.closes:
+            return [*self._open.pop(batch, ()), entry]
+        self._open.setdefault(batch, []).append(entry)
+        return []

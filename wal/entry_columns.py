@@ -1,0 +1,89 @@
+"""Fitting the columns of an entry to the row schema of the table as it is now."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from wal.errors import Corrupt
+
+TOMBSTONE = "_tombstone"
+FIELD_ID = b"lance:field_id"
+"""Key of the field metadata that holds a column's id, decimal, in the base table's schema."""
+
+
+class EntryColumns:
+    """The row schema, and how columns that somebody wrote are brought into it.
+
+    Thread safety. Any thread; immutable.
+    Invariants. `conform` gives rows in exactly `schema`: columns matched by field id where both sides have ids,
+    else by name; absent ones null, an absent `_tombstone` false, others ignored.
+    """
+
+    def __init__(self, row_schema: pa.Schema) -> None:
+        """`row_schema`: the base columns, then `_tombstone`. Field ids are taken from metadata
+        `lance:field_id`."""
+        self.schema = row_schema.remove_metadata()
+        self.ids = field_ids(row_schema)
+        self.no_rows = self.schema.empty_table()
+
+    def check(self, rows: pa.Table) -> None:
+        """Raise ValueError, naming the first column that differs, where `rows` is not in the row schema."""
+        if not rows.schema.equals(self.schema):
+            raise ValueError(f"rows are not in the row schema: {_difference(rows.schema, self.schema)}")
+
+    def conform(self, table: pa.Table, written: Mapping[str, int]) -> pa.Table:
+        """`table` in the row schema; `written`: field id per column as its writer knew them, {} where it did not.
+
+        Raises Corrupt, naming the column.
+        """
+        if table.schema.equals(self.schema) and (written == self.ids or not written or not self.ids):
+            return pa.Table.from_arrays(table.columns, schema=self.schema)
+        by_id = {number: name for name, number in written.items()}
+        columns = [self._column(table, field, by_id) for field in self.schema]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def _column(self, table: pa.Table, field: pa.Field, by_id: Mapping[int, str]) -> pa.ChunkedArray | pa.Array:
+        name = by_id.get(self.ids[field.name]) if by_id and field.name in self.ids else field.name
+        if name in table.column_names:
+            return _cast(table[name], field)
+        if field.name == TOMBSTONE:
+            return pa.repeat(pa.scalar(False), table.num_rows)
+        if not field.nullable:
+            raise Corrupt(f"column {field.name!r} is missing and may not be null")
+        return pa.nulls(table.num_rows, field.type)
+
+
+def field_ids(schema: pa.Schema) -> dict[str, int]:
+    """Field id per base column, empty unless every one has an id. Raises Corrupt where one is no number.
+
+    `_tombstone` is matched by name: as max+1 its id moves when the base table gains a column, and the new column
+    would be paired with the old entries' tombstones.
+    """
+    found = {}
+    for field in schema:
+        if field.name == TOMBSTONE:
+            continue
+        text = (field.metadata or {}).get(FIELD_ID)
+        if text is None:
+            return {}
+        if not text.isdigit():
+            raise Corrupt(f"column {field.name!r} has the field id {text!r}, which is no number")
+        found[field.name] = int(text)
+    return found
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    try:
+        return column if column.type == field.type else column.cast(field.type)
+    except pa.ArrowException as error:
+        raise Corrupt(f"column {field.name!r} is {column.type}, expected {field.type}: {error}") from error
+
+
+def _difference(found: pa.Schema, expected: pa.Schema) -> str:
+    for ours, theirs in itertools.zip_longest(expected, found):
+        if ours is None or theirs is None or not ours.equals(theirs):
+            return f"expected {ours or 'no more columns'}, found {theirs or 'no more columns'}"
+    return "equal"

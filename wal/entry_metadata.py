@@ -1,0 +1,87 @@
+"""The header of an entry as the string metadata that its file format carries, whichever format that is.
+
+Lance's own keys, which its writer reads too:
+
+    writer_epoch     decimal        generation  decimal; may be absent in entries of older writers
+    fence_sentinel   "true"; only in a sentinel
+
+Ours:
+
+    memwal:entry_id  32 hex digits
+    memwal:applied   {"producer": sequence, …}  JSON
+    memwal:part      {"producer", "sequence", "attempt", "closes"}  JSON; absent where the entry is no part of a batch
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from wal.errors import Corrupt
+from wal.records import BatchPart, EntryHeader
+
+Metadata = Mapping[bytes, bytes]
+
+
+def lances_keys(header: EntryHeader) -> dict[str, str]:
+    """What Lance's writer puts into an entry, and looks for."""
+    metadata = {"writer_epoch": str(header.writer_epoch), "generation": str(header.generation)}
+    if header.sentinel:
+        metadata["fence_sentinel"] = "true"
+    return metadata
+
+
+def our_keys(header: EntryHeader) -> dict[str, str]:
+    """The rest of the header; an `applied` of None is left out."""
+    metadata = {"memwal:entry_id": header.entry_id}
+    if header.applied is not None:
+        metadata["memwal:applied"] = json.dumps(dict(header.applied))
+    if header.part is not None:
+        metadata["memwal:part"] = json.dumps(vars(header.part))
+    return metadata
+
+
+def parse_header(metadata: Metadata) -> EntryHeader:
+    """The header that memwal wrote as `lances_keys` and `our_keys`. Raises Corrupt."""
+    try:
+        applied, part = metadata.get(b"memwal:applied"), metadata.get(b"memwal:part")
+        return EntryHeader(
+            writer_epoch=_number(metadata[b"writer_epoch"]),
+            generation=_number(metadata[b"generation"]),
+            entry_id=metadata[b"memwal:entry_id"].decode(),
+            applied=None if applied is None else _applied(json.loads(applied)),
+            part=None if part is None else BatchPart(**json.loads(part)),
+            sentinel=metadata.get(b"fence_sentinel") == b"true",
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise Corrupt(f"its metadata is not a memwal entry's: {error!r}") from error
+
+
+def parse_foreign_header(metadata: Metadata) -> EntryHeader:
+    """The header of an entry that another program wrote: no id, no applied map, generation 0 where it names none.
+
+    Raises Corrupt.
+    """
+    try:
+        return EntryHeader(
+            writer_epoch=_number(metadata[b"writer_epoch"]),
+            generation=_number(metadata.get(b"generation", b"0")),
+            entry_id="",
+            applied=None,
+            sentinel=metadata.get(b"fence_sentinel") == b"true",
+        )
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"its metadata is not a WAL entry's: {error!r}") from error
+
+
+def _number(text: bytes) -> int:
+    if not text.isdigit():
+        raise ValueError(f"{text!r} is no number")
+    return int(text)
+
+
+def _applied(found: Any) -> Mapping[str, int]:
+    if not isinstance(found, dict) or not all(type(number) is int for number in found.values()):
+        raise TypeError("memwal:applied is no map of numbers")
+    return found

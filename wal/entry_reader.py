@@ -1,0 +1,96 @@
+"""Reading a log's entries in order, several at once.
+
+On object storage a read is a round trip, and decoding an entry keeps a processor busy without holding the interpreter
+lock; so a few threads read and decode ahead of the one that takes the entries. What is ahead is bounded in entries and
+in bytes. The bytes of an entry are known only once it is read, so each entry ahead counts as much as the largest so
+far; before the first is known, as many are read as there are readers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from uuid import UUID
+
+from wal.codec import EntryCodec
+from wal.errors import Corrupt
+from wal.layout import entry_key
+from wal.records import Entry, EntryHeader
+from wal.store import ObjectStore
+
+_BYTES_AHEAD = 64 << 20
+_AHEAD_PER_READER = 2
+"""One being read, one waiting to be taken."""
+
+
+class EntryReader:
+    """Reads entries of one region.
+
+    Thread safety. Any thread.
+    Invariants. (1) One reader makes no thread: one store call after another, in the caller's. (2) Errors come where the
+    entry they belong to would have come. (3) No thread outlives the iterator of `each`, whatever ended it.
+    Errors. Every method raises Corrupt, naming the key, where an object is no whole entry; StoreUnavailable;
+    StoreRefused.
+    """
+
+    def __init__(self, store: ObjectStore, region_id: UUID, codec: EntryCodec, readers: int = 1) -> None:
+        self.store, self.region_id = store, region_id
+        self._codec, self._readers = codec, readers
+
+    def key(self, position: int) -> str:
+        """Key of the entry at `position`."""
+        return entry_key(self.region_id, position, self._codec.suffix)
+
+    def header(self, position: int) -> EntryHeader | None:
+        """Header of one entry, None where there is no such object."""
+        data = self.store.get(self.key(position))
+        if data is None:
+            return None
+        try:
+            return self._codec.header(data)
+        except Corrupt as error:
+            raise self.damaged(position, error) from error
+
+    def read(self, position: int) -> Entry | None:
+        """One entry, None where there is no such object."""
+        data = self.store.get(self.key(position))
+        if data is None:
+            return None
+        try:
+            return self._codec.decode(position, data)
+        except Corrupt as error:
+            raise self.damaged(position, error) from error
+
+    def each(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
+        """`read` of every position, in their order. Close it (`contextlib.closing`) where it may not be used up."""
+        if self._readers == 1:
+            yield from map(self.read, positions)
+        else:
+            yield from self._each_ahead(positions)
+
+    def damaged(self, position: int, error: Corrupt) -> Corrupt:
+        """`error`, naming the object at `position` and what to do about it."""
+        return Corrupt(f"{self.key(position)}: {error}; restore this object from a backup")
+
+    def _each_ahead(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
+        ahead: deque[Future[Entry | None]] = deque()
+        largest = 0
+        with ThreadPoolExecutor(self._readers, "wal-reader") as pool:
+            try:
+                for position in positions:
+                    ahead.append(pool.submit(self.read, position))
+                    while len(ahead) >= self._most_ahead(largest):
+                        entry = ahead.popleft().result()
+                        largest = max(largest, entry.rows.nbytes if entry else 0)
+                        yield entry
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for unread in ahead:
+                    unread.cancel()
+
+    def _most_ahead(self, largest: int) -> int:
+        if not largest:
+            return self._readers
+        return max(1, min(self._readers * _AHEAD_PER_READER, _BYTES_AHEAD // largest))

@@ -1,0 +1,112 @@
+"""How long a storage call is tried: ever longer pauses inside one budget.
+
+Two users. A write that has to be settled (`wal.slot`) counts its attempts itself, because what an attempt means decides
+what is said in the end. A read means nothing but itself: `PatientReads` tries it again and says in the end what the
+last attempt said. A configuration that storage refuses (StoreRefused) is never tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from wal.clock import Clock
+from wal.errors import StoreUnavailable
+from wal.options import WalOptions
+from wal.store import ObjectInfo, ObjectStore, PutOutcome
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+
+Answer = TypeVar("Answer")
+
+
+class Patience:
+    """Pauses between the attempts at one call, doubling from 20 ms to 1 s.
+
+    Thread safety. One thread.
+    Invariants. No attempt begins with less than `options.put_timeout` left of `options.retry_budget`.
+    """
+
+    def __init__(self, clock: Clock, options: WalOptions) -> None:
+        """Begin now, when the first attempt has just failed."""
+        self._clock, self._options = clock, options
+        self._began, self._pause = clock.monotonic(), _FIRST_PAUSE
+        self.seconds = 0.0
+        """Time since the first attempt failed, as of the last `wait`."""
+
+    def wait(self) -> bool:
+        """Pause before the next attempt; False, at once, where it could not end within the budget."""
+        self.seconds = self._clock.monotonic() - self._began
+        if self.seconds + self._pause + self._options.put_timeout > self._options.retry_budget:
+            return False
+        self._clock.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return True
+
+
+class PatientReads:
+    """An object store whose reads are tried again while it is unavailable.
+
+    Thread safety. As the store's; each call is patient for itself.
+    Invariants. (1) Writes and deletions pass through, once. (2) A read ends within `options.retry_budget` of its first
+    failure, as long as the store keeps its timeouts, and then raises StoreUnavailable. (3) StoreRefused is raised at
+    once.
+    """
+
+    def __init__(self, store: ObjectStore, clock: Clock, options: WalOptions) -> None:
+        self.storage_options = store.storage_options
+        self._store, self._clock, self._options = store, clock, options
+
+    def get(self, key: str) -> bytes | None:
+        """As the store's `get`."""
+        return self._patiently(lambda: self._store.get(key))
+
+    def exists(self, key: str) -> bool:
+        """As the store's `exists`."""
+        return self._patiently(lambda: self._store.exists(key))
+
+    def children(self, prefix: str) -> list[str]:
+        """As the store's `children`."""
+        return self._patiently(lambda: self._store.children(prefix))
+
+    def describe(self, prefix: str) -> list[ObjectInfo]:
+        """As the store's `describe`."""
+        return self._patiently(lambda: self._store.describe(prefix))
+
+    def list(self, prefix: str) -> list[str]:
+        """As the store's `list`."""
+        return self._patiently(lambda: self._store.list(prefix))
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        """The store's own: `wal.slot.settle` knows what each outcome means."""
+        return self._store.put_if_absent(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        """The store's own: a hint may be lost."""
+        self._store.put(key, data)
+
+    def delete(self, key: str) -> None:
+        """The store's own."""
+        self._store.delete(key)
+
+    def url(self, key: str) -> str:
+        """The store's own."""
+        return self._store.url(key)
+
+    def _patiently(self, read: Callable[[], Answer]) -> Answer:
+        patience: Patience | None = None
+        attempts = 0
+        while True:
+            try:
+                return read()
+            except StoreUnavailable as error:
+                attempts += 1
+                patience = patience or Patience(self._clock, self._options)
+                if not patience.wait():
+                    raise StoreUnavailable(f"{error} ({attempts} attempts in {patience.seconds:.1f}s)") from error
+
+
+def patient(store: ObjectStore, clock: Clock, options: WalOptions) -> PatientReads:
+    """`store` with patient reads; itself where it has them already, so that one budget is not spent twice."""
+    return store if isinstance(store, PatientReads) else PatientReads(store, clock, options)

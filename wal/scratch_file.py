@@ -1,0 +1,41 @@
+"""A file in memory for readers that read from a path.
+
+Measured on entries of 1.5 and 3.8 MB, beside a new temporary file on disk per entry: half the time where the same
+memory is written again, and nothing to run full or read-only. A new memory file per entry is slower than the disk's
+page cache, because each one's pages are zeroed first. Hence one per thread, kept.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from typing import IO, Any
+
+
+class ScratchFile(threading.local):
+    """One file per thread, which holds what this thread put last.
+
+    Thread safety. Any thread: each sees a file of its own. A forked child makes new ones.
+    Durability. None; no name of it is left when the thread ends. Holds memory as large as what was put last.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._file: IO[bytes] | Any
+        if hasattr(os, "memfd_create"):
+            self._file = open(os.memfd_create("memwal-entry"), "r+b", buffering=0)  # noqa: SIM115, PTH123 - kept open
+            self._path = f"/proc/self/fd/{self._file.fileno()}"
+        else:
+            self._file = tempfile.NamedTemporaryFile(prefix="memwal-", buffering=0)  # noqa: SIM115 - kept open
+            self._path = self._file.name
+
+    def holding(self, data: bytes) -> str:
+        """Path of the file, which holds exactly `data` until this thread's next call."""
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc] # the parent writes into the file that came along
+        fd, rest = self._file.fileno(), memoryview(data)
+        while rest:
+            rest = rest[os.pwrite(fd, rest, len(data) - len(rest)) :]
+        os.ftruncate(fd, len(data))
+        return self._path
