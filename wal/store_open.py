@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from wal.clock import Ids
+import wal.event_loop  # noqa: F401 - see there: its exit handler must come before those of whoever uses a store
+from wal.clock import Clock, Ids, SystemClock
 from wal.errors import StoreRefused
 from wal.layout import PROBE_PREFIX
-from wal.store import ObjectStore, PutOutcome
+from wal.options import WalOptions
+from wal.slot import settle
+from wal.store import ObjectStore
 from wal.store_local import LocalStore
 from wal.store_memory import MemoryStore
 
 _RACERS = 4
+_SUPPORTED = "use a local path, file://, s3:// or memory://"
+_INSTEAD = {
+    "s3a": "write s3://",
+    "s3n": "write s3://",
+    "s3+ddb": "write s3://: conditional writes need no lock table",
+}
+"""What to write in place of schemes that others know."""
 
 
-def open_store(root: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
-    """The store whose keys are below `root`, a table's URI: a local path, file:// or memory://.
+def open_store(
+    root: str, storage_options: Mapping[str, str] | None = None, *, put_timeout: float = WalOptions.put_timeout
+) -> ObjectStore:
+    """The store whose keys are below `root`, a table's URI: a local path, file://, s3:// or memory://.
 
-    Each memory:// store is new and empty. Creates nothing.
-    Raises StoreRefused for other schemes, and where the path is a file.
+    `storage_options`: Lance's own; the store's `storage_options` are what to give pylance. `put_timeout`: seconds that
+    one attempt of a conditional create over a network may take.
+    Each memory:// store is new and empty. Creates nothing and asks nothing of a network.
+    Raises StoreRefused for other schemes and for options that cannot work, and where the path is a file.
     """
     scheme, found, _ = root.partition("://")
     if not found:
@@ -32,9 +46,27 @@ def open_store(root: str, storage_options: Mapping[str, str] | None = None) -> O
         return _local(unquote(urlsplit(root).path), storage_options)
     if scheme == "memory":
         return MemoryStore()
+    if scheme == "s3":
+        return _s3(root, storage_options, put_timeout)
     raise StoreRefused(
-        f"{root}: storage scheme {scheme!r} is not supported by this version; use a local path, file:// or memory://"
+        f"{root}: storage scheme {scheme!r} is not supported by this version; {_INSTEAD.get(scheme, _SUPPORTED)}"
     )
+
+
+def _s3(root: str, storage_options: Mapping[str, str] | None, put_timeout: float) -> ObjectStore:
+    # Imported here: the client library takes a quarter of a second, which a local table has no use for.
+    from wal.s3_options import read_options
+    from wal.store_s3 import S3Store
+
+    url = urlsplit(root)
+    if "@" in url.netloc:
+        raise StoreRefused("an s3:// URL must not hold credentials; give them as storage options")
+    path = url.path.strip("/")
+    segments = unquote(path).split("/")
+    if not url.netloc or not path or url.query or url.fragment or {"", ".", ".."} & set(segments):
+        raise StoreRefused(f"{root}: names no table; write s3://bucket/path/table.lance")
+    options = read_options(storage_options or {}, url.netloc, os.environ)
+    return S3Store(url.netloc, "/".join(segments), f"s3://{url.netloc}/{path}", options, put_timeout)
 
 
 def _local(path: str, storage_options: Mapping[str, str] | None) -> LocalStore:
@@ -45,33 +77,35 @@ def _local(path: str, storage_options: Mapping[str, str] | None) -> LocalStore:
     return LocalStore(path, storage_options)
 
 
-def probe(store: ObjectStore, ids: Ids) -> None:
+def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: WalOptions | None = None) -> None:
     """Let four threads create one key at once; exactly one may win, and the key must hold its bytes.
 
-    Leaves nothing behind. Raises StoreRefused, saying what was seen, and what `put_if_absent` raises.
+    A racer that is told "not now", or nothing, tries again as every writer does (`wal.slot`): S3 answers 409 to some.
+    Leaves nothing behind. `clock`: the system's by default. Raises StoreRefused, saying what was seen; StoreUnavailable
+    and OutcomeUnknown where storage gives no answer within the retry budget.
     """
     key = PROBE_PREFIX + ids.token()
     bodies = [f"racer {number}".encode() for number in range(_RACERS)]
     start = threading.Barrier(_RACERS)
 
-    def race(body: bytes) -> PutOutcome:
+    def race(body: bytes) -> bool:
         start.wait()
-        return store.put_if_absent(key, body)
+        return settle(store, key, body, clock=clock or SystemClock(), options=options or WalOptions()) is None
 
     try:
         with ThreadPoolExecutor(_RACERS) as pool:
-            outcomes = list(pool.map(race, bodies))
-        _judge(store, key, outcomes, bodies)
+            won = list(pool.map(race, bodies))
+        _judge(store, key, won, bodies)
     finally:
         store.delete(key)
 
 
-def _judge(store: ObjectStore, key: str, outcomes: list[PutOutcome], bodies: list[bytes]) -> None:
-    winners = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is PutOutcome.CREATED]
+def _judge(store: ObjectStore, key: str, won: list[bool], bodies: list[bytes]) -> None:
+    winners = [body for body, first in zip(bodies, won, strict=True) if first]
     found = store.get(key)
     if len(winners) == 1 and found == winners[0]:
         return
-    seen = ", ".join(f"{count} x {outcome.value}" for outcome, count in Counter(outcomes).items())
+    seen = f"{len(winners)} x created, {len(bodies) - len(winners)} x already exists"
     raise StoreRefused(
         f"{store.url(key)}: {_RACERS} racing conditional creates of one key gave {seen}, and the key holds {found!r}; "
         "exactly one must win. This storage cannot hold a log: use one that supports conditional writes"

@@ -282,7 +282,7 @@ def test_open_store_by_uri(tmp_path: Path) -> None:
     assert not (tmp_path / "with space").exists()
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/table", "gs://b/t"])
+@pytest.mark.parametrize("uri", ["gs://b/t", "az://b/t", "s3a://b/t"])
 def test_open_store_refuses_other_schemes(uri: str) -> None:
     with pytest.raises(StoreRefused, match=f"{uri}.*not supported by this version"):
         open_store(uri)

@@ -1,0 +1,121 @@
+"""One event loop on one thread, for a client library that is asynchronous below callers that are not.
+
+Clients of an object store keep connections open, and a connection belongs to the loop it was opened on. So the process
+has one loop, on a daemon thread that the first use starts, and every client lives there. A forked child has no thread
+and must not touch its parent's connections: it forgets the loop, silently, and the first use starts one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine, Hashable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, TypeVar
+
+from wal.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+_CLOSING_SECONDS = 5.0
+
+
+class EventLoop:
+    """An asyncio loop on a daemon thread, and what was opened on it.
+
+    Thread safety. Any thread but the loop's own, which would wait for itself.
+    Invariants. What `opened` returned stays open until `close`.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._stack = AsyncExitStack()
+        self._opened: dict[Hashable, Any] = {}
+        self._thread = threading.Thread(target=self._loop.run_forever, name="wal-store", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, run on the loop; the caller waits. Interrupted, it cancels the work. Raises what
+        `work` raises.
+        """
+        assert threading.current_thread() is not self._thread, "the loop's thread waits for itself"
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def opened(self, key: Hashable, open: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """What `open` gives, entered once per `key` and left when the loop closes. Raises what entering raises."""
+        if (known := self._opened.get(key)) is None:
+            with self._lock:
+                if (known := self._opened.get(key)) is None:
+                    known = self._opened[key] = self.run(self._stack.enter_async_context(open()))
+        found: T = known
+        return found
+
+    def close(self) -> None:
+        """Leave what was opened, end the thread. Nothing may run on the loop after."""
+        try:
+            asyncio.run_coroutine_threadsafe(self._stack.aclose(), self._loop).result(_CLOSING_SECONDS)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is gone and the connections are the parent's. Neither may be touched, nor may
+        the garbage collector complain that they were not closed.
+        """
+        self._loop.set_exception_handler(lambda *_: None)
+
+
+class _Process:
+    """The loop of this process, if it has one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.loop: EventLoop | None = None
+        self.ended = False
+        self.abandoned: list[EventLoop] = []
+
+
+_PROCESS = _Process()
+
+
+def event_loop() -> EventLoop:
+    """The loop of this process, started by the first call. Raises StoreUnavailable while the program ends."""
+    if (loop := _PROCESS.loop) is not None:
+        return loop
+    with _PROCESS.lock:
+        if _PROCESS.ended:
+            raise StoreUnavailable("the program is ending: storage takes no more requests")
+        if _PROCESS.loop is None:
+            _PROCESS.loop = EventLoop()
+        return _PROCESS.loop
+
+
+# Registered when this module is imported, which is before anything is that uses a store at the end of the program:
+# exit handlers run in the opposite order.
+@atexit.register
+def _end() -> None:
+    with _PROCESS.lock:
+        _PROCESS.ended, loop, _PROCESS.loop = True, _PROCESS.loop, None
+    if loop is not None:
+        loop.close()
+
+
+def _forked() -> None:
+    _PROCESS.lock = threading.Lock()  # another thread of the parent may have held it
+    if _PROCESS.loop is not None:
+        _PROCESS.loop.abandon()
+        _PROCESS.abandoned.append(_PROCESS.loop)  # kept: collected, it would close the parent's connections
+        _PROCESS.loop = None
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,252 @@
+"""Objects in an S3 bucket, below a prefix.
+
+put-if-absent is one PUT with `If-None-Match: *`: S3 creates the object whole, or answers 412. What every other answer
+means stands in `wal.s3_answers`. Two clients per set of options, on the process's event loop: the one for conditional
+PUTs sends each request exactly once, since a hidden second attempt would hide that the first one landed; the other
+tries reads, lists, deletes and hints again by itself.
+
+Integrity. A PUT carries the CRC-32 of its bytes, which the server checks before it creates the object and keeps with
+it; a GET asks for it back and compares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import get_session
+from botocore import UNSIGNED
+from botocore.exceptions import BotoCoreError, ClientError
+
+from wal.errors import StoreRefused, StoreUnavailable
+from wal.event_loop import event_loop
+from wal.s3_answers import Answer, Meaning, meaning_of
+from wal.s3_options import S3Options
+from wal.store import ObjectInfo, PutOutcome
+
+T = TypeVar("T")
+
+_READ_ATTEMPTS = 3
+_FAULTS = (ClientError, BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
+_PAGE = 1000  # more S3 does not give
+_FIRST_BYTE = "bytes=0-0"
+_NOT_SATISFIABLE = 416
+_PUT_OUTCOMES = {Meaning.EXISTS: PutOutcome.ALREADY_EXISTS, Meaning.UNKNOWN: PutOutcome.OUTCOME_UNKNOWN}
+
+
+class S3Store:
+    """Keys are objects of `bucket` whose names begin with `prefix`.
+
+    Thread safety. Any thread, any number of processes; safe after fork.
+    Durability. S3 answers when the object is durable.
+    Invariants. (1) One call of `put_if_absent` is one request. (2) It ends within `put_timeout`, or a little after.
+    Errors. Every message names bucket, key and endpoint, and the storage option to correct; never a secret.
+    """
+
+    def __init__(self, bucket: str, prefix: str, url: str, options: S3Options, put_timeout: float) -> None:
+        """`prefix`: without slashes at its ends; `url`: what pylance opens for it. Asks nothing of storage."""
+        self.storage_options = dict(options.lance)
+        self._bucket, self._prefix, self._url = bucket, f"{prefix}/", url
+        self._options, self._put_timeout = options, put_timeout
+        self._more, self._more_of_puts = dict(options.extra), dict(options.put_extra)
+
+    def __repr__(self) -> str:
+        return f"S3Store({self._url!r})"
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        """Create `key` by one PUT. Raises StoreUnavailable where nothing landed, StoreRefused."""
+        try:
+            self._run(partial(self._create, key, data))
+        except _FAULTS as error:
+            answer = meaning_of(error)
+            outcome = _PUT_OUTCOMES.get(answer.meaning)
+            if outcome is None:
+                self._fail(key, answer, error)
+            return outcome
+        return PutOutcome.CREATED
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create or overwrite `key`; tried again by itself. Raises StoreUnavailable, StoreRefused."""
+        self._ask(key, partial(self._overwrite, key, data))
+
+    def get(self, key: str) -> bytes | None:
+        """The object's bytes, checked against the stored checksum; None where there is none. Raises StoreUnavailable,
+        StoreRefused.
+        """
+        return self._ask(key, partial(self._get, key))
+
+    def exists(self, key: str) -> bool:
+        """Whether `key` holds an object. Raises StoreUnavailable, StoreRefused."""
+        return bool(self._ask(key, partial(self._exists, key)))
+
+    def children(self, prefix: str) -> list[str]:
+        """Names of the first segment after `prefix` with keys below them. Raises StoreUnavailable, StoreRefused."""
+        pages = self._pages(prefix, Delimiter="/")
+        found = [each["Prefix"] for page in pages for each in page.get("CommonPrefixes", ())]
+        return sorted(name.removesuffix("/").rpartition("/")[2] for name in found)
+
+    def describe(self, prefix: str) -> list[ObjectInfo]:
+        """Every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        cut = len(self._prefix)
+        found = [each for page in self._pages(prefix) for each in page.get("Contents", ())]
+        return [ObjectInfo(each["Key"][cut:], each["Size"], each["LastModified"].timestamp()) for each in found]
+
+    def list(self, prefix: str) -> list[str]:
+        """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        return [each.key for each in self.describe(prefix)]
+
+    def delete(self, key: str) -> None:
+        """Remove `key`. Raises StoreUnavailable, StoreRefused."""
+        self._ask(key, partial(self._delete, key))
+
+    def url(self, key: str) -> str:
+        """`s3://bucket/…`, as pylance opens it."""
+        return f"{self._url}/{key}" if key else self._url
+
+    # ---- requests, on the loop ---------------------------------------------------------------------------------
+
+    async def _create(self, key: str, data: bytes, clients: Clients) -> None:
+        async with asyncio.timeout(self._put_timeout):
+            await clients.creating.put_object(IfNoneMatch="*", **self._put_parameters(key, data))
+
+    async def _overwrite(self, key: str, data: bytes, clients: Clients) -> None:
+        await clients.reading.put_object(**self._put_parameters(key, data))
+
+    async def _delete(self, key: str, clients: Clients) -> None:
+        await clients.reading.delete_object(**self._at(key))
+
+    async def _get(self, key: str, clients: Clients) -> bytes:
+        """The library tries again until there is an answer; a body that breaks off is ours to ask for again."""
+        attempt = 1
+        while True:
+            answer = await clients.reading.get_object(**self._at(key))
+            try:
+                body: bytes = await answer["Body"].read()
+            except _FAULTS:
+                if attempt == _READ_ATTEMPTS:
+                    raise
+                attempt += 1
+            else:
+                return body
+
+    async def _exists(self, key: str, clients: Clients) -> bool:
+        """By a GET of one byte: the answer to a HEAD does not say whether the key or the bucket is missing."""
+        try:
+            await (await clients.reading.get_object(**self._at(key), Range=_FIRST_BYTE))["Body"].read()
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != _NOT_SATISFIABLE:  # it is there, and empty
+                raise
+        return True
+
+    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        """Every page of a listing."""
+        asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": _PAGE, **self._more, **more}
+        while True:
+            page = self._ask(prefix, partial(_list_page, asked)) or {}
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _at(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._bucket, "Key": self._prefix + key, **self._more}
+
+    def _put_parameters(self, key: str, data: bytes) -> dict[str, Any]:
+        checksum = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+        return {**self._at(key), "Body": data, "ChecksumCRC32": checksum, **self._more_of_puts}
+
+    # ---- between the caller's thread and the loop --------------------------------------------------------------
+
+    def _run(self, request: Callable[[Clients], Coroutine[Any, Any, T]]) -> T:
+        loop = event_loop()
+        return loop.run(request(loop.opened(self._options, partial(_open_clients, self._options))))
+
+    def _ask(self, key: str, request: Callable[[Clients], Coroutine[Any, Any, T]]) -> T | None:
+        """The answer to a request that may be repeated; None for a missing key."""
+        try:
+            return self._run(request)
+        except _FAULTS as error:
+            answer = meaning_of(error)
+            if answer.meaning is Meaning.MISSING:
+                return None
+            self._fail(key, answer, error)
+
+    def _fail(self, key: str, answer: Answer, error: Exception) -> NoReturn:
+        kind = StoreRefused if answer.meaning is Meaning.REFUSED else StoreUnavailable
+        raise kind(f"{self.url(key)} at {self._options.endpoint or 'AWS'}: {answer.said}") from error
+
+
+# ---- clients -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The two clients of one set of options."""
+
+    creating: Any
+    """Sends every request once."""
+    reading: Any
+    """Tries again by itself."""
+
+
+class _OnceSession(AIOHTTPSession):  # type: ignore[misc]
+    """Sends each request once: aiohttp repeats a PUT by itself where the server closed a kept connection."""
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False  # noqa: SLF001 - aiohttp has no public name for it
+        return session
+
+
+async def _list_page(asked: dict[str, Any], clients: Clients) -> dict[str, Any]:
+    page: dict[str, Any] = await clients.reading.list_objects_v2(**asked)
+    return page
+
+
+@asynccontextmanager
+async def _open_clients(options: S3Options) -> AsyncIterator[Clients]:
+    once = _config(options, attempts=1, http_session_cls=_OnceSession)
+    several = _config(options, attempts=_READ_ATTEMPTS)
+    async with _client(options, once) as creating, _client(options, several) as reading:
+        yield Clients(creating, reading)
+
+
+def _config(options: S3Options, *, attempts: int, **more: Any) -> AioConfig:
+    style = "virtual" if options.virtual_hosted else "path" if options.endpoint else "auto"
+    unsigned = {"signature_version": UNSIGNED} if options.skip_signature else {}
+    proxies = {"proxies": {"http": options.proxy, "https": options.proxy}} if options.proxy else {}
+    return AioConfig(
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        s3={"addressing_style": style},
+        connect_timeout=options.connect_timeout,
+        read_timeout=options.timeout,
+        max_pool_connections=options.pool,
+        parameter_validation=False,  # it costs, and the parameters are ours
+        user_agent="memwal",  # the default one is put together anew for every request, a tenth of its time
+        ignore_configured_endpoint_urls=True,  # read_options has read them
+        **unsigned,
+        **proxies,
+        **more,
+    )
+
+
+def _client(options: S3Options, config: AioConfig) -> Any:
+    return get_session().create_client(
+        "s3",
+        endpoint_url=options.endpoint,
+        region_name=options.region,
+        aws_access_key_id=options.access_key_id,
+        aws_secret_access_key=options.secret_access_key,
+        aws_session_token=options.session_token,
+        verify=None if options.verify else False,
+        config=config,
+    )
