@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -11,11 +11,26 @@ import lance
 import pyarrow as pa
 
 from flush.errors import NotALanceTable, NotInitialised, TableExists, UnsupportedTable
+from flush.field_ids import field_id, row_field_ids, with_field_ids
+from flush.lance_dataset import open_dataset
 from flush.sharding import BucketHash, Buckets
+from flush.sharding_spec import Regions, bucket_regions, published_regions
 from flush.table_manifest import compacted_generations
-from flush.table_setup import REGIONS, TABLE, complete, declare, is_vacant, keyed_schema, read_setup, setup_metadata
+from flush.table_setup import (
+    REGIONS,
+    TABLE,
+    Setup,
+    complete,
+    declare,
+    declare_beside,
+    is_vacant,
+    keyed_schema,
+    metadata_of,
+    read_setup,
+    setup_metadata,
+)
 from memtable import IndexSpec, InvalidRows, check_indexes, key_columns, row_schema
-from wal import ObjectStore, open_store
+from wal import EntryCodec, ObjectStore, WalFormat, codec_for, open_store
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +49,15 @@ class BaseTable:
     """Base schema, the key's field metadata included, schema metadata left out."""
     key: tuple[str, ...]
     indexes: tuple[IndexSpec, ...]
-    buckets: int
+    regions: Regions
+    """Ids of the regions; rows of bucket n go to region n."""
+    wal_format: WalFormat
+    """How the entries of its log are written, fixed when it was set up."""
     committed: Mapping[UUID, int]
     """Per region the highest generation this version holds; absent = none."""
     storage_version: str
     """Lance file version of new data files, such as "2.2"; SSTs use the same."""
-    storage_options: Mapping[str, str]
+    storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
     _hash: BucketHash
 
     @staticmethod
@@ -50,6 +68,7 @@ class BaseTable:
         buckets: int,
         indexes: Sequence[IndexSpec],
         storage_options: Mapping[str, str] | None = None,
+        wal_format: WalFormat = "lance",
     ) -> BaseTable:
         """Create an empty table with its key, its indexes and `buckets` regions.
 
@@ -57,22 +76,21 @@ class BaseTable:
         Raises TableExists; NotALanceTable where something else is there; InvalidRows for schema, key, or
         indexes.
         """
-        options = dict(storage_options or {})
-        keyed = keyed_schema(schema, key, setup_metadata(buckets, indexes))
-        _check_definition(keyed, key, buckets, indexes)
-        store = open_store(uri, options)
+        store, setup = open_store(uri, storage_options), Setup(buckets, tuple(indexes), wal_format)
+        keyed = keyed_schema(schema, key, setup_metadata(setup))
+        _check_definition(keyed, key, setup)
         if not is_vacant(store):
-            if _opened(uri, options, None) is not None:
+            if open_dataset(store, uri) is not None:
                 raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")
             raise _not_a_table(uri)
         try:
-            dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=options)
+            dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
         except OSError as error:
-            if _opened(uri, options, None) is not None:
+            if open_dataset(store, uri) is not None:
                 raise TableExists(f"{uri}: another process created the table just now; open it") from error
             raise
-        complete(dataset, indexes)
-        return BaseTable.open(uri, options)
+        complete(dataset, setup)
+        return BaseTable.open(uri, storage_options)
 
     @staticmethod
     def adopt(
@@ -81,24 +99,29 @@ class BaseTable:
         buckets: int,
         indexes: Sequence[IndexSpec],
         storage_options: Mapping[str, str] | None = None,
+        wal_format: WalFormat | None = None,
     ) -> BaseTable:
         """Set up a Lance table that is there for ingestion, and build its indexes; its rows stay as they are.
 
-        Also completes a set-up that crashed; a complete one is returned as it is. The key must be without
-        nulls and duplicates, which is checked by reading its columns.
+        `wal_format`: None for lance, or arrow where another program initialised the table's MemWAL; such a table
+        keeps its key and its regions, whatever `buckets` says. Also completes a set-up that crashed; a complete one
+        is returned as it is. The key must be without nulls and duplicates, which is checked by reading its columns.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """
-        options = dict(storage_options or {})
-        dataset = _existing(uri, options, None)
-        if REGIONS not in (dataset.schema.metadata or {}):
-            if dataset.mem_wal_index_details() is not None:
-                raise _foreign(uri)
-            _check_field_ids(uri, dataset)
-            _check_definition(keyed_schema(dataset.schema, key, {}), key, buckets, indexes)
+        dataset = _existing(open_store(uri, storage_options), uri, None)
+        if REGIONS not in metadata_of(dataset):
+            key, details = _key_of(uri, dataset, key), dataset.mem_wal_index_details()
+            keyed, setup = keyed_schema(dataset.schema, key, {}), Setup(buckets, tuple(indexes), wal_format or "lance")
+            if details is not None:
+                keyed, setup = dataset.schema, _setup_beside(uri, dataset, details, key, indexes, wal_format)
+            _check_definition(keyed, key, setup)
             _check_unique(uri, dataset, key)
-            declare(dataset, key, buckets, indexes)
-        complete(dataset, read_setup(dataset.schema.metadata)[1])
-        return BaseTable.open(uri, options)
+            if details is None:
+                declare(dataset, key, setup)
+            else:
+                declare_beside(dataset, setup)
+        complete(dataset, read_setup(metadata_of(dataset)))
+        return BaseTable.open(uri, storage_options)
 
     @staticmethod
     def find(uri: str, storage_options: Mapping[str, str] | None = None) -> BaseTable | None:
@@ -106,15 +129,17 @@ class BaseTable:
 
         Raises NotALanceTable where something else is there; NotInitialised; UnsupportedTable.
         """
-        options = dict(storage_options or {})
-        dataset = _opened(uri, options, None)
+        store = open_store(uri, storage_options)
+        store.children("")  # Our client first: it says at once, in one line, what is wrong; Lance's tries for seconds.
+        dataset = open_dataset(store, uri)
         if dataset is None:
-            if is_vacant(open_store(uri, options)):
+            if is_vacant(store):
                 return None
             raise _not_a_table(uri)
-        if REGIONS in (dataset.schema.metadata or {}) and dataset.mem_wal_index_details() is None:
-            complete(dataset, read_setup(dataset.schema.metadata)[1])
-        return BaseTable.open(uri, options)
+        metadata = metadata_of(dataset)
+        if REGIONS in metadata and dataset.mem_wal_index_details() is None:
+            complete(dataset, read_setup(metadata))
+        return BaseTable.open(uri, storage_options)
 
     @staticmethod
     def open(uri: str, storage_options: Mapping[str, str] | None = None, version: int | None = None) -> BaseTable:
@@ -122,21 +147,38 @@ class BaseTable:
 
         Raises NotALanceTable; NotInitialised; UnsupportedTable; Corrupt where its manifest cannot be parsed.
         """
-        options = dict(storage_options or {})
-        return _view(uri, _existing(uri, options, version), options, open_store(uri, options))
+        store = open_store(uri, storage_options)
+        return _view(uri, _existing(store, uri, version), store)
 
     @property
     def table_id(self) -> str:
         """Random id that the table got at its creation: a table made anew at the same path has another one."""
-        return str((self.dataset.schema.metadata or {}).get(TABLE, b"").decode())
+        return metadata_of(self.dataset).get(TABLE, b"").decode()
+
+    @property
+    def buckets(self) -> int:
+        """Number of regions."""
+        return len(self.regions)
+
+    @property
+    def codec(self) -> EntryCodec:
+        """A codec for the entries of this table's log."""
+        rows = row_schema(with_field_ids(self.schema, self.dataset), self.key)
+        return codec_for(self.wal_format, rows.with_metadata(self.dataset.schema.metadata))
+
+    @property
+    def row_field_ids(self) -> tuple[int, ...] | None:
+        """Field ids that its SSTs must have, None where they count from 0 without a gap, as Lance numbers them."""
+        ids = row_field_ids(self.dataset)
+        return None if ids == tuple(range(len(ids))) else ids
 
     def latest(self) -> BaseTable:
         """The newest version: this very object where it still is; the dataset's caches are kept."""
         if self.dataset.latest_version == self.version:
             return self
-        options = dict(self.storage_options)
-        dataset = lance.dataset(self.uri, storage_options=options, session=self.dataset.session())
-        return _view(self.uri, dataset, options, open_store(self.uri, options))
+        store = open_store(self.uri, self.storage_options)
+        dataset = lance.dataset(self.uri, storage_options=store.storage_options, session=self.dataset.session())
+        return _view(self.uri, dataset, store)
 
     def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
         """Bucket of every row, int32 in row order: a pure function of the key. `rows` need hold the key
@@ -145,42 +187,65 @@ class BaseTable:
         return self._hash(rows)
 
 
-def _view(uri: str, dataset: lance.LanceDataset, options: dict[str, str], store: ObjectStore) -> BaseTable:
-    metadata = dataset.schema.metadata or {}
-    initialised = dataset.mem_wal_index_details() is not None
-    if REGIONS not in metadata and initialised:
-        raise _foreign(uri)
-    if not initialised:
+def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTable:
+    metadata, details = metadata_of(dataset), dataset.mem_wal_index_details()
+    if details is None or REGIONS not in metadata:
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
-    _check_field_ids(uri, dataset)
-    buckets, indexes = read_setup(metadata)
+    setup = read_setup(metadata)
     schema = pa.schema(list(dataset.schema))
     key = key_columns(schema)
+    regions = bucket_regions(setup.buckets)
+    if setup.wal_format == "arrow":
+        regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
     return BaseTable(
         uri=uri,
         dataset=dataset,
         version=dataset.version,
         schema=schema,
         key=key,
-        indexes=indexes,
-        buckets=buckets,
+        indexes=setup.indexes,
+        regions=regions,
+        wal_format=setup.wal_format,
         committed=compacted_generations(store, dataset.version),
         storage_version=dataset.data_storage_version,
-        storage_options=options,
-        _hash=BucketHash(dataset, key[0], buckets),
+        storage_options=store.storage_options,
+        _hash=BucketHash(dataset, key[0], len(regions)),
     )
 
 
-def _opened(uri: str, options: dict[str, str], version: int | None) -> lance.LanceDataset | None:
-    """The dataset, or None where pylance finds none. OSError of storage passes."""
-    try:
-        return lance.dataset(uri, version=version, storage_options=options)
-    except ValueError:
-        return None
+def _key_of(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> tuple[str, ...]:
+    """The key to adopt a table by: the primary key it declares, which Lance never changes, else `key`."""
+    declared = key_columns(dataset.schema)
+    if declared and tuple(key) not in ((), declared):
+        raise InvalidRows(f"{uri}: its primary key is {', '.join(declared)}, not {', '.join(key)}; name that one")
+    return declared or tuple(key)
 
 
-def _existing(uri: str, options: dict[str, str], version: int | None) -> lance.LanceDataset:
-    dataset = _opened(uri, options, version)
+def _setup_beside(
+    uri: str,
+    dataset: lance.LanceDataset,
+    details: Mapping[str, Any],
+    key: Sequence[str],
+    indexes: Sequence[IndexSpec],
+    wal_format: WalFormat | None,
+) -> Setup:
+    """The set-up of a table whose MemWAL another program initialised, as the `details` say."""
+    if wal_format == "lance":
+        raise UnsupportedTable(
+            f"{uri}: its MemWAL was initialised by another program, whose regions hold entries in arrow format; "
+            "set wal.format = 'arrow', or copy the rows into a new table"
+        )
+    if not key_columns(dataset.schema):
+        raise UnsupportedTable(
+            f"{uri}: its MemWAL was initialised by another program, and it has no primary key; copy the rows into a "
+            "new table"
+        )
+    regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
+    return Setup(len(regions), tuple(indexes), "arrow")
+
+
+def _existing(store: ObjectStore, uri: str, version: int | None) -> lance.LanceDataset:
+    dataset = open_dataset(store, uri, version)
     if dataset is None:
         raise _not_a_table(uri, version)
     return dataset
@@ -191,17 +256,17 @@ def _not_a_table(uri: str, version: int | None = None) -> NotALanceTable:
     return NotALanceTable(f"{uri}: no Lance table{which} is there; correct table.uri")
 
 
-def _foreign(uri: str) -> UnsupportedTable:
-    return UnsupportedTable(
-        f"{uri}: its MemWAL was initialised by another writer, whose regions use the arrow WAL format; "
-        "this version writes the lance format only: copy the rows into a new table"
-    )
-
-
-def _check_definition(schema: pa.Schema, key: Sequence[str], buckets: int, indexes: Sequence[IndexSpec]) -> None:
-    if buckets < 1:
-        raise InvalidRows(f"regions.count = {buckets}: a table has at least 1 region")
+def _check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
+    if setup.buckets < 1:
+        raise InvalidRows(f"regions.count = {setup.buckets}: a table has at least 1 region")
     row_schema(schema, key)
+    first = schema.field(key[0])
+    if setup.wal_format == "arrow" and (pa.types.is_binary(first.type) or pa.types.is_large_binary(first.type)):
+        raise InvalidRows(
+            f"key column {first.name!r} has the type {first.type}, by which Lance cannot shard a table with "
+            "wal.format = 'arrow': put another column first in the key, or choose wal.format = 'lance'",
+            column=first.name,
+        )
     for name in key:
         if pa.types.is_date32(schema.field(name).type):
             raise InvalidRows(
@@ -209,7 +274,7 @@ def _check_definition(schema: pa.Schema, key: Sequence[str], buckets: int, index
                 "use its days as int32, or a string",
                 column=name,
             )
-    check_indexes(schema, indexes)
+    check_indexes(schema, setup.indexes)
 
 
 def _check_unique(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> None:
@@ -220,19 +285,3 @@ def _check_unique(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> 
             f"{uri}: {doubled} of {keys.num_rows} rows repeat a key of {', '.join(key)}; remove them first, "
             "or choose another key"
         )
-
-
-def _check_field_ids(uri: str, dataset: lance.LanceDataset) -> None:
-    """SSTs number their fields from 0; where the table does not, readers would pair the wrong columns."""
-    ids = list(_field_ids(dataset.lance_schema.fields()))
-    if ids != list(range(len(ids))):
-        raise UnsupportedTable(
-            f"{uri}: its field ids {ids} have gaps, since columns were dropped or added; "
-            "this version needs them gapless: copy the rows into a new table"
-        )
-
-
-def _field_ids(fields: Sequence[Any]) -> Iterator[int]:
-    for field in fields:
-        yield field.id()
-        yield from _field_ids(field.children())

@@ -46,10 +46,12 @@ def flush(
     key: Sequence[str],
     storage_version: str | None,
     ids: Ids,
+    field_ids: Sequence[int] | None = None,
 ) -> RegionManifest:
     """Publish the frozen memtable `snapshot` as `generation`; returns the newest manifest.
 
-    `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it. An
+    `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
+    `field_ids`: as for `write_sst`. An
     empty memtable publishes nothing. May be called again with the same arguments after any error.
     Thread safety. One flush per region at a time, in generation order; the appender may work beside it.
     Raises Fenced; FlushOutOfOrder; SstInvalid; Corrupt; OutcomeUnknown (the edit may be there: call again);
@@ -67,6 +69,7 @@ def flush(
         key=key,
         storage_version=storage_version,
         ids=ids,
+        field_ids=field_ids,
     )
     try:
         return manifests.edit(guard, lambda current: _published(current, sst, covers_position))

@@ -25,6 +25,8 @@ from flush.bloom import BLOOM_NAME, bloom_bytes
 from flush.durability import sync_tree
 from flush.errors import SstInvalid
 from flush.key_sidecar import sidecar_rows, write_key_sidecar
+from flush.lance_dataset import read_again
+from flush.table_manifest import renumber_fields
 from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from wal.layout import sst_key, sst_name
@@ -42,10 +44,12 @@ def write_sst(
     key: Sequence[str],
     storage_version: str | None,
     ids: Ids,
+    field_ids: Sequence[int] | None = None,
 ) -> SsTable:
     """Write and verify the SST of a frozen memtable under a fresh random name; nothing refers to it yet.
 
-    `snapshot` holds at least one row. `storage_version`: the base table's ("2.1"). Thread safety: any thread.
+    `snapshot` holds at least one row. `storage_version`: the base table's ("2.1"). `field_ids`: those of the row
+    schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap. Thread safety: any thread.
     Durability. Survives a power cut once it returns.
     Raises SstInvalid where what was written does not read back; OSError, StoreUnavailable, StoreRefused of
     storage.
@@ -56,6 +60,8 @@ def write_sst(
     directory = store.url(sst_key(region_id, sst.path))
     try:
         _write_data(rows, directory, storage_version, store)
+        if field_ids is not None:
+            renumber_fields(store, sst_key(region_id, sst.path), field_ids)
         _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), bloom_bytes(keys))
         write_key_sidecar(directory, keys, key, store.storage_options)
         sync_tree(directory)
@@ -106,15 +112,19 @@ def read_sst(store: ObjectStore, region_id: UUID, sst: SsTable, columns: Sequenc
 
     Schema metadata is left out. SSTs of Lance's own writer, which hide superseded rows behind a deletion
     vector, are read too. A column that was added to the base table after the SST was written is null, of Arrow's
-    null type, as Lance has it. Raises Corrupt where the SST is missing, unreadable or short of rows; OSError of
-    storage.
+    null type, as Lance has it. Raises Corrupt where the SST is missing, unreadable or short of rows;
+    StoreUnavailable, StoreRefused, OSError of storage.
     """
     directory = sst_key(region_id, sst.path)
-    try:
+
+    def read() -> tuple[int, list[str], pa.Table]:
         found = lance.dataset(store.url(directory), storage_options=store.storage_options)
         physical = sum(fragment.physical_rows for fragment in found.get_fragments())
         wanted = found.schema.names if columns is None else list(columns)
-        rows = found.to_table(columns=[name for name in wanted if name in found.schema.names])
+        return physical, wanted, found.to_table(columns=[name for name in wanted if name in found.schema.names])
+
+    try:
+        physical, wanted, rows = read_again(store, f"{directory}/", read)
     except ValueError as error:
         raise Corrupt(
             f"{directory}: published as generation {sst.generation}, cannot be read ({_first_line(error)}); "

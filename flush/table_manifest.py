@@ -1,11 +1,13 @@
-"""Reading the commit progress of one base-table version from its manifest file.
+"""What pylance does not do with the manifest file of a table version: read the commit progress of the base table, and
+give the fields of an SST the ids of the base table.
 
-pylance exposes the MemWAL index of a table but not which generations it has compacted, so the file itself is
-read:
+pylance exposes the MemWAL index of a table but not which generations it has compacted, and numbers the fields of what
+it writes from 0. So the file itself is read, and written again:
 
     ... | u32 length | IndexSection | ... | u32 length | Manifest | u64 its position | u16 0 | u16 2 | LANC
 
-    Manifest.index_section = 6 (u64 position)
+    Manifest.fields = 1, .fragments = 2, .index_section = 6 (u64 position)
+    Field.id = 3, .parent_id = 4 (-1 at the top); DataFragment.files = 2; DataFile.fields = 2 (packed int32)
     IndexSection.indices = 1; IndexMetadata.name = 3, .index_details = 6 (google.protobuf.Any)
     MemWalIndexDetails.compacted_sstables = 9; CompactedSsTable: 1 UUID{1 bytes(16)}, 2 u64 generation
 
@@ -17,6 +19,8 @@ descriptor pool of their own, so that they never collide with another library's 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -38,7 +42,10 @@ _FIELDS: dict[str, tuple[tuple[int, str, int | str], ...]] = {
     "Any": ((1, "type_url", _Field.TYPE_STRING), (2, "value", _Field.TYPE_BYTES)),
     "IndexMetadata": ((3, "name", _Field.TYPE_STRING), (6, "index_details", "Any")),
     "IndexSection": ((1, "indices", "IndexMetadata[]"),),
-    "Manifest": ((6, "index_section", "optional u64"),),
+    "Field": ((3, "id", _Field.TYPE_INT32), (4, "parent_id", _Field.TYPE_INT32)),
+    "DataFile": ((2, "fields", "int32[]"),),
+    "DataFragment": ((2, "files", "DataFile[]"),),
+    "Manifest": ((1, "fields", "Field[]"), (2, "fragments", "DataFragment[]"), (6, "index_section", "optional u64")),
 }
 
 
@@ -49,21 +56,61 @@ def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
     `store` has the table's directory for its root. Raises Corrupt where the manifest is missing or cannot be
     parsed; StoreUnavailable, StoreRefused.
     """
-    names = (f"_versions/{2**64 - 1 - version:020}.manifest", f"_versions/{version}.manifest")
-    data = store.get(names[0]) or store.get(names[1])
-    if data is None:
-        raise Corrupt(f"{names[0]}: base-table version {version} has no manifest; was it cleaned up meanwhile?")
-    try:
+    key, data = _file(store, "", version)
+    with _named(key):
         return _compacted(data)
-    except (DecodeError, ValueError, struct.error) as error:
-        raise Corrupt(f"{names[0]}: cannot be parsed as a Lance table manifest: {error}") from error
 
 
-def _compacted(data: bytes) -> dict[UUID, int]:
+def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> None:
+    """Give the fields of version 1 of the dataset at the key `directory`, depth first, the ids `ids`.
+
+    Nobody may have opened it yet. Raises Corrupt where the file is not as pylance writes it; StoreUnavailable,
+    StoreRefused.
+    """
+    key, data = _file(store, f"{directory}/", 1)
+    with _named(key):
+        renumbered = _renumbered(data, ids)
+    if renumbered != data:
+        store.put(key, renumbered)
+
+
+def _file(store: ObjectStore, prefix: str, version: int) -> tuple[str, bytes]:
+    keys = (f"{prefix}_versions/{2**64 - 1 - version:020}.manifest", f"{prefix}_versions/{version}.manifest")
+    for key in keys:
+        if (data := store.get(key)) is not None:
+            return key, data
+    raise Corrupt(f"{keys[0]}: table version {version} has no manifest; was it cleaned up meanwhile?")
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (DecodeError, ValueError, KeyError, struct.error) as error:
+        raise Corrupt(f"{key}: cannot be parsed as a Lance table manifest: {error}") from error
+
+
+def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
+    position, manifest = _manifest(data)
+    new = dict(zip((field.id for field in manifest.fields), ids, strict=True))
+    for field in manifest.fields:
+        field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
+    for file in (file for fragment in manifest.fragments for file in fragment.files):
+        file.fields[:] = [new[each] for each in file.fields]
+    message = manifest.SerializeToString()
+    return b"".join((data[:position], struct.pack("<I", len(message)), message, data[-_FOOTER.size :]))
+
+
+def _manifest(data: bytes) -> tuple[int, Any]:
+    """The position of the manifest message in the file, and the message."""
     position, _, _, magic = _FOOTER.unpack(data[-_FOOTER.size :])
     if magic != _MAGIC:
         raise ValueError(f"it ends in {magic!r}, not in {_MAGIC!r}")
-    manifest = _message(_MANIFEST, data, position)
+    return position, _message(_MANIFEST, data, position)
+
+
+def _compacted(data: bytes) -> dict[UUID, int]:
+    _, manifest = _manifest(data)
     # Position 0 is a place like any other: the section usually comes first in the file.
     if not manifest.HasField("index_section"):
         return {}
@@ -101,6 +148,8 @@ def _set_type(message: Any, field: Any, kind: int | str) -> None:
         field.type, field.proto3_optional = _Field.TYPE_UINT64, True
         field.oneof_index = len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{field.name}")
+    elif kind == "int32[]":
+        field.type, field.label = _Field.TYPE_INT32, _Field.LABEL_REPEATED
     else:
         field.type, field.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind.removesuffix('[]')}"
         if kind.endswith("[]"):

@@ -8,49 +8,72 @@ repeat.
 
 The set-up is schema metadata of the base table:
 
-    memwal:table      random id of the table, 32 hex digits: another table at the same path has another one
-    memwal:regions    number of buckets, decimal
-    memwal:indexes    JSON list of {"column", "kind", "parameters"}
+    memwal:table       random id of the table, 32 hex digits: another table at the same path has another one
+    memwal:regions     number of buckets, decimal
+    memwal:indexes     JSON list of {"column", "kind", "parameters"}
+    memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
+
+Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
+config instead: Lance's ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key
+there would cut it off from the entries it wrote itself.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lance
 import pyarrow as pa
 
 from flush.errors import UnsupportedTable
 from memtable import IndexSpec
-from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION
-from wal import ObjectStore, SystemIds, regions
+from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
+from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 
-TABLE, REGIONS, INDEXES = b"memwal:table", b"memwal:regions", b"memwal:indexes"
+TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
 """What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
 
 
-def setup_metadata(buckets: int, indexes: Sequence[IndexSpec]) -> dict[str, str]:
-    """The set-up of a new table as schema metadata."""
-    listed = [{"column": s.column, "kind": s.kind, "parameters": dict(s.parameters)} for s in indexes]
+class Setup(NamedTuple):
+    """What a table is set up for."""
+
+    buckets: int
+    indexes: tuple[IndexSpec, ...]
+    wal_format: WalFormat
+
+
+def setup_metadata(setup: Setup) -> dict[str, str]:
+    """The set-up of a new table as metadata."""
+    listed = [{"column": s.column, "kind": s.kind, "parameters": dict(s.parameters)} for s in setup.indexes]
     return {
         TABLE.decode(): SystemIds().entry_id(),
-        REGIONS.decode(): str(buckets),
+        REGIONS.decode(): str(setup.buckets),
         INDEXES.decode(): json.dumps(listed),
+        FORMAT.decode(): setup.wal_format,
     }
 
 
-def read_setup(metadata: Mapping[bytes, bytes]) -> tuple[int, tuple[IndexSpec, ...]]:
-    """Buckets and index specs from schema metadata. Raises UnsupportedTable where unreadable."""
+def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
+    """The metadata that holds the table's set-up: that of its schema, else its config; without it in neither."""
+    metadata: Mapping[bytes, bytes] = dataset.schema.metadata or {}
+    if REGIONS in metadata:
+        return metadata
+    return {key.encode(): value.encode() for key, value in dataset.config().items()}
+
+
+def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
+    """The set-up that `metadata` holds. Raises UnsupportedTable where unreadable."""
     try:
-        listed = json.loads(metadata.get(INDEXES, b"[]"))
-        return int(metadata[REGIONS]), tuple(IndexSpec(**each) for each in listed)
+        listed, wal_format = json.loads(metadata.get(INDEXES, b"[]")), metadata.get(FORMAT, b"lance").decode()
+        if wal_format not in WAL_FORMATS:
+            raise ValueError(f"{wal_format!r} is no WAL format")
+        return Setup(int(metadata[REGIONS]), tuple(IndexSpec(**each) for each in listed), wal_format)
     except (ValueError, TypeError) as error:
         raise UnsupportedTable(
-            f"the table's schema metadata {REGIONS.decode()}, {INDEXES.decode()} cannot be read ({error}); "
+            f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
             "open it with the version of memwal that created it"
         ) from error
 
@@ -76,31 +99,42 @@ def keyed_schema(schema: pa.Schema, key: Sequence[str], metadata: Mapping[str, s
 
 def is_vacant(store: ObjectStore) -> bool:
     """Whether nothing that counts is at the table's path, so that a table may be created there."""
-    root = Path(store.url(""))
-    if root.is_dir() and {each.name for each in root.iterdir()} - _LEFTOVERS:
+    if set(store.children("")) - _LEFTOVERS:
         return False
-    return not store.list("_versions/") and not regions(store)
+    top = {key.partition("/")[0] for key in store.list("")}
+    return not top - _LEFTOVERS and "_versions" not in top and not regions(store)
 
 
-def declare(dataset: lance.LanceDataset, key: Sequence[str], buckets: int, indexes: Sequence[IndexSpec]) -> None:
+def declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> None:
     """Step 1 for a table that is there: not null and primary-key metadata on the key, then the set-up."""
     nullable = [name for name in key if dataset.schema.field(name).nullable]
     if nullable:
         alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]
         dataset.alter_columns(*alterations)
-    dataset.update_field_metadata(
-        {name: {k.decode(): v.decode() for k, v in key_metadata(key, name).items()} for name in key}
-    )
-    dataset.update_schema_metadata(dict(setup_metadata(buckets, indexes)))
+    if not key_columns(dataset.schema):  # Lance sets a primary key once, and refuses the same one again
+        dataset.update_field_metadata(
+            {name: {k.decode(): v.decode() for k, v in key_metadata(key, name).items()} for name in key}
+        )
+    dataset.update_schema_metadata(dict(setup_metadata(setup)))
 
 
-def complete(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
+def declare_beside(dataset: lance.LanceDataset, setup: Setup) -> None:
+    """Step 1 for a table whose MemWAL another program initialised: its schema, which declares the key, stays as it
+    is."""
+    dataset.update_config(dict(setup_metadata(setup)))
+
+
+def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
     """Steps 2 and 3, whatever of them is left to do."""
-    create_scalar_indexes(dataset, indexes)
+    create_scalar_indexes(dataset, setup.indexes)
     if dataset.mem_wal_index_details() is None:
-        # No sharding spec, so that nobody routes rows of Lance's own writer into our regions; and no index is
-        # promised inside SSTs, which readers would otherwise look for.
-        dataset.initialize_mem_wal(maintained_indexes=[])
+        # No index is promised inside SSTs, which readers would otherwise look for. And in lance format no sharding
+        # spec, so that nobody routes rows of Lance's own writer into our regions; in arrow format the spec by which
+        # that writer computes the regions that we do.
+        routes: dict[str, Any] = {}
+        if setup.wal_format == "arrow":
+            routes = {"bucket_column": key_columns(dataset.schema)[0], "num_buckets": setup.buckets}
+        dataset.initialize_mem_wal(maintained_indexes=[], **routes)
 
 
 def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:

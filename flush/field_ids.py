@@ -1,0 +1,53 @@
+"""Lance's field ids: which column a value belongs to, whatever the column is called now.
+
+A table numbers its fields from 0, nested ones after the one that holds them; one that dropped or added columns has
+gaps. WAL entries and SSTs carry the base table's ids, so that an old row is never paired with another column.
+`_tombstone` comes last, with the highest id and one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from wal.entry_columns import FIELD_ID
+
+
+def row_field_ids(dataset: lance.LanceDataset) -> tuple[int, ...]:
+    """Ids of all fields of the table's rows as an SST holds them: the base's, depth first, then `_tombstone`."""
+    ids = tuple(_ids(dataset.lance_schema.fields()))
+    return (*ids, max(ids) + 1)
+
+
+def field_id(dataset: lance.LanceDataset, column: str) -> int:
+    """Id of a top-level column."""
+    (found,) = (int(field.id()) for field in dataset.lance_schema.fields() if field.name() == column)
+    return found
+
+
+def with_field_ids(schema: pa.Schema, dataset: lance.LanceDataset) -> pa.Schema:
+    """`schema` (base columns, any others behind) with each base field's id in its metadata, nested ones too."""
+    described = {field.name(): field for field in dataset.lance_schema.fields()}
+    fields = [_marked(field, described[field.name]) if field.name in described else field for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def _marked(field: pa.Field, described: Any) -> pa.Field:
+    kind, children = field.type, described.children()
+    # The values of a fixed-size list are no field of their own in Lance.
+    if children and pa.types.is_struct(kind):
+        pairs = zip((kind.field(at) for at in range(kind.num_fields)), children, strict=True)
+        kind = pa.struct([_marked(child, of_child) for child, of_child in pairs])
+    elif children and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        kind = make(_marked(kind.value_field, children[0]))
+    return field.with_type(kind).with_metadata({**(field.metadata or {}), FIELD_ID: str(described.id()).encode()})
+
+
+def _ids(fields: Sequence[Any]) -> Iterator[int]:
+    for field in fields:
+        yield int(field.id())
+        yield from _ids(field.children())
