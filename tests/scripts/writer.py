@@ -108,7 +108,7 @@ def main() -> None:
     ops = json.loads(seed) if seed.startswith("[") else (operation(int(seed), number, regions) for number in numbers)
     if len(sys.argv) > 6:
         really_open, kill_at, when = wal.open_store, int(sys.argv[6]), sys.argv[7]
-        wal.open_store = lambda *arguments: Mortal(really_open(*arguments), kill_at, when)
+        wal.open_store = lambda *at, **named: Mortal(really_open(*at, **named), kill_at, when)
     indexes = {"vector": "ivf_pq", "body": "fts"}
     with ingest.open(uri, schema=SCHEMA, key="id", regions=regions, indexes=indexes, settings=SETTINGS) as table:
         say(state={row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}, rows=table.count())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import lance
 import numpy as np
@@ -139,18 +141,103 @@ def test_a_table_that_repeats_a_key_is_not_adopted(uri: str) -> None:
     assert lance.dataset(uri).version == 1
 
 
-def test_field_ids_with_gaps_are_refused(uri: str) -> None:
-    dataset = lance.write_dataset(pa.table({"id": [1], "gone": [1], "kept": [1]}), uri)
+def test_field_ids_with_gaps_are_kept(uri: str) -> None:
+    dataset = lance.write_dataset(pa.table({"id": [1], "gone": [1], "kept": [{"a": 1, "b": 2}]}), uri)
     dataset.drop_columns(["gone"])
-    with pytest.raises(UnsupportedTable, match=r"field ids \[0, 2\] have gaps"):
-        BaseTable.adopt(uri, ["id"], 2, [])
+    assert BaseTable.adopt(uri, ["id"], 2, []).row_field_ids == (0, 2, 3, 4, 5)
+    assert create(f"{uri}2").row_field_ids is None
 
 
-def test_a_table_of_lances_own_writer_is_refused(uri: str) -> None:
-    lance.write_dataset(pa.table({"id": [1]}), uri).initialize_mem_wal(bucket_column="id", num_buckets=2)
+def test_a_primary_key_that_a_table_declares_is_its_key(uri: str) -> None:
+    lance.write_dataset(pa.table({"id": [1, 2], "n": [1, 1]}, schema=LANCES), uri)
+    with pytest.raises(InvalidRows, match="its primary key is id, not n; name that one"):
+        BaseTable.adopt(uri, ["n"], 1, [])
+    assert BaseTable.adopt(uri, [], 3, []).key == ("id",)
+
+
+# ---- format of the log ---------------------------------------------------------------------------------------------
+
+LANCES = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"}),
+        pa.field("n", pa.int64()),
+    ]
+)
+
+
+def initialised(uri: str, schema: pa.Schema = LANCES, **sharding: Any) -> lance.LanceDataset:
+    """A table whose MemWAL somebody else initialised."""
+    dataset = lance.write_dataset(schema.empty_table(), uri, schema=schema)
+    dataset.initialize_mem_wal(**sharding)
+    return dataset
+
+
+def test_the_arrow_format_publishes_the_sharding_by_which_rows_are_routed(uri: str) -> None:
+    base = BaseTable.create(uri, SCHEMA, ["name", "id"], 4, INDEXES, wal_format="arrow")
+    details = base.dataset.mem_wal_index_details()
+    assert details is not None
+    ((field,),) = (spec["fields"] for spec in details["sharding_specs"])
+    assert (field["transform"], field["parameters"], field["source_ids"]) == ("bucket", {"num_buckets": "4"}, [1])
+    assert details["maintained_indexes"] == []
+    assert (base.wal_format, base.codec.suffix) == ("arrow", "arrow")
+    assert base.regions == tuple(bucket_region(n) for n in range(4))
+
+
+def test_a_table_made_before_there_was_a_choice_has_the_lance_format(uri: str) -> None:
+    dataset = create(uri).dataset
+    dataset.update_schema_metadata({"memwal:wal_format": None})
+    assert BaseTable.open(uri).wal_format == "lance"
+    dataset.update_schema_metadata({"memwal:wal_format": "parquet"})
+    with pytest.raises(UnsupportedTable, match="'parquet' is no WAL format"):
+        BaseTable.open(uri)
+
+
+def test_lance_cannot_shard_by_a_binary_key(uri: str) -> None:
+    schema = pa.schema([pa.field("k", pa.binary()), pa.field("v", pa.int64())])
+    with pytest.raises(InvalidRows, match=r"'k' has the type binary, by which Lance cannot shard .* 'lance'"):
+        BaseTable.create(uri, schema, ["k"], 2, [], wal_format="arrow")
+    assert not Path(uri).exists()
+
+
+@pytest.mark.parametrize(
+    ("sharding", "regions"),
+    [
+        ({"bucket_column": "id", "num_buckets": 3}, [bucket_region(n) for n in range(3)]),
+        ({"unsharded": True}, [UUID("aa48498d-ac91-59e2-8452-69f46010ace2")]),
+    ],
+)
+def test_a_table_that_another_program_initialised_is_adopted_as_it_is(
+    uri: str, sharding: dict[str, Any], regions: list[UUID]
+) -> None:
+    dataset = initialised(uri, **sharding)
     for action in (BaseTable.open, BaseTable.find):
-        with pytest.raises(UnsupportedTable, match="arrow WAL format"):
+        with pytest.raises(NotInitialised, match="memwal init"):
             action(uri)
+    base = BaseTable.adopt(uri, [], 7, [IndexSpec("n", "btree")])
+    assert (base.wal_format, list(base.regions), base.key) == ("arrow", regions, ("id",))
+    assert base.indexes == (IndexSpec("n", "btree"),)
+    assert lance.dataset(uri).schema.metadata == dataset.schema.metadata  # or its own log no longer fits it
+    assert len(base.table_id) == 32
+    assert BaseTable.adopt(uri, [], 7, []).version == BaseTable.open(uri).version == base.version
+
+
+@pytest.mark.parametrize(
+    ("sharding", "schema", "arguments", "says"),
+    [
+        ({"identity_column": "id"}, LANCES, {}, "is sharded by identity; memwal needs buckets of .* 'id'"),
+        ({"bucket_column": "n", "num_buckets": 2}, LANCES, {}, r"by the columns with the field ids \[1\]"),
+        ({}, LANCES, {}, "has 0 sharding specs"),
+        ({"unsharded": True}, pa.schema([("id", pa.int64())]), {}, "has no primary key"),
+        ({"unsharded": True}, LANCES, {"wal_format": "lance"}, "set wal.format = 'arrow'"),
+    ],
+)
+def test_a_table_that_cannot_be_shared_is_refused_untouched(
+    uri: str, sharding: dict[str, Any], schema: pa.Schema, arguments: dict[str, Any], says: str
+) -> None:
+    version = initialised(uri, schema, **sharding).version
+    with pytest.raises(UnsupportedTable, match=says):
+        BaseTable.adopt(uri, ["id"], 2, [], **arguments)
+    assert lance.dataset(uri).version == version
 
 
 def test_progress_is_that_of_the_version_opened(uri: str) -> None:

@@ -104,3 +104,36 @@ def test_two_writes_of_one_memtable_never_meet(store: LocalStore) -> None:
         write_sst(store, REGION, snapshot(), generation=4, key=["id"], storage_version=None, ids=ids) for _ in range(2)
     ]
     assert made[0].path != made[1].path
+
+
+def test_fields_get_the_ids_of_the_base_table(store: LocalStore) -> None:
+    """Lance numbers from 0 whatever it is given; a base table that dropped columns has other ids."""
+    base = pa.schema(
+        [BASE.field("id"), pa.field("both", pa.struct([("x", pa.int8()), ("y", pa.string())])), BASE.field("name")]
+    )
+    rows = row_schema(base, ["id"])
+    table = MemTable(rows, ["id"], [], generation=1)
+    values = [{"id": 1, "both": {"x": 1, "y": "a"}, "name": "b"}, {"id": 2, "both": None, "name": None}]
+    table.apply(with_tombstone(pa.Table.from_pylist(values, schema=base), rows))
+    ids = (2, 7, 8, 9, 4, 10)
+    sst = write_sst(
+        store,
+        REGION,
+        table.snapshot(),
+        generation=1,
+        key=["id"],
+        storage_version="2.2",
+        ids=SeededIds(1),
+        field_ids=ids,
+    )
+    dataset = lance.dataset(str(directory(store, sst)))
+    fields = dataset.lance_schema.fields()
+    assert [(f.name(), f.id(), [child.id() for child in f.children()]) for f in fields] == [
+        ("id", 2, []),
+        ("both", 7, [8, 9]),
+        ("name", 4, []),
+        ("_tombstone", 10, []),
+    ]
+    (fragment,) = dataset.get_fragments()
+    assert set(fragment.metadata.files[0].fields) <= set(ids)
+    assert read_sst(store, REGION, sst).drop_columns("_tombstone").to_pylist() == values

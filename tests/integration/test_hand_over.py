@@ -1,0 +1,373 @@
+"""A region goes from memwal to Lance's ShardWriter and back, again and again, in arrow format: the rows stay the same.
+
+ShardWriter is left without `close`, as a process that crashed leaves it: what it acknowledged is in the log only, and
+the next writer has to replay it. Where it is closed, it flushes an SST of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance.mem_wal import LsmScanner, ShardSnapshot, ShardWriter
+
+import ingest
+import wal
+from flush import BaseTable
+from ingest.opening import initialise
+from ingest.settings import load
+from ingest.stored_table import StoredTable
+
+WIDTH = 4
+PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
+ARROW = {"wal": {"format": "arrow"}, "commit": {"interval": "0s"}}
+Row = dict[str, Any]
+
+
+def row(id: int, version: int) -> Row:
+    """One row, a function of (id, version) in every column."""
+    vector = None if id % 7 == 3 else [float(id), float(version), 0.5, -1.0]
+    name = None if version % 5 == 4 else f"row {id} v{version} ż"
+    return {"id": id, "code": f"code {id:03}", "name": name, "n": id * version, "vector": vector}
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("code", pa.string(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("n", pa.int64()),
+        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
+    ]
+)
+
+
+class World:
+    """A table, the dict that says which rows it has, and its two writers in turn."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.base = BaseTable.open(uri)
+        self.store = wal.open_store(uri)
+        self.oracle: dict[int, Row] = {}
+        self.epochs: dict[Any, int] = {}
+
+    # ---- memwal --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def ours(self) -> Iterator[ingest.Table]:
+        """The table opened by memwal: checked at its beginning and its end, closed without a flush."""
+        with ingest.open(self.uri, settings=ARROW) as table:
+            self.check(table)
+            self.check_epochs_rose()
+            yield table
+            self.check(table)
+        self.check(StoredTable(self.base.latest(), self.store))
+
+    def put(self, table: ingest.Table, ids: Iterable[int], version: int, **arguments: Any) -> None:
+        rows = self.rows(ids, version)
+        if table.put(rows, **arguments).applied:
+            self.oracle |= by_id(rows.to_pylist())
+
+    def delete(self, table: ingest.Table, ids: Sequence[int]) -> None:
+        table.delete(self.keys(ids))
+        self.forget(ids)
+
+    def check(self, table: Any) -> None:
+        """What a reader of ours finds, by a scan, a count and lookups."""
+        assert self.same(table.scan())
+        assert table.count() == len(self.oracle)
+        ids = [*sorted(self.oracle)[:3], 999]
+        assert {each["id"] for each in table.get(self.keys(ids)).to_pylist()} == set(ids) & set(self.oracle)
+
+    # ---- ShardWriter ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def theirs(self, *, close: bool = False) -> Iterator[list[ShardWriter]]:
+        """ShardWriters of all regions, checked at their beginning and their end, by Lance's own scan."""
+        writers = self.claim_theirs()
+        self.check_theirs(writers)
+        self.check_epochs_rose()
+        yield writers
+        self.check_theirs(writers)
+        if close:
+            for writer in writers:
+                writer.close()
+
+    def claim_theirs(self) -> list[ShardWriter]:
+        dataset = lance.dataset(self.uri)
+        return [dataset.mem_wal_writer(str(region)) for region in self.base.regions]
+
+    def their_put(self, writers: Sequence[ShardWriter], ids: Iterable[int], version: int) -> None:
+        rows = self.rows(ids, version)
+        self._routed(writers, rows, ShardWriter.put)
+        self.oracle |= by_id(rows.to_pylist())
+
+    def their_delete(self, writers: Sequence[ShardWriter], ids: Sequence[int]) -> None:
+        self._routed(writers, self.keys(ids), ShardWriter.delete)
+        self.forget(ids)
+
+    def _routed(self, writers: Sequence[ShardWriter], rows: pa.Table, act: Any) -> None:
+        buckets = self.base.route(rows)
+        for bucket, writer in enumerate(writers):
+            part = rows.filter(pa.array(buckets == bucket))
+            if part.num_rows:
+                act(writer, part)
+
+    def check_theirs(self, writers: Sequence[ShardWriter]) -> None:
+        """What ShardWriter's scan finds: the base, and its own region above it."""
+        for bucket, writer in enumerate(writers):
+            found = writer.lsm_scanner().to_table()
+            mine = found.filter(pa.array(self.base.route(found) == bucket))
+            keys = [each["id"] for each in self.oracle.values()]
+            routed = self.base.route(self.keys(keys)) if keys else np.zeros(0)
+            expected = [self.oracle[id] for id, at in zip(keys, routed, strict=True) if at == bucket]
+            assert by_id(mine.to_pylist()) == by_id(expected)
+
+    # ---- both ----------------------------------------------------------------------------------------------------
+
+    def rows(self, ids: Iterable[int], version: int) -> pa.Table:
+        return pa.Table.from_pylist([row(id, version) for id in ids], schema=self.base.schema)
+
+    def keys(self, ids: Sequence[int]) -> pa.Table:
+        columns = pa.Table.from_pylist([row(id, 0) for id in ids], schema=SCHEMA)
+        return columns.select(list(self.base.key))
+
+    def forget(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            self.oracle.pop(id, None)
+
+    def same(self, rows: pa.Table) -> bool:
+        return by_id(rows.to_pylist()) == by_id(self.oracle.values())
+
+    def manifests(self) -> list[wal.RegionManifest]:
+        found = (wal.ManifestStore(self.store, region).latest() for region in self.base.regions)
+        return [manifest for manifest in found if manifest is not None]
+
+    def collect(self) -> None:
+        """Delete everything of the logs that nobody needs."""
+        for region in self.base.regions:
+            done = wal.WalCollector(self.store, region, self.base.codec, wal.SystemClock()).collect(-1)
+            assert done.entries > 0
+
+    def check_epochs_rose(self) -> None:
+        for manifest in self.manifests():
+            assert manifest.writer_epoch > self.epochs.get(manifest.region_id, 0)
+            self.epochs[manifest.region_id] = manifest.writer_epoch
+
+    def check_flushed_by_lance(self) -> None:
+        """Lance's scan over base and SSTs, without a log, where everything is flushed."""
+        snapshots = []
+        for manifest in self.manifests():
+            snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
+            for sst in manifest.ssts:
+                snapshot = snapshot.with_sstable(sst.generation, sst.path)
+            snapshots.append(snapshot)
+        assert self.same(LsmScanner.from_snapshots(lance.dataset(self.uri), snapshots).to_table())
+
+
+def by_id(rows: Iterable[Row]) -> dict[int, Row]:
+    """Rows by id, without columns that only some tables of this module have."""
+    listed = [{name: each[name] for name in SCHEMA.names} for each in rows]
+    assert len({each["id"] for each in listed}) == len(listed)
+    return {each["id"]: each for each in listed}
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def created(uri: str, key: Sequence[str], regions: int) -> None:
+    """By memwal."""
+    ingest.open(uri, schema=SCHEMA, key=list(key), regions=regions, settings=ARROW).close()
+
+
+def gapped(uri: str, first: str = "id") -> lance.LanceDataset:
+    """By Lance; its field ids have gaps, and the columns stand in another order than their ids."""
+    schema = pa.schema(
+        [pa.field("gone", pa.int64()), *list(SCHEMA)[:2], pa.field("went", pa.string()), *list(SCHEMA)[3:]]
+    )
+    keyed = schema.set(schema.get_field_index(first), schema.field(first).with_metadata(PRIMARY_KEY))
+    dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed)
+    dataset.drop_columns(["gone", "went"])
+    dataset.add_columns(pa.schema([SCHEMA.field("name")]))
+    return dataset
+
+
+def init(uri: str, **sections: Any) -> str:
+    """`memwal init`; what it says."""
+    return initialise(load({"table": {"uri": uri}, **sections}, {}), {})[1]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((["id"], 1), id="int64"),
+        pytest.param((["code"], 2), id="string, two regions"),
+        pytest.param((["code", "id"], 2), id="composite, two regions"),
+        pytest.param("adopted", id="gapped"),
+        pytest.param("initialised", id="gapped, initialised by Lance"),
+        pytest.param("unsharded", id="gapped, initialised by Lance, unsharded"),
+    ]
+)
+def world(request: pytest.FixtureRequest, uri: str) -> World:
+    if isinstance(request.param, tuple):
+        created(uri, *request.param)
+    elif request.param == "adopted":
+        gapped(uri)
+        sections = {"table": {"uri": uri, "key": ["id"]}, "regions": {"count": 2}, "wal": {"format": "arrow"}}
+        assert init(uri, **sections) == "adopted (arrow)"
+    else:
+        sharding = {"unsharded": True} if request.param == "unsharded" else {"bucket_column": "id", "num_buckets": 2}
+        gapped(uri).initialize_mem_wal(**sharding)
+        assert init(uri) == "adopted (arrow)"
+    return World(uri)
+
+
+# ---- tests ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_same_at_each_hand_over(world: World) -> None:
+    with world.ours() as table:
+        world.put(table, range(40), 1, token=("loader", 5))
+        world.put(table, range(10, 20), 2)
+        world.delete(table, [3, 4, 15])
+    with world.theirs() as writers:
+        world.their_put(writers, [4, 15, *range(30, 50)], 3)
+        world.their_delete(writers, [5, 31, 77])
+        world.their_put(writers, [5], 4)
+        world.their_put(writers, [5, 6], 5)
+    with world.ours() as table:
+        world.put(table, range(40), 99, token=("loader", 5))  # applied before ShardWriter came between
+        world.put(table, [3, *range(20, 32)], 6, token=("loader", 6))  # rows of every region
+        world.delete(table, [6])
+    with world.theirs(close=True) as writers:
+        world.their_put(writers, [6, 50], 7)
+        world.their_delete(writers, [7])
+    assert all(manifest.ssts for manifest in world.manifests())
+    world.check_flushed_by_lance()
+    with world.ours() as table:
+        world.put(table, [7, 8], 8)
+        world.put(table, [9], 99, token=("loader", 6))
+        table.flush()
+        world.check_flushed_by_lance()
+        world.delete(table, [8])
+        world.put(table, [60], 9)
+    world.collect()
+    with world.theirs() as writers:
+        world.their_put(writers, [61], 10)
+    with world.ours() as table:
+        world.put(table, range(40), 99, token=("loader", 6))
+        table.flush()
+        table.commit()
+        assert world.same(table.scan(level="committed"))
+    assert world.same(lance.dataset(world.uri).to_table())
+    with world.theirs():
+        pass
+
+
+def test_the_one_who_is_fenced_is_told(world: World) -> None:
+    ours = ingest.open(world.uri, settings=ARROW)
+    world.put(ours, [1, 2], 1)
+    writers = world.claim_theirs()
+    with pytest.raises(ingest.FencedError, match="was fenced by epoch"):
+        ours.put(world.rows(range(40), 99))
+    with suppress(ingest.FencedError):
+        ours.close()
+    world.their_put(writers, range(8), 2)
+    with world.ours() as again:
+        with pytest.raises(OSError, match="fenced"):
+            world.their_put(writers, range(40), 99)
+        world.put(again, [1, 3], 4)
+    with world.theirs() as newest:
+        world.their_put(newest, [1], 5)
+
+
+def test_several_claims_of_each_in_a_row(world: World) -> None:
+    """Sentinels beside sentinels, memwal's and Lance's; nobody takes one for the end or for rows."""
+    for version in (1, 3):
+        for step in range(2):
+            with world.ours() as table:
+                world.put(table, [step, 2], version)
+        for step in range(2):
+            with world.theirs() as writers:
+                world.their_put(writers, [step, 3], version + 1)
+    with world.ours(), world.theirs(), world.ours():
+        pass
+
+
+def test_many_batches_in_one_entry_of_shard_writer(world: World) -> None:
+    region = world.base.regions[0]
+    with world.theirs() as writers:
+        rows = world.rows(range(60), 1)
+        mine = rows.filter(pa.array(world.base.route(rows) == 0))
+        writers[0].put(pa.concat_tables([mine.slice(at, 1) for at in range(mine.num_rows)]))
+        world.oracle |= by_id(mine.to_pylist())
+    tip = wal.find_tip(world.store, region, "arrow", 0)
+    data = world.store.get(wal.layout.entry_key(region, tip, "arrow"))
+    assert data is not None
+    assert len(list(pa.ipc.open_stream(data))) > 10
+    with world.ours() as table:
+        world.put(table, [1], 2)
+    with world.theirs():
+        pass
+
+
+def test_rows_that_shard_writer_left_in_the_log_before_the_table_was_adopted(uri: str) -> None:
+    gapped(uri).initialize_mem_wal(bucket_column="id", num_buckets=1)
+    writer = lance.dataset(uri).mem_wal_writer(str(wal.bucket_region(0)))
+    rows = pa.Table.from_pylist([row(id, 1) for id in range(9)], schema=lance.dataset(uri).schema)
+    writer.put(rows)
+    assert init(uri) == "adopted (arrow)"
+    world = World(uri)
+    world.oracle = by_id(rows.to_pylist())
+    with world.theirs() as writers:  # adopting it has not taken its own log from it
+        world.their_put(writers, [1], 2)
+    with world.ours() as table:
+        world.put(table, [2], 3)
+
+
+def test_more_rows_than_shard_writer_opens_in_one_generation(uri: str) -> None:
+    created(uri, ["id"], 1)
+    region = str(wal.bucket_region(0))
+    with ingest.open(uri, settings=ARROW) as table:
+        for start in (0, 60_000):
+            ids = pa.array(range(start, start + 60_000), pa.int64())
+            table.put(pa.table({"id": ids, "code": ids.cast(pa.string())}))
+    with lance.dataset(uri).mem_wal_writer(region) as writer:
+        assert writer.lsm_scanner().project(["id"]).to_table().num_rows == 120_000
+
+
+# ---- one format per table ------------------------------------------------------------------------------------------
+
+
+def test_a_setting_that_contradicts_the_table_is_refused(uri: str) -> None:
+    created(uri, ["id"], 1)
+    with pytest.raises(ingest.Invalid, match=r'\[wal\] format = "lance" but the table at .* has "arrow"') as refused:
+        ingest.open(uri, settings={"wal": {"format": "lance"}})
+    assert "\n" not in str(refused.value)
+    ingest.open(uri).close()  # the setting's default is for new tables
+
+
+def test_shard_writer_in_a_region_of_lance_entries_is_refused_before_anything_is_written(uri: str) -> None:
+    with ingest.open(uri, schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}) as table:
+        table.put([row(1, 1)])
+    region = wal.bucket_region(0)
+    writer = lance.dataset(uri).mem_wal_writer(str(region))
+    writer.put(pa.Table.from_pylist([row(2, 1)], schema=lance.dataset(uri).schema))
+    before = wal.ManifestStore(wal.open_store(uri), region).latest()
+    with pytest.raises(ingest.Corrupted, match=r"\.arrow format in a region whose entries are \.lance; .* stop that"):
+        ingest.open(uri)
+    assert wal.ManifestStore(wal.open_store(uri), region).latest() == before
+
+
+def test_init_adopts_a_lance_table_in_the_format_of_the_setting(uri: str) -> None:
+    lance.write_dataset(pa.table({"id": [1], "n": [1]}), uri)
+    sections = {"table": {"uri": uri, "key": ["id"]}, "regions": {"count": 3}}
+    assert init(uri, **sections) == "adopted (lance)"
+    with pytest.raises(ingest.Invalid, match='has "lance"'):
+        init(uri, **sections, wal={"format": "arrow"})
+    assert init(uri, **sections) == "found"
