@@ -1,8 +1,8 @@
 """A daemon as a child process on loopback: what `memwal run` uses when no endpoints are configured.
 
 The parent writes the configuration, pickled (secrets stay references), as one line to the child's standard input and
-keeps that pipe open: it is the child's lifeline. The child answers with one line of JSON on its standard output,
-`{"endpoint"}` or an error.
+keeps that pipe open: it is the child's lifeline. The child answers with lines of JSON on its standard output: any
+number of `{"replaying"}`, then `{"endpoint"}` or an error.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -48,8 +49,11 @@ class ChildDaemon:
             return self._process.wait()
 
 
-def start_child(settings: Settings) -> ChildDaemon:
-    """Start a daemon for `settings` and wait until it serves. Raises: what `serve` raises, in this process."""
+def start_child(settings: Settings, replaying: Callable[[str], None] = lambda _: None) -> ChildDaemon:
+    """Start a daemon for `settings` and wait until it serves; `replaying` is told how far its regions are opened.
+
+    Raises: what `serve` raises, in this process.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "ingest.child"],
         stdin=subprocess.PIPE,
@@ -61,7 +65,8 @@ def start_child(settings: Settings) -> ChildDaemon:
     assert process.stdout is not None
     process.stdin.write(base64.b64encode(pickle.dumps(settings)).decode() + "\n")
     process.stdin.flush()
-    answer = _answer(process.stdout.readline())
+    while "replaying" in (answer := _answer(process.stdout.readline())):
+        replaying(str(answer["replaying"]))
     if "endpoint" in answer:
         return ChildDaemon(process, str(answer["endpoint"]))
     code = process.wait()
@@ -88,10 +93,19 @@ def main() -> int:
     """The child's side: read the configuration, serve, say what went wrong."""
     from ingest.daemon import serve
     from ingest.errors import classify
+    from ingest.replay_progress import Unhurried, in_words
+    from wal import SystemClock
 
     try:
         settings = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - our parent wrote it
-        return serve(settings, os.environ, lifeline=sys.stdin, ready=lambda endpoint: _say({"endpoint": endpoint}))
+        replaying = Unhurried(lambda *told: _say({"replaying": in_words(*told)}), SystemClock())
+        return serve(
+            settings,
+            os.environ,
+            lifeline=sys.stdin,
+            ready=lambda endpoint: _say({"endpoint": endpoint}),
+            on_replay=replaying,
+        )
     except Exception as error:  # noqa: BLE001 - the edge of this process
         found = classify(error)
         _say(to_wire(found))

@@ -106,13 +106,27 @@ def query(
 
 
 @app.command()
+def gc(
+    config: Config,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be deleted, delete nothing")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Delete WAL entries that are flushed and old; safe while writers run."""
+    from ingest.garbage import show
+
+    return show(_load(config), os.environ, Console(), dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
 def inspect(
     path: Annotated[str, typer.Argument(help="a manifest, WAL entry, SST, region or table", show_default=False)],
+    config: Annotated[Path | None, typer.Option(help="TOML file with the storage options of a URL")] = None,
 ) -> int:
-    """Print what is stored at a path; reads only, safe while writers run."""
+    """Print what is stored at a path or URL; reads only, safe while writers run."""
     from ingest.dump import describe
 
-    Console().print(describe(path))
+    options = _load(config).storage_options(os.environ) if config is not None else None
+    Console().print(describe(path, options))
     return 0
 
 

@@ -76,7 +76,7 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
     if base is None:
         raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
-    note = owners.find(store, [wal.bucket_region(bucket) for bucket in range(base.buckets)])
+    note = owners.find(store, base.regions)
     if note is not None:
         with suppress(MemWalError):  # a stale note: nobody answers there any more
             owner = RemoteTable(note.endpoint, patience=OWNER_PATIENCE)

@@ -68,8 +68,7 @@ def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[s
     """The status of a table whose regions nobody serves; memtable rows are those of the WAL's unflushed tail."""
     tails = {view.region: view for view in views_from_storage(base, store, "durable")}
     regions = []
-    for bucket in range(base.buckets):
-        region = wal.bucket_region(bucket)
+    for bucket, region in enumerate(base.regions):
         manifest = wal.ManifestStore(store, region).latest()
         if manifest is not None:
             memtables = tails[region].memtables if region in tails else ()
@@ -91,7 +90,7 @@ def _region(
         "bucket": bucket,
         "epoch": manifest.writer_epoch,
         "owner": None,
-        "wal_position": wal.find_tip(store, manifest.region_id, wal.LanceCodec.suffix, manifest.last_seen),
+        "wal_position": wal.find_tip(store, manifest.region_id, base.codec.suffix, manifest.last_seen),
         "replay_after": manifest.replay_after,
         "generation": manifest.current_generation,
         "memtable_rows": tail_rows,

@@ -34,6 +34,9 @@ STATUS_TIMEOUT, READ_TIMEOUT, WRITE_TIMEOUT, STEP_TIMEOUT = 10.0, 120.0, 120.0, 
 """Seconds after which a call to a daemon that is stopped or out of reach is given up. A write's is longer than any put
 timeout and retry budget of the defaults; a step (flush, commit) may build an index."""
 
+ANSWER_TIMEOUT = 5.0
+"""Seconds that a daemon has to say that a put's own timeout has passed, which is a better answer than none."""
+
 BATCH_ROWS = 16_384
 """Rows per Flight message: large enough to amortise the call, small enough to stay below gRPC's buffers."""
 
@@ -91,14 +94,16 @@ class RemoteTable(Reads):
     # ---- write ---------------------------------------------------------------------------------------------------
 
     @_through_flight
-    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None) -> Receipt:
+    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
         """As `Table.put`. Raises also: UnknownOutcome when the connection was lost before the answer."""
-        return self._write(as_table(rows, self.schema), False, durable, token)
+        return self._write(as_table(rows, self.schema), False, durable, token, timeout)
 
     @_through_flight
-    def delete(self, keys: Any, *, durable: bool = True, token: TokenLike = None) -> Receipt:
+    def delete(
+        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+    ) -> Receipt:
         """As `Table.delete`."""
-        return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token)
+        return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token, timeout)
 
     @_through_flight
     def open_stream(self, region: UUID, token: Token, *, timeout: float | None = None) -> RegionStream:
@@ -147,15 +152,17 @@ class RemoteTable(Reads):
         writer, answers = self._client.do_put(descriptor, schema, self._options(timeout))
         return writer, answers
 
-    def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike) -> Receipt:
+    def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
         parsed = Token.parse(token)
         request = {
             "op": "write",
             "delete": delete,
             "durable": durable,
             "token": None if parsed is None else f"{parsed.producer}:{parsed.sequence}",
+            "timeout": timeout,
         }
-        writer, answers = self._open_put(request, rows.schema, WRITE_TIMEOUT)
+        patience = WRITE_TIMEOUT if timeout is None else timeout + ANSWER_TIMEOUT
+        writer, answers = self._open_put(request, rows.schema, patience)
         try:
             writer.write_table(rows, max_chunksize=BATCH_ROWS)
         except (flight.FlightError, pa.ArrowException) as error:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 import flush
-from ingest.errors import classify
-
-_LOG = logging.getLogger("memwal.commit")
+from ingest.periodic import Periodic
 
 
 class CommitLoop:
-    """One thread that commits at intervals, and a lock that makes every commit of this process wait its turn.
+    """Commits at intervals, and a lock that makes every commit of this process wait its turn.
 
     Thread safety. All methods from any thread. A commit that fails at its interval is logged and tried at the next;
     `commit()` raises to its caller. Committers of other processes are kept apart on storage (`flush.commit_plan`); this
@@ -23,16 +20,12 @@ class CommitLoop:
     def __init__(self, commit: Callable[[], flush.CommitReport], interval: float) -> None:
         """`interval` in seconds; 0 commits on demand only."""
         self._commit = commit
-        self._interval = interval
         self._one_at_a_time = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._periodic = Periodic("commit", self.commit, interval)
 
     def start(self) -> None:
         """Begin committing at intervals."""
-        if self._interval > 0:
-            self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
-            self._thread.start()
+        self._periodic.start()
 
     def commit(self) -> flush.CommitReport:
         """Commit what is published now. Raises: flush and wal errors."""
@@ -41,13 +34,4 @@ class CommitLoop:
 
     def stop(self) -> None:
         """End the thread; a commit under way is finished first."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
-            try:
-                self.commit()
-            except Exception as error:  # noqa: BLE001 - whatever it was: ending here would end all commits in silence
-                _LOG.warning("commit failed, will try again in %g s: %s", self._interval, classify(error))
+        self._periodic.stop()

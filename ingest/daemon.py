@@ -20,6 +20,7 @@ from ingest.flight_server import FlightService
 from ingest.logs import configure_logs
 from ingest.metrics import serve_metrics
 from ingest.opening import open_table
+from ingest.region_context import OnReplay
 from ingest.settings import Settings
 
 LOOK_EVERY = 1.0
@@ -28,13 +29,19 @@ _LOG = logging.getLogger("memwal.daemon")
 
 
 def serve(
-    settings: Settings, environ: Mapping[str, str], *, lifeline: TextIO | None, ready: Callable[[str], None]
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    lifeline: TextIO | None,
+    ready: Callable[[str], None],
+    on_replay: OnReplay | None = None,
 ) -> int:
     """Serve the table of `settings`; returns the exit code.
 
-    `ready` is called with the endpoint once every region is claimed and calls are answered. Ends on SIGTERM, SIGINT or
-    the end of `lifeline`; also when storage made a region stop itself, which only a new claim mends. Raises: Invalid
-    for an address that is taken or not on loopback, Unavailable for such a region, and what `open_table` does.
+    `ready` is called with the endpoint once every region is claimed and calls are answered, `on_replay` as in
+    `open_table`. Ends on SIGTERM, SIGINT or the end of `lifeline`; also when storage made a region stop itself, which
+    only a new claim mends. Raises: Invalid for an address that is taken or not on loopback, Unavailable for such a
+    region, and what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
     host, port = settings.daemon.host, settings.daemon.port
@@ -42,7 +49,7 @@ def serve(
     if settings.daemon.metrics_port > 0:
         check_address("daemon.metrics_port", "127.0.0.1", settings.daemon.metrics_port)
     stop = _stop_signals(lifeline)
-    with open_table(settings, environ) as table:
+    with open_table(settings, environ, on_replay=on_replay) as table:
         try:
             service = FlightService(table, f"grpc://{host}:{port}")
         except OSError as error:

@@ -26,12 +26,12 @@ from rich.text import Text
 import wal
 from flush import BaseTable
 from ingest.errors import Invalid
-from memtable import TOMBSTONE, row_schema
+from memtable import TOMBSTONE
 from wal import layout
 
 CAN_BE_INSPECTED = (
     "can be inspected: a table directory, a region directory (_mem_wal/UUID), a region manifest "
-    "(_mem_wal/UUID/manifest/….binpb), a WAL entry (_mem_wal/UUID/wal/….lance), "
+    "(_mem_wal/UUID/manifest/….binpb), a WAL entry (_mem_wal/UUID/wal/….lance or ….arrow), "
     "an SST (_mem_wal/UUID/…_gen_N)"
 )
 FIRST_ROWS = 5
@@ -46,26 +46,28 @@ class _Place:
     table.
     """
 
-    root: Path
+    root: str
     key: str
     store: wal.ObjectStore
 
     def base(self) -> BaseTable:
-        return BaseTable.open(str(self.root), self.store.storage_options)
+        return BaseTable.open(self.root, self.store.storage_options)
 
     def bytes(self) -> bytes:
         data = self.store.get(self.key)
         if data is None:
-            raise Invalid(f"{self.root / self.key}: no such file; {CAN_BE_INSPECTED}")
+            raise Invalid(f"{self.store.url(self.key)}: no such file; {CAN_BE_INSPECTED}")
         return data
 
 
-def describe(path: str) -> RenderableType:
-    """The manifest, WAL entry, SST, region or table at `path`, ready to print with rich.
+def describe(path: str, storage_options: Mapping[str, str] | None = None) -> RenderableType:
+    """The manifest, WAL entry, SST, region or table at `path` (or URL), ready to print with rich.
 
-    Raises: Invalid when it is none of these, saying what can be inspected; Corrupt when it is damaged.
+    `storage_options`: Lance's own, for a URL.
+    Raises: Invalid when it is none of these, saying what can be inspected; Corrupt when it is damaged; StoreRefused,
+    StoreUnavailable.
     """
-    place = _located(path)
+    place = _located(path, storage_options)
     if not place.key:
         return _table(place)
     if layout.parse_manifest_key(place.key):
@@ -80,8 +82,10 @@ def describe(path: str) -> RenderableType:
     raise Invalid(f"{path}: {CAN_BE_INSPECTED}")
 
 
-def _located(path: str) -> _Place:
+def _located(path: str, storage_options: Mapping[str, str] | None) -> _Place:
     """Split `path` at the table's root. Raises: Invalid for one that does not exist or lies in no table."""
+    if "://" in path and not path.startswith("file://"):
+        return _located_by_url(path.rstrip("/"), storage_options)
     local = Path(unquote(urlsplit(path).path) if path.startswith("file://") else path).absolute()
     if not local.exists():
         raise Invalid(f"{path}: no such file or directory; {CAN_BE_INSPECTED}")
@@ -90,7 +94,17 @@ def _located(path: str) -> _Place:
     root = Path(*parts[:cut])
     if not (root / "_versions").is_dir():
         raise Invalid(f"{path}: not in a Lance table; {CAN_BE_INSPECTED}")
-    return _Place(root, "/".join(parts[cut:]), wal.open_store(str(root)))
+    return _Place(str(root), "/".join(parts[cut:]), wal.open_store(str(root)))
+
+
+def _located_by_url(url: str, storage_options: Mapping[str, str] | None) -> _Place:
+    root, found, below = url.partition(f"/{layout.ROOT}")
+    store, key = wal.open_store(root, storage_options), f"{layout.ROOT}{below}" if found else ""
+    if not store.list("_versions/"):
+        raise Invalid(f"{url}: not in a Lance table; {CAN_BE_INSPECTED}")
+    if key and not store.list(key):
+        raise Invalid(f"{url}: no such object; {CAN_BE_INSPECTED}")
+    return _Place(root, key, store)
 
 
 # ---- what each kind shows
@@ -114,9 +128,9 @@ def _manifest(manifest: wal.RegionManifest, size: int) -> RenderableType:
 
 def _entry(place: _Place, key: layout.EntryKey) -> RenderableType:
     base, data = place.base(), place.bytes()
-    codec = wal.LanceCodec(row_schema(base.schema, base.key))
+    codec = base.codec
     if key.suffix != codec.suffix:
-        raise Invalid(f"{place.key}: a WAL entry in .{key.suffix} format; this version reads .{codec.suffix}")
+        raise Invalid(f"{place.key}: a WAL entry in .{key.suffix} format in a table whose format is {codec.suffix}")
     entry = codec.decode(key.position, data)
     header, part = entry.header, entry.header.part
     fields = {
@@ -124,9 +138,9 @@ def _entry(place: _Place, key: layout.EntryKey) -> RenderableType:
         "position": entry.position,
         "writer epoch": header.writer_epoch,
         "generation": header.generation,
-        "entry id": header.entry_id,
+        "entry id": header.entry_id or "none: written by another program",
         "sentinel": "yes, it fences older writers" if header.sentinel else "no",
-        "applied": ", ".join(f"{name}:{number}" for name, number in header.applied.items()) or "nothing",
+        "applied": _applied(header.applied),
         "part of a batch": "no"
         if part is None
         else f"{part.producer}:{part.sequence} attempt {part.attempt}"
@@ -154,7 +168,7 @@ def _sst(place: _Place, region: UUID, name: str) -> RenderableType:
         "key sidecar rows": _sidecar_rows(store, layout.sst_key(region, name, "_pk_index/page_data.lance")),
         "bloom filter bytes": "missing" if bloom is None else len(bloom),
         "storage version": dataset.data_storage_version,
-        "bytes": _size(place.root / place.key),
+        "bytes": sum(each.size for each in store.describe(f"{place.key}/")),
     }
     return Group(_fields("SST", fields), _first_rows(rows))
 
@@ -183,6 +197,7 @@ def _table(place: _Place) -> RenderableType:
         "storage version": base.storage_version,
         "key": ", ".join(base.key),
         "buckets": base.buckets,
+        "WAL format": base.wal_format,
         "indexes": ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none",
         "columns": ", ".join(f"{field.name} {field.type}" for field in base.schema),
     }
@@ -244,6 +259,12 @@ def _cell(value: Any) -> str:
     return text if len(text) <= CELL_WIDTH else f"{text[: CELL_WIDTH - 1]}…"
 
 
+def _applied(applied: Mapping[str, int] | None) -> str:
+    if applied is None:
+        return "not said: written by another program"
+    return ", ".join(f"{name}:{number}" for name, number in applied.items()) or "nothing"
+
+
 def _tombstones(rows: pa.Table) -> int:
     return int(pc.sum(rows.column(TOMBSTONE)).as_py() or 0) if TOMBSTONE in rows.column_names else 0
 
@@ -266,7 +287,3 @@ def _holes(positions: list[int]) -> list[int]:
     present: Callable[[int], bool] = set(positions).__contains__
     span = range(positions[0], positions[-1]) if positions else range(0)
     return [position for position in span if not present(position)][:10]
-
-
-def _size(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())

@@ -155,6 +155,7 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
     may_pass = (
         wal.errors.Poisoned,
         wal.errors.StoreUnavailable,
+        wal.errors.Overtaken,
         flush.errors.SstInvalid,
         flush.errors.CommitConflict,
         flight.FlightUnavailableError,
@@ -185,11 +186,14 @@ _OS_INVALID = {
 _SOURCE_PLACE = re.compile(r",? /\S+\.rs:\d+(:\d+)?")
 """Where in its source Lance found the error: of no use to whoever reads the message."""
 
+_ANSWER_TEXT = re.compile(r":? *<\?xml.*", re.DOTALL)
+"""The whole answer of an object store, which Lance puts behind its status."""
+
 
 def _of_os_error(error: OSError) -> MemWalError:
     """Operating-system errors by number: what the configuration can mend is INVALID, the rest may pass by itself."""
     message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    message = _SOURCE_PLACE.sub("", message)
+    message = _ANSWER_TEXT.sub("", _SOURCE_PLACE.sub("", message))
     remedy = _OS_INVALID.get(error.errno or 0)
     if remedy is not None:
         return Invalid(f"{message}; {remedy}")

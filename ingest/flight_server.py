@@ -1,7 +1,7 @@
 """The daemon's Arrow Flight service: a `Table` behind five kinds of call.
 
 DoPut      {"op": "put", "region", "producer", "sequence"}  rows of one region, all or none (the Spark sink)
-           {"op": "write", "delete", "durable", "token"}    rows or keys of any number of regions
+           {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions
 DoGet      {"op": "get" | "scan" | "search" | "match", …}   the read's result
 DoAction   "count" | "status" | "flush" | "commit" | "schema"   JSON in, JSON out
 """
@@ -78,7 +78,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             token = Token(request["producer"], request["sequence"])
             return asdict(self._table.put_region(UUID(request["region"]), rows, token))
         write = self._table.delete if request["delete"] else self._table.put
-        return asdict(write(rows, durable=request["durable"], token=Token.parse(request["token"])))
+        options = {"durable": request["durable"], "timeout": request.get("timeout")}
+        return asdict(write(rows, token=Token.parse(request["token"]), **options))
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table:
         op = request.pop("op")

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
+
 import flush
 from ingest.errors import Unavailable
 from ingest.levels import Level, OverTaken, RegionView, check_level
@@ -35,5 +37,9 @@ class LevelReads(Reads):
         checked = check_level(level)
         for _ in range(ATTEMPTS):
             with suppress(OverTaken):
-                return getattr(self._reader, read)(self._views(checked), **request)
+                try:
+                    return getattr(self._reader, read)(self._views(checked), **request)
+                except (pa.ArrowInvalid, OSError):
+                    self._reader.ask_storage()
+                    raise
         raise Unavailable(f"{ATTEMPTS} commits overtook this read one after the other; read again")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,15 @@ import wal
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid
 from ingest.keys import nearest
-from ingest.region_context import Limits, RegionContext
+from ingest.region_context import Limits, OnReplay, RegionContext, Upkeep
+from ingest.replay_progress import replay_bar
 from ingest.settings import Settings, load
 from ingest.table import Table
-from memtable import check_indexes, row_schema
+from memtable import check_indexes, required_columns, row_schema
+
+SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
+"""Lance's ShardWriter, with its default settings, does not open a region that has more rows or batches of one
+generation in its log (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
 
 
 @at_the_edge
@@ -52,27 +59,43 @@ def open_embedded(
     return open_table(loaded, os.environ, schema)
 
 
-def open_table(settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None) -> Table:
-    """Open (or create) the table of `settings` and claim its regions. Raises: Invalid, wal and flush errors."""
+def open_table(
+    settings: Settings,
+    environ: Mapping[str, str],
+    schema: pa.Schema | None = None,
+    *,
+    on_replay: OnReplay | None = None,
+) -> Table:
+    """Open (or create) the table of `settings` and claim its regions.
+
+    `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
+    Raises: Invalid, wal and flush errors.
+    """
     options = settings.storage_options(environ)
-    store = wal.open_store(settings.table.uri, options)
+    store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
     base, _ = find_or_create(settings, environ, schema)
     ids, clock = wal.SystemIds(), wal.SystemClock()
-    wal.probe(store, ids)
+    limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
+    wal.probe(store, ids, clock, limits)
     rows = row_schema(base.schema, base.key)
     context = RegionContext(
         store=store,
-        codec=wal.LanceCodec(rows),
+        codec=base.codec,
         clock=clock,
         ids=ids,
         schema=rows,
         key=base.key,
         indexes=base.indexes,
+        required=required_columns(base.schema, base.key),
         storage_version=base.storage_version,
-        limits=_limits(settings),
-        wal_options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+        field_ids=base.row_field_ids,
+        limits=_limits(settings, base.wal_format),
+        wal_options=limits,
     )
-    return Table(base, context, settings.commit.interval, settings.commit.retries)
+    commit, gc = settings.commit, settings.gc
+    upkeep = Upkeep(commit.interval, commit.retries, gc.interval, gc.wal_age_min)
+    with nullcontext(on_replay) if on_replay is not None else replay_bar(clock) as tell:
+        return Table(base, replace(context, on_replay=tell), upkeep)
 
 
 def find_or_create(
@@ -95,7 +118,10 @@ def find_or_create(
     row_schema(wanted, table.key)
     check_indexes(wanted, indexes)
     try:
-        return flush.BaseTable.create(table.uri, wanted, table.key, settings.regions.count, indexes, options), True
+        created = flush.BaseTable.create(
+            table.uri, wanted, table.key, settings.regions.count, indexes, options, settings.wal.format
+        )
+        return created, True
     except (flush.TableExists, OSError):
         # Somebody else creates it at this moment; what they made, whole or half, is found (and completed) now.
         if (base := flush.BaseTable.find(table.uri, options)) is None:
@@ -113,14 +139,11 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
         base, created = find_or_create(settings, environ)
         return base, "created" if created else "found"
     except flush.NotInitialised:
-        table, options = settings.table, settings.storage_options(environ)
-        if not table.key:
-            raise Invalid(f"[table] key is empty; name the columns that identify a row of {table.uri}") from None
-        adopted = flush.BaseTable.adopt(
-            table.uri, tuple(table.key), settings.regions.count, settings.index_specs(), options
-        )
+        uri, key, indexes = settings.table.uri, tuple(settings.table.key), settings.index_specs()
+        options, wal_format = settings.storage_options(environ), _given_format(settings)
+        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format)
         _check_same_table(settings, adopted)
-        return adopted, "adopted"
+        return adopted, f"adopted ({adopted.wal_format})"
 
 
 def _check_arguments(settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool) -> None:
@@ -161,6 +184,11 @@ def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
             f"[table] key = {list(key)} but the table at {settings.table.uri} has the key {list(base.key)}; "
             "correct the setting or choose another uri"
         )
+    if _given_format(settings) not in (None, base.wal_format):
+        raise Invalid(
+            f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
+            "fixed when a table is set up; correct the setting, or leave it out"
+        )
     columns = settings.table.columns
     for name in columns:
         if name not in base.schema.names:
@@ -177,7 +205,13 @@ def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
             )
 
 
-def _limits(settings: Settings) -> Limits:
+def _given_format(settings: Settings) -> wal.WalFormat | None:
+    """The setting `wal.format`, None where it is left at its default: that is for new tables only."""
+    return settings.wal.format if "format" in settings.wal.model_fields_set else None
+
+
+def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
+    arrow = wal_format == "arrow"
     return Limits(
         entry_size_max=settings.wal.entry_size_max,
         linger_max=settings.wal.linger_max,
@@ -186,4 +220,6 @@ def _limits(settings: Settings) -> Limits:
         age_max=settings.memtable.age_max,
         unflushed_max=settings.memtable.unflushed_max,
         retry_delay=settings.flush.retry_delay,
+        generation_rows=SHARD_WRITER_ROWS if arrow else None,
+        generation_entries=SHARD_WRITER_BATCHES if arrow else None,
     )

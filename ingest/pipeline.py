@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def run(settings: Settings, *, once: bool, console: Console, settings_source: st
         progress = stack.enter_context(Progress(console, settings.table.uri, clock))
         progress.phase("starting Spark and the daemon")
         base = base or find_or_create(settings, os.environ)[0]
-        services = stack.enter_context(services_of(settings, base, once=once))
+        services = stack.enter_context(services_of(settings, base, once=once, replaying=progress.note))
         running = _Run(settings, base, services, Tally(clock), clock, progress)
         ended = running.stream(once, stop)
         if once and ended:
@@ -94,6 +94,7 @@ def _program() -> str:
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     """The table as it is, None when it is to be created. Reads only. Raises: Invalid."""
     check_java(environ)
+    _check_checkpoint(settings)
     daemon = settings.daemon
     if only_endpoint(settings) is None:
         check_address("daemon.port", daemon.host, daemon.port)
@@ -108,6 +109,15 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
         raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
     check_source(settings.source, schema)
     return base
+
+
+def _check_checkpoint(settings: Settings) -> None:
+    """Raises: Invalid where the default would lie beside a table that only a storage URL reaches."""
+    if not settings.sink.checkpoint and is_remote(settings.table.uri):
+        raise Invalid(
+            "sink.checkpoint is not set, and Spark keeps none beside a table on object storage by itself; "
+            "write a local directory, or a Hadoop URL such as s3a:// for a Spark that has its file system"
+        )
 
 
 def _refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
@@ -154,14 +164,16 @@ class Services:
 
 
 @contextmanager
-def services_of(settings: Settings, base: BaseTable, *, once: bool) -> Iterator[Services]:
-    """Start the daemon and Spark side by side; stop both at the end."""
+def services_of(
+    settings: Settings, base: BaseTable, *, once: bool, replaying: Callable[[str], None]
+) -> Iterator[Services]:
+    """Start the daemon and Spark side by side; stop both at the end. `replaying`: see `start_child`."""
     conf = configuration(settings, base.buckets, once=once)
     with ExitStack() as stack:
         starter = stack.enter_context(ThreadPoolExecutor(1, "spark-start"))
         starting: Future[SparkSession] = starter.submit(start_session, conf)
         stack.callback(_stop_spark, starting)
-        child = None if settings.daemon.endpoints else start_child(settings)
+        child = None if settings.daemon.endpoints else start_child(settings, replaying)
         if child is not None:
             stack.callback(child.stop, settings.daemon.drain_timeout)
         table = stack.enter_context(connect(child.endpoint if child is not None else settings.daemon.endpoints[0]))

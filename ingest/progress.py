@@ -27,7 +27,7 @@ class Progress:
 
     def __init__(self, console: Console, table: str, clock: Clock) -> None:
         self._console, self._table, self._clock = console, table, clock
-        self._phase = "starting"
+        self._phase, self._note = "starting", ""
         self._began = clock.monotonic()
         self._figures: Figures | None = None
         self._status: dict[str, Any] = {}
@@ -48,10 +48,16 @@ class Progress:
 
     def phase(self, text: str) -> None:
         """The run goes on to something else."""
-        self._phase = text
+        self._phase, self._note = text, ""
         if self._live is None:
             self._line(text)
         else:
+            self._live.update(self._panel())
+
+    def note(self, text: str) -> None:
+        """Say beside the phase, on a terminal, how far it is."""
+        if self._live is not None:
+            self._note = text
             self._live.update(self._panel())
 
     def show(self, figures: Figures, status: dict[str, Any], files: str = "") -> None:
@@ -71,7 +77,8 @@ class Progress:
 
     def _panel(self) -> RenderableType:
         seconds = int(self._clock.monotonic() - self._began)
-        title = f"[bold]{escape(self._table)}[/]  {escape(self._phase)}  [dim]{seconds // 60}:{seconds % 60:02d}[/]"
+        phase = f"{self._phase}: {self._note}" if self._note else self._phase
+        title = f"[bold]{escape(self._table)}[/]  {escape(phase)}  [dim]{seconds // 60}:{seconds % 60:02d}[/]"
         head = Spinner("dots", Text.from_markup(title))
         return (
             head

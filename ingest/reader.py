@@ -167,6 +167,10 @@ class Reader:
         best = moment.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=self._projected(out))
 
+    def ask_storage(self) -> None:
+        """Raise what storage itself has to say, if anything: Lance calls it invalid data when storage fails a read."""
+        self._store.children("")
+
     # ---- levels
     # --------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from ingest.errors import Invalid
 
 HIDDEN = "(hidden)"
-_SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|proxy", re.IGNORECASE)
 _SCHEMES = ("env:", "file:")
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import pyarrow as pa
 
 import wal
 from memtable import IndexSpec, MemTable
+
+OnReplay = Callable[[UUID, str, int, int], None]
+"""Told, while a region is opened: the region, "reading" or "applying", entries done, entries in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +27,25 @@ class Limits:
     age_max: float
     unflushed_max: int
     retry_delay: float
+    generation_rows: int | None = None
+    """A generation has no more rows and entries in the log, unless one put alone has more; None: any number."""
+    generation_entries: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What a table does by itself, times in seconds. See the sections [commit] and [gc]."""
+
+    commit_interval: float
+    commit_retries: int
+    gc_interval: float
+    wal_age_min: float
 
 
 @dataclass(frozen=True, slots=True)
 class RegionContext:
-    """Storage, schema and limits, handed to every `RegionWriter`. `schema` is the row schema."""
+    """Storage, schema and limits, handed to every `RegionWriter`. `schema` is the row schema; `required` names columns
+    outside the key which a put must give a value, though the row schema, having tombstones, lets them be null."""
 
     store: wal.ObjectStore
     codec: wal.EntryCodec
@@ -38,7 +57,16 @@ class RegionContext:
     storage_version: str
     limits: Limits
     wal_options: wal.WalOptions
+    required: tuple[str, ...] = ()
+    field_ids: tuple[int, ...] | None = None
+    """See `BaseTable.row_field_ids`."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))
+    on_replay: OnReplay | None = None
+
+    def replayed(self, region: UUID, step: str, done: int, total: int) -> None:
+        """Tell whoever wants to know how far `region` is opened."""
+        if self.on_replay is not None:
+            self.on_replay(region, step, done, total)
 
     def memtable(self, generation: int) -> MemTable:
         """An empty memtable with all of the table's indexes."""

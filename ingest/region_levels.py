@@ -31,8 +31,8 @@ class Frozen:
 class RegionLevels:
     """What a region holds above the base table, and the error that ended it.
 
-    Thread safety. `active` and `freeze` belong to the region's thread, `next_frozen`, `flush_failed` and `published`
-    to the flusher's, everything else to anybody.
+    Thread safety. `active` and `freeze` belong to the region's thread, `oldest_frozen`, `wait_for_frozen`,
+    `flush_failed` and `published` to the flusher's, everything else to anybody.
     Invariants. (1) Generations ascend from the manifest's SSTs over the frozen memtables to the active one. (2) Once
     `failure` is set, views, waits and later freezes raise it.
     """
@@ -144,11 +144,16 @@ class RegionLevels:
 
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
-    def next_frozen(self) -> Frozen | None:
-        """The oldest frozen memtable, when there is one; None when the region ends."""
+    def oldest_frozen(self) -> Frozen | None:
+        """The memtable that is flushed next, None where none is frozen."""
+        with self._changed:
+            return self._frozen[0] if self._frozen else None
+
+    def wait_for_frozen(self) -> bool:
+        """Return True when a memtable is frozen, False when the region ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._frozen or self._ended())
-            return None if self._ended() else self._frozen[0]
+            return not self._ended()
 
     def published(self, manifest: wal.RegionManifest) -> None:
         """The oldest frozen memtable is an SST of `manifest` now."""

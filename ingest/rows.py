@@ -46,18 +46,6 @@ def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | None:
     return None
 
 
-def owned(rows: pa.Table) -> pa.Table:
-    """A copy of `rows` in memory of our own.
-
-    Arrow shares memory with NumPy and pandas: without a copy a caller that uses its arrays again would change rows that
-    were acknowledged, keys included.
-    """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    return pa.ipc.open_stream(sink.getvalue()).read_all()
-
-
 def check_encoding(rows: pa.Table) -> None:
     """Refuse what Arrow itself never looks at: text that is not UTF-8, offsets outside of their buffers.
 

@@ -39,7 +39,7 @@ class Section(BaseModel):
 class TableSettings(Section):
     """Which Lance table, and how to create it when it is not there."""
 
-    uri: str = Field("", description="path of the Lance table; created by `init`, `run` and `serve` when absent")
+    uri: str = Field("", description="path or s3:// URL of the Lance table; `init`, `run` and `serve` create it")
     key: list[str] = Field([], description="columns that identify a row, in order; a later row replaces an earlier one")
     columns: dict[str, ColumnType] = Field(
         {}, description="column names and types in order, used when the table is created"
@@ -61,11 +61,15 @@ class RegionsSettings(Section):
 class WalSettings(Section):
     """The log that makes a put durable."""
 
-    format: Literal["lance"] = Field("lance", description="how entries are written: Lance files")
+    format: Literal["lance", "arrow"] = Field(
+        "lance",
+        description="entries of a new table: Lance files, or `arrow`, which Lance's own writers read and write too",
+    )
     entry_size_max: Size = Field(16 << 20, gt=0, description="a larger group of puts is split over several entries")
     linger_max: Duration = Field(0.05, description="longest wait of a non-durable put for the next entry")
     put_timeout: Duration = Field(10.0, gt=0, description="one attempt to write an entry, and a put's wait for room")
     retry_budget: Duration = Field(30.0, gt=0, description="after this long without an answer the writer stops itself")
+    readers: int = Field(8, ge=1, le=256, description="entries that are read at once when a region's log is replayed")
 
 
 class MemtableSettings(Section):
@@ -93,6 +97,13 @@ class CommitSettings(Section):
     retries: int = Field(10, ge=0, description="attempts after another writer committed to the base table first")
 
 
+class GcSettings(Section):
+    """Deleting what nobody can need again."""
+
+    interval: Duration = Field(300.0, description="time between collections; 0 = only by `memwal gc`")
+    wal_age_min: Duration = Field(600.0, description="WAL entries stay this long at least, for readers under way")
+
+
 class SourceSettings(Section):
     """Where the rows of `memwal run` come from: a Spark Structured Streaming source."""
 
@@ -110,7 +121,9 @@ class SourceSettings(Section):
 class SinkSettings(Section):
     """From Spark tasks to the owners of the regions."""
 
-    checkpoint: str = Field("", description="Spark's checkpoint directory; empty = uri with .checkpoint behind it")
+    checkpoint: str = Field(
+        "", description="Spark's checkpoint directory, not on s3://; empty = uri with .checkpoint behind it"
+    )
     stream_timeout: Duration = Field(
         300.0, gt=0, description="longest time of one region's rows of a micro-batch, from the first to the ack"
     )
@@ -149,6 +162,7 @@ class Settings(Section):
     memtable: MemtableSettings = Field(default_factory=MemtableSettings)
     flush: FlushSettings = Field(default_factory=FlushSettings)
     commit: CommitSettings = Field(default_factory=CommitSettings)
+    gc: GcSettings = Field(default_factory=GcSettings)
     source: SourceSettings = Field(default_factory=SourceSettings)
     sink: SinkSettings = Field(default_factory=SinkSettings)
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)

@@ -125,7 +125,7 @@ class MemWalSink:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
         routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
-        send = SendTask(endpoint, producer, batch_id, self._settings.sink.stream_timeout)
+        send = SendTask(endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout)
         sent = routed.mapInArrow(send, _receipt_schema())
         return tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ from ingest.source import BLOCK, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
 from memtable import TOMBSTONE, InvalidRows, MemTable, required_columns, row_schema, with_tombstone
-from wal import Clock, SystemClock, bucket_region
+from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 ADDED = (ROW, BUCKET)
@@ -142,6 +143,8 @@ class SendTask:
     """
 
     endpoint: str
+    regions: tuple[UUID, ...]
+    """That of bucket n at n."""
     producer: str
     sequence: int
     timeout: float
@@ -165,7 +168,7 @@ class SendTask:
                         yield done.finish()
                     if sending is None:
                         token = Token(self.producer, self.sequence)
-                        sending = _Sending(table, bucket, token, self.timeout, SystemClock())
+                        sending = _Sending(table, bucket, self.regions[bucket], token, self.timeout, SystemClock())
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
                 done, sending = sending, None
@@ -178,11 +181,13 @@ class SendTask:
 class _Sending:
     """The open stream of one region."""
 
-    def __init__(self, table: RemoteTable, bucket: int, token: Token, timeout: float, clock: Clock) -> None:
+    def __init__(
+        self, table: RemoteTable, bucket: int, region: UUID, token: Token, timeout: float, clock: Clock
+    ) -> None:
         self.bucket = bucket
         self._table, self._clock = table, clock
         self._rows_schema = row_schema(table.schema, table.key)
-        self._stream: RegionStream = table.open_stream(bucket_region(bucket), token, timeout=timeout)
+        self._stream: RegionStream = table.open_stream(region, token, timeout=timeout)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:

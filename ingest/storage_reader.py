@@ -14,10 +14,14 @@ from ingest.levels import Level, RegionView
 from memtable import MemTable, Snapshot, row_schema
 
 # The tail's rows may belong to several generations, and which is not on storage: a claim that replays them
-# numbers them anew. So the tail counts as newer than any committed generation and is never skipped, which could
+# may number them anew. So the tail counts as newer than any committed generation and is never skipped, which could
 # lose the rows of a later generation; a view whose first unflushed generation was committed meanwhile is captured
 # again (`RegionView.unflushed`), or a batch of which the base holds a part would be shown in part.
 TAIL_GENERATION = 2**63 - 1
+
+_CAPTURES = 5
+"""Tries to read a tail before it is collected; entries stay for minutes, so one try too many is rare."""
+_READ_OPTIONS = wal.WalOptions(readers=8)
 
 
 def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) -> list[RegionView]:
@@ -33,6 +37,15 @@ def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) ->
 
 
 def _view(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tail: bool) -> RegionView | None:
+    for _ in range(_CAPTURES - 1):
+        try:
+            return _captured(base, store, region, with_tail=with_tail)
+        except wal.Overtaken:
+            continue  # flushed and collected between manifest and tail: the next manifest has those rows in an SST
+    return _captured(base, store, region, with_tail=with_tail)
+
+
+def _captured(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tail: bool) -> RegionView | None:
     manifest = wal.ManifestStore(store, region).latest()
     if manifest is None:
         return None
@@ -43,7 +56,7 @@ def _view(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tail: b
 
 def _tail(base: BaseTable, store: wal.ObjectStore, region: UUID, after: int) -> tuple[Snapshot, ...]:
     rows = row_schema(base.schema, base.key)
-    entries, _ = wal.read_tail(store, region, wal.LanceCodec(rows), after)
+    entries, _ = wal.read_tail(store, region, base.codec, after, options=_READ_OPTIONS)
     return tuple(_replayed(entries, MemTable(rows, base.key, base.indexes, TAIL_GENERATION)))
 
 

@@ -9,7 +9,6 @@ import atexit
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -23,20 +22,24 @@ import flush
 import wal
 from flush import BaseTable, CommitReport
 from ingest import owners
+from ingest.admission import Admission
 from ingest.commit_loop import CommitLoop
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError
+from ingest.garbage import TableCollector
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView
+from ingest.periodic import Periodic
 from ingest.reader import Reader
 from ingest.receipts import Receipt
-from ingest.region_context import RegionContext
+from ingest.region_context import RegionContext, Upkeep
 from ingest.region_writer import RegionWriter
-from ingest.rows import as_table, check_encoding, owned
+from ingest.rows import as_table
 from ingest.tokens import Token, TokenLike
-from ingest.write_queue import Ack
-from memtable import required_columns, tombstones, with_tombstone
+from ingest.waiting import written
+from ingest.write_queue import Ack, Write
+from memtable import TOMBSTONE, tombstones
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
@@ -60,49 +63,52 @@ class Table(LevelReads):
     Errors. Every method raises only `ingest.errors` kinds.
     """
 
-    def __init__(self, base: BaseTable, context: RegionContext, commit_interval: float, retries: int) -> None:
+    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep) -> None:
         """Claim every region of `base`. Use `ingest.open`, which also creates the table."""
         super().__init__(base, Reader(base, context.store))
         self._context = context
-        self._checker = context.memtable(0)  # never holds rows: it knows what a memtable would refuse
-        self._required = required_columns(base.schema, base.key)
+        self._admission = Admission(context)
         self._regions: list[RegionWriter] = []
-        self._commits = CommitLoop(lambda: self._commit_now(retries), commit_interval)
+        self._commits = CommitLoop(lambda: self._commit_now(upkeep.commit_retries), upkeep.commit_interval)
+        self._collections = Periodic("collection", lambda: self._collect(upkeep.wal_age_min), upkeep.gc_interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = False
         try:
-            for bucket in range(base.buckets):
-                self._regions.append(RegionWriter(context, wal.bucket_region(bucket), bucket))
+            for bucket, region in enumerate(base.regions):
+                self._regions.append(RegionWriter(context, region, bucket))
         except BaseException:
             self.close()
             raise
         self._by_id = {writer.region: writer for writer in self._regions}
+        self._collector = TableCollector(context.store, context.codec, context.clock, self._by_id)
         self._commits.start()
+        self._collections.start()
         _OPEN.add(self)
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
     @at_the_edge
-    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None) -> Receipt:
+    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
         """Insert or replace rows by key.
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
         `token`: a name and a rising number; the same token is applied once per region, however often it is sent. Few
         names, please: every region remembers every name for ever.
+        `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
-        given = owned(as_table(rows, self.base.schema))
-        check_encoding(given)
-        conformed = with_tombstone(given, self._context.schema, self._required)
-        return self._write(conformed, durable, Token.parse(token))
+        conforming = self._admission.conform(as_table(rows, self.base.schema))
+        return self._write(conforming, Token.parse(token), durable=durable, timeout=timeout)
 
     @at_the_edge
-    def delete(self, keys: Any, *, durable: bool = True, token: TokenLike = None) -> Receipt:
+    def delete(
+        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+    ) -> Receipt:
         """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`."""
-        normalised = owned(normalise_keys(keys, self.base.schema, self.base.key))
-        check_encoding(normalised)
-        return self._write(tombstones(normalised, self._context.schema), durable, Token.parse(token))
+        normalised = normalise_keys(keys, self.base.schema, self.base.key)
+        deleting = tombstones(normalised, self._context.schema).drop_columns(TOMBSTONE)
+        return self._write(deleting, Token.parse(token), durable=durable, timeout=timeout, deletes=True)
 
     @at_the_edge
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
@@ -111,13 +117,12 @@ class Table(LevelReads):
         Raises: Invalid also when a row belongs to another region.
         """
         self._refuse_if_closed()
-        check_encoding(rows)
-        conformed = with_tombstone(rows, self._context.schema, self._required)
-        self._checker.check(conformed)
+        conforming = self._admission.conform(rows)
+        self._admission.check(conforming, deletes=False)
         writer = self._writer(region)
-        if np.any(self.base.route(conformed) != writer.bucket):
+        if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route by the table's key")
-        return writer.submit(conformed, durable=True, token=token).result()
+        return self._acks([(writer, Write(conforming, token=token))])[writer.name]
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -160,6 +165,7 @@ class Table(LevelReads):
             return
         self._closed = True
         self._commits.stop()
+        self._collections.stop()
         with ExitStack() as every:  # each is closed, whatever the others raise
             for writer in self._regions:
                 every.callback(self._withdraw, writer)
@@ -194,31 +200,31 @@ class Table(LevelReads):
         with suppress(wal.WalError):  # the note is a hint
             owners.withdraw(self._context.store, writer.region, writer.guard.epoch)
 
-    def _write(self, rows: pa.Table, durable: bool, token: Token | None) -> Receipt:
+    def _write(
+        self, rows: pa.Table, token: Token | None, *, durable: bool, timeout: float | None, deletes: bool = False
+    ) -> Receipt:
         self._refuse_if_closed()
-        self._checker.check(rows)
-        waiting = [
-            (writer.region, writer.submit(part, durable=durable, token=token)) for writer, part in self._split(rows)
-        ]
-        acks = self._gather(waiting)
+        if timeout is not None and not timeout > 0:
+            raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
+        acks = self._acks(
+            [(writer, Write(part, durable, token, deletes)) for writer, part in self._split(rows, deletes)], timeout
+        )
         return Receipt(
             rows.num_rows,
             any(ack.applied for ack in acks.values()) if acks else True,
-            {str(region): ack.position for region, ack in acks.items()},
+            {region: ack.position for region, ack in acks.items()},
         )
 
-    @staticmethod
-    def _gather(waiting: Sequence[tuple[UUID, Future[Ack]]]) -> dict[UUID, Ack]:
-        """Every region's ack; when one fails the others are still waited for, so that nothing is in flight after."""
-        errors = [error for _, future in waiting if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return {region: future.result() for region, future in waiting}
+    def _acks(self, waiting: Sequence[tuple[RegionWriter, Write]], timeout: float | None = None) -> dict[str, Ack]:
+        return written(waiting, within=timeout, clock=self._context.clock)
 
-    def _split(self, rows: pa.Table) -> list[tuple[RegionWriter, pa.Table]]:
-        """Rows by region, order within a region kept."""
+    def _split(self, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
+        """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
         if len(self._regions) == 1 or not rows.num_rows:
             return [(self._regions[0], rows)] if rows.num_rows else []
+        # One region checks what it is given. Of several none may write its part before all of them are fine, and
+        # routing reads the key.
+        self._admission.check(rows, deletes=deletes)
         buckets = self.base.route(rows)
         order = np.argsort(buckets, kind="stable")
         present, starts = np.unique(buckets[order], return_index=True)
@@ -249,6 +255,11 @@ class Table(LevelReads):
         for writer in self._regions:
             writer.refresh()
         return report
+
+    def _collect(self, min_age: float) -> None:
+        for found in self._collector.collect(min_age):
+            if found.entries or found.unreadable:
+                _LOG.info("collected %s", found)
 
     def _writer(self, region: UUID) -> RegionWriter:
         try:

@@ -3,19 +3,24 @@
 Callers hand in `Write`s and wait; the region's thread takes everything that has gathered since it last looked. That is
 all of adaptive group commit: an idle thread takes one write and appends it at once, a busy one finds many waiting and
 appends them as one entry. Nobody ever waits for a timer.
+
+Callers that were answered together come back together, but one after another: each needs the interpreter to itself for
+a moment. A thread that took the first few of them would append two entries where one would do, so it lets the others go
+first for as long as more arrive and fewer are there than the last time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from ingest.levels import RegionView
+from ingest.pending import Pending
 from ingest.tokens import Token
+from wal import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +33,26 @@ class Ack:
     position: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Write:
-    """Rows on their way into one region; `rows` has the row schema and passed validation.
+    """Rows on their way into one region.
 
-    `size`: their bytes, counted in the caller's thread: Arrow lets go of the interpreter lock to count, and a region's
-    thread would queue for it again behind all its callers.
+    `rows`: in the columns of the row schema but its `_tombstone`, which `deletes` says for all of them. They may share
+    memory with their caller, who waits: the region copies them before it acknowledges anything.
+    `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
     """
 
     rows: pa.Table
-    size: int
-    durable: bool
-    token: Token | None
-    done: Future[Ack] = field(default_factory=Future)
+    durable: bool = True
+    token: Token | None = None
+    deletes: bool = False
+    done: Pending[Ack] = field(default_factory=Pending)
+    copied: bool = False
+    _fate: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> bool:
+        """True for the first who asks: the region, to write the rows, or their caller, to give up on them."""
+        return self._fate.acquire(blocking=False)
 
 
 @dataclass(slots=True)
@@ -50,14 +62,14 @@ class Freeze:
     `done`: the generation that is active then; everything queued before is in an older one.
     """
 
-    done: Future[int] = field(default_factory=Future)
+    done: Pending[int] = field(default_factory=Pending)
 
 
 @dataclass(slots=True)
 class DurableView:
     """A request to append what lingers and to capture the levels at that moment."""
 
-    done: Future[RegionView] = field(default_factory=Future)
+    done: Pending[RegionView] = field(default_factory=Pending)
 
 
 Item = Write | Freeze | DurableView
@@ -71,11 +83,13 @@ class WriteQueue:
     Invariants. (1) A write is taken once or failed once. (2) After `break_off(error)` every later submit raises it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._changed = threading.Condition()
         self._writes: deque[Item] = deque()
         self._broken: BaseException | None = None
         self._closed = False
+        self._taken_last = 0
 
     def submit(self, item: Item) -> None:
         """Queue an item. Raises: the error that broke the region."""
@@ -89,9 +103,19 @@ class WriteQueue:
         """All writes that have gathered, waiting up to `timeout` seconds for the first; None once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._writes or self._closed, timeout)
+        self._let_gather()
+        with self._changed:
             taken = list(self._writes)
             self._writes.clear()
+            self._taken_last = len(taken)
             return None if self._closed and not taken else taken
+
+    def _let_gather(self) -> None:
+        """Let others run while more arrive, until there are as many as the last time."""
+        seen = 0
+        while seen < len(self._writes) < self._taken_last:
+            seen = len(self._writes)
+            self._clock.sleep(0.0)
 
     def break_off(self, error: BaseException) -> None:
         """Fail every queued write with `error`, and every later one."""

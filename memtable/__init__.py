@@ -4,10 +4,11 @@ from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes
 from memtable.schema import TOMBSTONE, key_columns, required_columns, row_schema, tombstones, with_tombstone
 from memtable.snapshot import Snapshot
-from memtable.table import MemTable
+from memtable.table import Checked, MemTable
 
 __all__ = [
     "TOMBSTONE",
+    "Checked",
     "IndexSpec",
     "InvalidRows",
     "MemTable",

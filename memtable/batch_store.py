@@ -46,12 +46,13 @@ class BatchStore:
         self._next = (0, 0, 0)
         self._small, self._small_bytes, self.bytes = self._next
 
-    def append(self, rows: pa.Table) -> Batches:
-        """The prefix with `rows` at its end; it becomes visible by publish()."""
+    def append(self, rows: pa.Table, size: int) -> Batches:
+        """The prefix with `rows`, of `size` bytes, at its end; it becomes visible by publish()."""
         batches = self.prefix.batches
         self._next = (self._small, self._small_bytes, self.bytes)
-        for batch in rows.combine_chunks().to_batches():
-            owned, size = _owned(batch)
+        added = rows.combine_chunks().to_batches()
+        for batch in added:
+            owned, size = _owned(batch, size + _overhead(batch) if len(added) == 1 else _size(batch))
             batches = (*batches, owned)
             self._count(owned, size)
         small, small_bytes, held = self._next
@@ -77,12 +78,15 @@ class BatchStore:
 
 
 def _size(batch: pa.RecordBatch) -> int:
-    return int(batch.nbytes) + int(batch.num_columns) * BATCH_OVERHEAD
+    return int(batch.nbytes) + _overhead(batch)
 
 
-def _owned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+def _overhead(batch: pa.RecordBatch) -> int:
+    return int(batch.num_columns) * BATCH_OVERHEAD
+
+
+def _owned(batch: pa.RecordBatch, size: int) -> tuple[pa.RecordBatch, int]:
     """The batch, copied where it is a small slice of larger buffers which it would keep alive uncounted; its bytes."""
-    size = _size(batch)
     if batch.get_total_buffer_size() <= 2 * size + 65_536:
         return batch, size
     batch = batch.take(pa.array(np.arange(batch.num_rows, dtype=np.int64)))

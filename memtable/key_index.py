@@ -34,6 +34,14 @@ def key_values(keys: pa.Table, key: Sequence[str]) -> list[Any]:
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
+def has_repeats(rows: pa.Table, key: Sequence[str], keys: list[Any]) -> bool:
+    """Whether any of `keys` (the key_values of `rows`) is there twice. Sorting integers is faster than a set."""
+    if len(key) > 1 or not pa.types.is_integer(rows.schema.field(key[0]).type):
+        return len(set(keys)) < len(keys)
+    ordered = np.sort(rows.column(key[0]).to_numpy())
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
 class KeyIndex:
     """key -> newest row over all rows put so far.
 
@@ -54,10 +62,10 @@ class KeyIndex:
         if len(key) > 1:
             self._overhead += _TUPLE + _POINTER * len(key)
 
-    def plan(self, keys: list[Any], first: int) -> Positions:
-        """The row each of the rows first, first+1, ... replaces (-1: none), within the batch too."""
+    def plan(self, keys: list[Any], first: int, *, repeats: bool) -> Positions:
+        """The row each of the rows first, first+1, ... replaces (-1: none), within the batch too (see has_repeats)."""
         before = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        if len(set(keys)) < len(keys):
+        if repeats:
             _link_duplicates(before, keys, first)
         return before
 

@@ -22,7 +22,7 @@ from memtable.arrays import Positions
 from memtable.batch_store import BatchStore
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes, vector_width
-from memtable.key_index import KeyIndex, key_values
+from memtable.key_index import KeyIndex, has_repeats, key_values
 from memtable.scalar_index import ScalarIndex
 from memtable.schema import TOMBSTONE, is_key_type
 from memtable.snapshot import Indexes, Snapshot
@@ -33,11 +33,20 @@ from memtable.versions import Versions
 
 
 @dataclass(frozen=True)
-class _Checked:
-    """A batch that passed every check, in the forms the structures take."""
+class Checked:
+    """Rows that passed every check, in the forms the structures take; `size`: their bytes.
+
+    Thread safety. Immutable. Any memtable of the same schema, key and indexes takes it.
+    """
 
     rows: pa.Table
     vectors: dict[str, VectorBatch]
+    size: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in it."""
+        return int(self.rows.num_rows)
 
 
 class MemTable:
@@ -78,16 +87,27 @@ class MemTable:
         """Whether freeze() was called."""
         return self._frozen
 
-    def check(self, rows: pa.Table) -> None:
-        """Raise what apply(rows) would raise, and change nothing. Any thread.
+    def check(self, rows: pa.Table, size: int | None = None) -> Checked:
+        """Raise what apply(rows) would raise, and change nothing; apply() takes what it returns. Any thread.
+
+        `size`: bytes of the rows, where the caller knows them; counting takes as long as the rest for few rows.
 
         To be called before the rows are appended to the WAL: an entry whose rows cannot be applied could not
         be replayed either.
         """
-        self._checked(rows)
+        same = rows.schema.equals(self.schema, check_metadata=True)
+        if not same and not rows.schema.equals(self.schema, check_metadata=False):
+            raise InvalidRows(_schema_difference(rows.schema, self.schema))
+        for name in (*self.key, TOMBSTONE):
+            _check_not_null(rows, name)
+        if not same:  # one schema for all batches, metadata too
+            rows = pa.Table.from_arrays(rows.columns, schema=self.schema)
+        vectors = self._indexes.vectors.values()
+        read = {v.column: read_vectors(rows.column(v.column), v.column, v.metric) for v in vectors}
+        return Checked(rows, read, int(rows.nbytes) if size is None else size)
 
-    def apply(self, rows: pa.Table) -> None:
-        """Put rows of the row schema; every snapshot taken after the return sees them all.
+    def apply(self, rows: pa.Table | Checked) -> None:
+        """Put rows of the row schema, checked before or not; every snapshot taken after the return sees them all.
 
         Later rows replace earlier ones of the same key, within the batch too. Raises InvalidRows (column,
         row) for another schema, a null key or an unusable vector, with nothing changed, and MemTableFrozen
@@ -99,8 +119,8 @@ class MemTable:
                 raise MemTableFrozen(self.generation)
             if self._failed:
                 raise MemTableFailed(self.generation)
-            checked = self._checked(rows)
-            if rows.num_rows:
+            checked = rows if isinstance(rows, Checked) else self.check(rows)
+            if checked.num_rows:
                 self._put(checked)
 
     def freeze(self) -> None:
@@ -130,23 +150,12 @@ class MemTable:
             "scalar": sum(index.bytes for index in held.scalars.values()),
         }
 
-    def _checked(self, rows: pa.Table) -> _Checked:
-        same = rows.schema.equals(self.schema, check_metadata=True)
-        if not same and not rows.schema.equals(self.schema, check_metadata=False):
-            raise InvalidRows(_schema_difference(rows.schema, self.schema))
-        for name in (*self.key, TOMBSTONE):
-            _check_not_null(rows, name)
-        if not same:  # one schema for all batches, metadata too
-            rows = pa.Table.from_arrays(rows.columns, schema=self.schema)
-        vectors = self._indexes.vectors.values()
-        return _Checked(rows, {v.column: read_vectors(rows.column(v.column), v.column, v.metric) for v in vectors})
-
-    def _put(self, checked: _Checked) -> None:
+    def _put(self, checked: Checked) -> None:
         rows, held, first = checked.rows, self._indexes, self.rows
         self._failed = True  # until every step is done
-        prefix = self._store.append(rows)
+        prefix = self._store.append(rows, checked.size)
         keys = key_values(rows, self.key)
-        previous = held.keys.plan(keys, first)
+        previous = held.keys.plan(keys, first, repeats=has_repeats(rows, self.key, keys))
         for name, text in held.texts.items():
             text.add(rows.column(name), first)
         for name, vector in held.vectors.items():

@@ -21,7 +21,7 @@ READS = {
     "search": ["column", "vector", "k", "filter", "columns", "level"],
     "match": ["column", "text", "k", "filter", "columns", "level"],
 }
-WRITES = {"put": ["rows", "durable", "token"], "delete": ["keys", "durable", "token"]}
+WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "durable", "token", "timeout"]}
 STEPS: dict[str, list[str]] = {"flush": [], "commit": [], "close": [], "status": []}
 COMMANDS = {
     "run": {"config", "once"},
@@ -29,7 +29,8 @@ COMMANDS = {
     "init": {"config"},
     "status": {"config", "json", "watch"},
     "query": {"config", "key", "filter", "near", "match", "columns", "limit", "level", "format"},
-    "inspect": {"path"},
+    "gc": {"config", "dry-run", "json"},
+    "inspect": {"path", "config"},
     "config check": {"config"},
     "config show": {"config"},
 }

@@ -181,3 +181,15 @@ def test_a_region_that_was_never_claimed_is_said_to_be(root: Path) -> None:
 
     assert "never claimed" in printed(empty)
     empty.rmdir()
+
+
+def test_an_entry_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    base = flush.BaseTable.create(str(root), SCHEMA, ["name"], 1, (), wal_format="arrow")
+    with base.dataset.mem_wal_writer(str(REGION)) as writer:
+        writer.put(pa.table({"name": ["row[0]"], "size": [1], "vec": [[0.5] * 4]}, schema=base.schema))
+    text = printed(root / layout.entry_key(REGION, 1, "arrow"))
+    assert "none: written by another program" in text
+    assert "not said: written by another program" in text
+    assert "row[0]" in text
+    assert "arrow" in printed(root)

@@ -36,6 +36,7 @@ REGION = UUID(int=7)
         (wal.errors.OutcomeUnknown("no answer"), UnknownOutcome),
         (wal.errors.Poisoned("stopped"), Unavailable),
         (wal.errors.StoreUnavailable("full"), Unavailable),
+        (wal.errors.Overtaken(wal.bucket_region(0), 3, 8, 2), Unavailable),
         (wal.errors.StoreRefused("read-only"), Invalid),
         (wal.errors.Sealed("sealed"), Invalid),
         (wal.errors.Corrupt("a hole"), Corrupted),
@@ -111,6 +112,12 @@ def test_every_error_of_the_packages_is_classified_on_purpose() -> None:
             if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in bases:
                 continue
             blank = kind.__new__(kind)
-            for name in ("region_id", "ours", "theirs"):
+            for name in ("region_id", "ours", "theirs", "position", "replay_after", "generation"):
                 vars(blank).setdefault(name, 0)
             assert (type(classify(blank)) is Internal) == (kind in internal), kind
+
+
+def test_an_object_stores_whole_answer_is_left_out() -> None:
+    answer = '<?xml version="1.0"?>\n<Error>…</Error>, /a.rs:1:2'
+    error = classify(OSError(f"LanceError(IO): Server returned status code: 403 Forbidden: {answer}"))
+    assert error.lines == ("LanceError(IO): Server returned status code: 403 Forbidden",)

@@ -99,7 +99,7 @@ def test_all_violations_are_reported_at_once_with_their_place(tmp_path: Path) ->
     path = tmp_path / "x.toml"
     path.write_text(
         '[table]\nuri = "t"\nkye = ["id"]\n[regions]\ncount = 0\n'
-        '[wal]\nlinger_max = 50\nput_timeout = "1m in"\n[gc]\na = 1\n',
+        '[wal]\nlinger_max = 50\nput_timeout = "1m in"\n[gcc]\na = 1\n',
         encoding="utf-8",
     )
     lines = lines_of(path, {"MEMWAL__REGIONS__CUONT": "3"})
@@ -107,7 +107,7 @@ def test_all_violations_are_reported_at_once_with_their_place(tmp_path: Path) ->
     assert f"{path}: [regions] count = 0 must be at least 1" in lines
     assert any(line.startswith(f"{path}: [wal] linger_max = 50 has no unit; write a duration") for line in lines)
     assert any("put_timeout = '1m in' is not a duration" in line for line in lines)
-    assert any(line.startswith(f"{path}: unknown section [gc]") for line in lines)
+    assert any(line.startswith(f"{path}: unknown section [gcc]") for line in lines)
     assert "MEMWAL__REGIONS__CUONT: [regions] unknown setting 'cuont'; did you mean 'count'?" in lines
     assert len(lines) == 6
 
@@ -143,7 +143,7 @@ def test_a_wrong_table_is_one_line_that_names_field_and_fix(change: dict[str, An
     [
         ("memtable", {"size_max": "2GiB"}, "unflushed_max = '1GiB' is less than size_max = '2GiB'"),
         ("wal", {"put_timeout": "1min"}, "retry_budget = '30s' is shorter than one attempt, put_timeout = '1min'"),
-        ("wal", {"format": "lanse"}, "format = 'lanse' must be 'lance'; did you mean 'lance'?"),
+        ("wal", {"format": "lanse"}, "format = 'lanse' must be one of 'lance' or 'arrow'; did you mean 'lance'?"),
         ("daemon", {"port": 70000}, "port = 70000 must be at most 65535"),
         ("daemon", {"endpoints": ["localhost:1"]}, "'localhost:1' is not of the form 'grpc://host:port'"),
         ("source", {"feed": "a"}, "path is not set, but feed is"),

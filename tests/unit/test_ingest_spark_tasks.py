@@ -126,7 +126,8 @@ def test_each_region_gets_one_stream_and_answers_with_one_receipt(
 ) -> None:
     table, endpoint = owner
     rows = shuffled(list(route(iter([placed(made.table(range(40)), landed=2_000_000)]))))
-    receipts = pa.Table.from_batches(SendTask(endpoint, "query", 0, 30.0)(iter([rows.slice(0, 7), rows.slice(7)])))
+    send = SendTask(endpoint, table.base.regions, "query", 0, 30.0)
+    receipts = pa.Table.from_batches(send(iter([rows.slice(0, 7), rows.slice(7)])))
     assert receipts.schema.equals(RECEIPT)
     assert sum(receipts["rows"].to_pylist()) == 40
     assert sorted(receipts["region"].to_pylist()) == sorted(region["id"] for region in table.status()["regions"])
@@ -144,7 +145,7 @@ def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(
     newer = placed(made.table(range(20), version=1), "a-later-name-sorts-first", landed=2_000)
     older = placed(made.table(range(20), version=0), "b", landed=1_000)
     rows = shuffled(list(route(iter([newer, older]))))
-    list(SendTask(endpoint, "query", 0, 30.0)(iter([rows])))
+    list(SendTask(endpoint, table.base.regions, "query", 0, 30.0)(iter([rows])))
     assert set(table.scan(["name"])["name"].to_pylist()) == {f"row {id} v1" for id in range(20)}
 
 
@@ -153,9 +154,9 @@ def test_a_batch_that_is_sent_again_is_acked_and_not_applied(
 ) -> None:
     table, endpoint = owner
     rows = shuffled(list(route(iter([placed(made.table(range(20)))]))))
-    list(SendTask(endpoint, "query", 3, 30.0)(iter([rows])))
+    list(SendTask(endpoint, table.base.regions, "query", 3, 30.0)(iter([rows])))
     before = [region["wal_position"] for region in table.status()["regions"]]
-    again = pa.Table.from_batches(SendTask(endpoint, "query", 3, 30.0)(iter([rows])))
+    again = pa.Table.from_batches(SendTask(endpoint, table.base.regions, "query", 3, 30.0)(iter([rows])))
     assert again["applied"].to_pylist() == [False, False]
     assert [region["wal_position"] for region in table.status()["regions"]] == before
 
@@ -170,17 +171,17 @@ def test_a_region_whose_rows_did_not_all_come_applies_none(route: RouteTask, own
         raise OSError("the shuffle was lost")
 
     with pytest.raises(TaskError):
-        list(SendTask(endpoint, "query", 0, 30.0)(cut_off()))
+        list(SendTask(endpoint, table.base.regions, "query", 0, 30.0)(cut_off()))
     applied = [region for region in table.status()["regions"] if region["memtable_rows"]]
     assert [(region["bucket"], region["memtable_rows"]) for region in applied] == [(0, first_region)]
 
 
 def test_an_empty_partition_opens_no_connection(made: Any) -> None:
-    nobody = SendTask("grpc://127.0.0.1:1", "query", 0, 30.0)
+    nobody = SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0)
     assert list(nobody(iter([]))) == []
     assert list(nobody(iter([placed(made.table([1])).slice(0, 0)]))) == []
 
 
 def test_an_owner_that_does_not_answer_is_unavailable(route: RouteTask, made: Any) -> None:
     rows = shuffled(list(route(iter([placed(made.table(range(3)))]))))
-    assert refused(SendTask("grpc://127.0.0.1:1", "query", 0, 30.0), [rows]).kind == "UNAVAILABLE"
+    assert refused(SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0), [rows]).kind == "UNAVAILABLE"

@@ -7,15 +7,17 @@ import threading
 import pyarrow as pa
 import pytest
 
+from ingest.pending import Pending
 from ingest.write_queue import Freeze, Write, WriteQueue
+from wal import FakeClock, SystemClock
 
 
 def _write(value: int) -> Write:
-    return Write(pa.table({"x": [value]}), size=8, durable=True, token=None)
+    return Write(pa.table({"x": [value]}))
 
 
 def test_everything_that_gathered_is_taken_at_once_in_order() -> None:
-    queue = WriteQueue()
+    queue = WriteQueue(SystemClock())
     items = [_write(1), Freeze(), _write(2)]
     for item in items:
         queue.submit(item)
@@ -24,7 +26,7 @@ def test_everything_that_gathered_is_taken_at_once_in_order() -> None:
 
 
 def test_the_taker_is_woken_by_a_submit() -> None:
-    queue = WriteQueue()
+    queue = WriteQueue(SystemClock())
     taken: list[object] = []
     taker = threading.Thread(target=lambda: taken.extend(queue.take(timeout=30) or []))
     taker.start()
@@ -34,7 +36,7 @@ def test_the_taker_is_woken_by_a_submit() -> None:
 
 
 def test_breaking_off_fails_waiting_and_later_writes_with_the_reason() -> None:
-    queue = WriteQueue()
+    queue = WriteQueue(SystemClock())
     queue.submit(waiting := _write(1))
     queue.break_off(reason := RuntimeError("fenced"))
     assert waiting.done.exception(timeout=1) is reason
@@ -43,10 +45,57 @@ def test_breaking_off_fails_waiting_and_later_writes_with_the_reason() -> None:
 
 
 def test_a_closed_queue_hands_out_what_it_holds_and_then_ends() -> None:
-    queue = WriteQueue()
+    queue = WriteQueue(SystemClock())
     queue.submit(last := _write(1))
     queue.close(RuntimeError("closed"))
     assert queue.take(timeout=None) == [last]
     assert queue.take(timeout=None) is None
     with pytest.raises(RuntimeError, match="closed"):
         queue.submit(_write(2))
+
+
+def test_a_taker_lets_as_many_gather_as_it_answered_the_last_time() -> None:
+    """The second caller comes while the taker steps aside; a third that stays away is not waited for."""
+    late = [_write(2)]
+
+    class Aside(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            assert seconds == 0
+            if late:
+                queue.submit(late.pop())
+
+    queue = WriteQueue(Aside())
+    for value in (1, 2, 3):
+        queue.submit(_write(value))
+    assert len(queue.take(timeout=None) or []) == 3
+    queue.submit(_write(1))
+    assert len(queue.take(timeout=None) or []) == 2
+
+
+def test_an_answer_is_there_for_everybody_who_waits() -> None:
+    pending: Pending[int] = Pending()
+    with pytest.raises(TimeoutError):
+        pending.result(timeout=0.01)
+    assert not pending.done()
+    found: list[int] = []
+    waiting = [threading.Thread(target=lambda: found.append(pending.result(timeout=10))) for _ in range(5)]
+    for thread in waiting:
+        thread.start()
+    pending.set_result(7)
+    for thread in waiting:
+        thread.join(10)
+    assert found == [7] * 5
+    assert (pending.done(), pending.result(timeout=0), pending.exception()) == (True, 7, None)
+
+
+def test_an_error_is_raised_in_the_place_of_the_value() -> None:
+    pending: Pending[int] = Pending()
+    pending.set_exception(error := RuntimeError("fenced"))
+    assert pending.exception(timeout=0) is error
+    with pytest.raises(RuntimeError, match="fenced"):
+        pending.result()
+
+
+def test_a_writes_fate_is_decided_once() -> None:
+    write = _write(1)
+    assert [write.take() for _ in range(3)] == [True, False, False]

@@ -1,0 +1,87 @@
+"""Which rows a region takes, checked and copied once for all writes of a group.
+
+A caller's thread does almost nothing (`conform` looks at the schema); the region's thread joins what has gathered,
+checks it as a whole and copies it, so that a thousand callers of one row each cost one check and one copy. Where the
+whole does not pass, each write is checked by itself, so that only the one at fault is refused, with its own row number.
+
+Why copying so late is safe: the caller waits for its ack, and the copy is made before the ack, before the append even.
+One that stops waiting (a timeout, an interrupt) first withdraws its write or lets the copy be made (`ingest.waiting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.region_context import RegionContext
+from ingest.rows import check_encoding
+from ingest.write_queue import Write
+from memtable import TOMBSTONE, Checked, InvalidRows, with_tombstone
+
+SURELY_SMALL = 1 << 20
+"""Bytes of the buffers behind some rows that need no closer look."""
+
+
+class Admission:
+    """Brings rows into the form that a region's log and memtable take, or refuses them.
+
+    Thread safety. Any thread; immutable.
+    """
+
+    def __init__(self, context: RegionContext) -> None:
+        self._schema, self._required = context.schema, context.required
+        self._checker = context.memtable(0)  # never holds rows: it knows what a memtable would refuse
+        self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
+        self._tombstone = context.schema.field(TOMBSTONE)
+        self._nothing = self._columns.empty_table()
+
+    def conform(self, given: pa.Table) -> pa.Table:
+        """A caller's rows in the table's columns, nothing copied where they are already.
+
+        Raises: InvalidRows, Invalid where they cannot be brought there; other faults are found by `check`.
+        """
+        schema = given.schema
+        if schema.equals(self._columns):
+            return given
+        if schema.names == self._columns.names and schema.types == self._columns.types:
+            return pa.Table.from_arrays(given.columns, schema=self._columns)
+        check_encoding(given)  # a cast reads the values
+        return with_tombstone(given, self._schema, self._required).drop_columns(TOMBSTONE)
+
+    def check(self, rows: pa.Table, *, deletes: bool) -> None:
+        """Raise what is wrong with conforming rows: InvalidRows or Invalid, naming column and row."""
+        check_encoding(rows)
+        self._checker.check(with_tombstone(rows, self._schema, () if deletes else self._required))
+
+    def gather(self, writes: Sequence[Write]) -> Checked:
+        """The rows of one or more `writes` as one table of our own memory, in order, checked.
+
+        Raises: anything where they do not pass as a whole; which is at fault, and why, `check` says.
+        """
+        # With an empty table in front every column has two chunks at least, so that combining always copies.
+        rows = pa.concat_tables([self._nothing, *(write.rows for write in writes)])
+        rows.validate(full=True)  # before the copy, which believes the offsets of texts and lists
+        for name in self._required:
+            if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
+                raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)
+        owned = rows.combine_chunks()
+        size = owned.get_total_buffer_size() + len(rows)  # exact: the buffers are our own, cut to fit
+        return self._checker.check(owned.append_column(self._tombstone, _tombstones(writes)), size)
+
+
+def size_bound(rows: pa.Table) -> int:
+    """Bytes that `rows` take at most, nearly exact where they are many; the exact count is slow for small rows."""
+    behind = rows.get_total_buffer_size()
+    return int(behind if behind <= SURELY_SMALL else rows.nbytes)
+
+
+def _is_missing(write: Write, name: str) -> bool:
+    return not write.deletes and write.rows.column(name).null_count > 0
+
+
+def _tombstones(writes: Sequence[Write]) -> pa.Array:
+    if len(writes) == 1:
+        return pa.array(np.full(writes[0].rows.num_rows, writes[0].deletes))
+    return pa.array(np.repeat([write.deletes for write in writes], [write.rows.num_rows for write in writes]))

@@ -1,0 +1,373 @@
+"""The protocol of one region, without threads: append, apply, ack; freeze; publish in order.
+
+A driver calls it: `ingest.region_writer` with two threads and a queue, a simulation with greenlets of one thread. No
+method waits for anything but storage, and none holds a lock while it asks storage, so that two parties may be under
+way at once, one inside `serve` and one inside `publish_next`.
+
+What the core promises, whatever storage answers:
+
+1. Rows enter the memtable in WAL order, and only rows that the WAL holds or that linger for its next entry.
+2. A write is visible as a whole or not at all, and not before all its rows are checked and copied.
+3. A durable write is acknowledged only after the entry that closes it is on storage.
+4. Of two writes of one producer only the one with the higher sequence is applied; the map that says so is in the same
+   entry as the rows.
+5. Every write handed in is answered: acknowledged, or given the error that kept it out. Nothing is in between.
+6. A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
+7. Generations are published in ascending order; a failed flush changes nothing and blocks those behind it.
+8. After a failure that leaves an outcome open, or a fence, nothing more is written, shown or acknowledged: `failure`
+   says why, for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+import flush as flush_package
+import wal
+from ingest.admission import Admission, size_bound
+from ingest.levels import RegionView
+from ingest.region_context import RegionContext
+from ingest.region_levels import RegionLevels
+from ingest.region_log import RegionLog
+from ingest.write_queue import Ack, Write
+from memtable import Checked
+
+NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
+"""Failures of an append that leave the log as it was: the region lives on, the callers may try again."""
+
+NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
+"""Failures to make an entry of rows, before its slot is touched: the callers' affair, not the region's."""
+
+RETRY_FLUSH = (*NOTHING_WRITTEN, wal.OutcomeUnknown, flush_package.SstInvalid, OSError)
+"""Failures of a flush that leave the region as it was: `publish_next` may be called again, those behind it wait."""
+
+
+class RegionCore:
+    """One claimed region; its promises are numbered in the module's text.
+
+    Thread safety. Two parties: the serving one calls `serve`, `keep_limits`, `freeze`, `durable_view` and `close`, the
+    publishing one `publish_next`; the rest from anybody. Each party is one thread (or greenlet) at a time.
+    Durability. `serve` acknowledges durable writes only once they are on storage.
+    """
+
+    def __init__(self, context: RegionContext, region: UUID, claim: wal.Claim) -> None:
+        """Take over what `wal.claim` gave, rows of the log included; nobody else may use that claim."""
+        self.region, self.guard = region, claim.guard
+        self._context = context
+        self._admission = Admission(context)
+        self._manifests = wal.ManifestStore(
+            context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
+        )
+        self._applied = dict(claim.applied)
+        self._log = RegionLog(
+            _appender(context, region, claim), context.ids, context.limits.entry_size_max, self._applied
+        )
+        self.levels = RegionLevels(region, claim.manifest, context.memtable)
+        self._active_since = context.clock.monotonic()
+        self._frozen_to = claim.manifest.replay_after
+        self._replay(claim.entries)
+
+    @classmethod
+    def open(cls, context: RegionContext, region: UUID) -> RegionCore:
+        """Claim the region and replay its log. Raises: wal errors of `wal.claim`."""
+        claim = wal.claim(
+            context.store,
+            region,
+            spec_id=1,
+            codec=context.codec,
+            ids=context.ids,
+            clock=context.clock,
+            on_progress=partial(context.replayed, region, "reading"),
+            options=context.wal_options,
+        )
+        return cls(context, region, claim)
+
+    # ---- anybody -------------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended this region, None while it lives."""
+        return self.levels.failure
+
+    @property
+    def lingers(self) -> bool:
+        """Whether visible rows wait for the next entry."""
+        return self._log.lingers_since is not None
+
+    def view(self) -> RegionView:
+        """The levels above the base table at this moment. Raises: the error that ended this region."""
+        return self.levels.view()
+
+    def refresh(self) -> None:
+        """Take over a manifest that the committer pruned. Raises: Fenced, which ends the region."""
+        try:
+            self.levels.adopt(self._manifests.owned(self.guard))
+        except wal.Fenced as error:
+            self.end(error)
+            raise
+
+    def status(self) -> dict[str, Any]:
+        """This region's part of `Table.status()`; generations and positions as in the region manifest."""
+        return {
+            "id": str(self.region),
+            "epoch": self.guard.epoch,
+            "wal_position": self._log.position,
+            **self.levels.status(),
+        }
+
+    def end(self, error: BaseException) -> BaseException:
+        """End the region with `error`, unless it ended before; returns what those get who ask from now on."""
+        if isinstance(error, wal.OutcomeUnknown):  # unknown only to those whose rows were in it
+            error = wal.Poisoned(f"region {self.region}: the writer stopped itself: {error}; open the table again")
+        return self.levels.fail(error)
+
+    # ---- the serving party ---------------------------------------------------------------------------------------
+
+    def serve(self, writes: Sequence[Write]) -> None:
+        """Append, apply and answer `writes`, in order, in as few entries as `wal.entry_size_max` allows.
+
+        Raises: what ended the region; every write is answered all the same.
+        """
+        try:
+            with self._ending():
+                for group in self._groups(writes):
+                    if taken := [write for write in group if write.take()]:
+                        self._write(taken)
+        except BaseException as error:
+            for write in writes:
+                if not write.done.done():
+                    write.done.set_exception(error)
+            raise
+
+    def keep_limits(self) -> None:
+        """Append rows that have lingered long enough, freeze the memtable when it is full or old.
+
+        Raises: StoreUnavailable or StoreRefused, to be called again later; what ended the region.
+        """
+        now, limits = self._context.clock.monotonic(), self._context.limits
+        with self._ending():
+            if self._log.lingers_since is not None and now - self._log.lingers_since >= limits.linger_max:
+                self._append_lingering()
+            if self._full() or (self.levels.active.rows and now - self._active_since >= limits.age_max):
+                self._freeze()
+
+    def next_duty(self) -> float | None:
+        """Seconds until `keep_limits` has something to do; None while there is nothing to watch."""
+        now, limits = self._context.clock.monotonic(), self._context.limits
+        due = []
+        if self._log.lingers_since is not None:
+            due.append(self._log.lingers_since + limits.linger_max - now)
+        if self.levels.active.rows:
+            due.append(self._active_since + limits.age_max - now)
+        return max(0.0, min(due)) if due else None
+
+    def freeze(self) -> int:
+        """Freeze what is there, durable to its last row; returns the generation that is active then.
+
+        Raises: as `keep_limits`.
+        """
+        with self._ending():
+            self._freeze()
+            return self.levels.active.generation
+
+    def durable_view(self) -> RegionView:
+        """The levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
+        with self._ending():
+            self._append_lingering()
+            return self.levels.view()
+
+    def close(self) -> None:
+        """Append what lingers. Nothing is flushed: the WAL holds it. Raises: what kept visible rows from the WAL."""
+        with self._ending():
+            self._append_lingering()
+
+    # ---- the publishing party ------------------------------------------------------------------------------------
+
+    def publish_next(self) -> bool:
+        """Flush the oldest frozen memtable and publish its SST; False when none is frozen.
+
+        Raises: RETRY_FLUSH (nothing is published, call again), what ended the region.
+        """
+        context = self._context
+        with self._ending(survives=RETRY_FLUSH):
+            frozen = self.levels.oldest_frozen()
+            if frozen is None:
+                return False
+            manifest = flush_package.flush(
+                context.store,
+                self._manifests,
+                self.guard,
+                frozen.memtable.snapshot(),
+                generation=frozen.memtable.generation,
+                covers_position=frozen.covers,
+                key=context.key,
+                storage_version=context.storage_version,
+                ids=context.ids,
+                field_ids=context.field_ids,
+            )
+            self.levels.published(manifest)
+            return True
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _ending(self, survives: tuple[type[Exception], ...] = NOTHING_WRITTEN) -> Iterator[None]:
+        """Whatever breaks out of the block ends the region, except what leaves it as it was."""
+        if self.levels.failure is not None:
+            raise self.levels.failure
+        try:
+            yield
+        except survives:
+            raise
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    def _groups(self, writes: Sequence[Write]) -> Iterator[list[Write]]:
+        """Runs of writes that fit into one entry together."""
+        group: list[Write] = []
+        size = 0
+        for write in writes:
+            more = size_bound(write.rows)
+            if group and size + more > self._context.limits.entry_size_max:
+                yield group
+                group, size = [], 0
+            group.append(write)
+            size += more
+        if group:
+            yield group
+
+    def _write(self, group: Sequence[Write]) -> None:
+        """Check and copy, append, apply, answer."""
+        fresh, applied = self._set_repeats_aside(group)
+        try:
+            checked = self._admission.gather(fresh) if fresh else None
+        except Exception as error:  # noqa: BLE001 - handed on to the writes at fault
+            self._write_without_faulty(group, error)
+            return
+        for write in group:
+            write.copied = True
+        position, durable = 0, any(write.durable for write in group)
+        try:
+            self._keep_generation_small(checked)
+            if durable:
+                position = self._append(checked, applied)
+        except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
+            if isinstance(error, NOT_ENCODED) and self.lingers:
+                raise  # visible rows among them: they could never be appended
+            for write in group:
+                write.done.set_exception(error)
+            return
+        if checked is not None and not durable:
+            self._log.linger(checked.rows, checked.size, self._context.clock.monotonic())
+        self._applied = applied
+        if checked is not None:
+            self._apply(checked)
+        self._acknowledge(group, fresh, position)
+
+    @staticmethod
+    def _acknowledge(group: Sequence[Write], fresh: Sequence[Write], position: int) -> None:
+        first_time = {id(write) for write in fresh} if len(fresh) < len(group) else None
+        for write in group:
+            applied = first_time is None or id(write) in first_time
+            write.done.set_result(Ack(write.rows.num_rows, applied, position))
+
+    def _write_without_faulty(self, group: Sequence[Write], error: Exception) -> None:
+        """The group did not pass as a whole, with `error`: answer the writes at fault, and write the others."""
+        passed = []
+        for write in group:
+            try:
+                self._admission.check(write.rows, deletes=write.deletes)
+                passed.append(write)
+            except Exception as fault:  # noqa: BLE001 - handed on
+                write.done.set_exception(fault)
+        if len(passed) < len(group):
+            if passed:
+                self._write(passed)
+            return
+        for write in passed:  # each by itself is fine: want of memory, for example
+            write.done.set_exception(error)
+
+    def _set_repeats_aside(self, group: Sequence[Write]) -> tuple[list[Write], dict[str, int]]:
+        """The writes that were not applied before, in order, and the applied map once they are."""
+        fresh, applied = [], dict(self._applied)
+        for write in group:
+            token = write.token
+            if token is not None:
+                if applied.get(token.producer, -1) >= token.sequence:
+                    continue
+                applied[token.producer] = token.sequence
+            fresh.append(write)
+        return fresh, applied
+
+    def _append(self, checked: Checked | None, applied: dict[str, int]) -> int:
+        rows, size = (None, 0) if checked is None else (checked.rows, checked.size)
+        return self._log.append(rows, size, applied=applied, generation=self.levels.active.generation)
+
+    def _append_lingering(self) -> None:
+        if self.lingers:
+            self._append(None, self._applied)
+
+    def _apply(self, rows: pa.Table | Checked) -> None:
+        if not rows.num_rows:
+            return
+        if not self.levels.active.rows:
+            self._active_since = self._context.clock.monotonic()
+        self.levels.active.apply(rows)
+        self.levels.measure()
+
+    def _replay(self, entries: Sequence[wal.Entry]) -> None:
+        covers = 0
+        # ShardWriter passes over entries of a generation below the manifest's, so where it may come next (arrow format)
+        # a generation of the log is published whole or not at all.
+        limited = self._context.limits.generation_rows is not None
+        for done, entry in enumerate(entries, 1):
+            if entry.header.generation > self.levels.active.generation:
+                # As its writer froze them: the generations in a log never go back, not over claims either.
+                self._freeze(covers=covers)
+            covers = entry.position
+            self._apply(entry.rows)
+            closed = entry.header.part is None or entry.header.part.closes
+            if closed and self._full() and not limited:
+                self._freeze(covers=entry.position)
+            self._context.replayed(self.region, "applying", done, len(entries))
+
+    def _full(self) -> bool:
+        limits = self._context.limits
+        return self.levels.active_bytes >= limits.size_max or self.levels.active.rows >= limits.rows_max
+
+    def _keep_generation_small(self, checked: Checked | None) -> None:
+        """Freeze first where the active generation and `checked` are more than one generation of the log may hold."""
+        limits, entries = self._context.limits, self._log.position - self._frozen_to
+        if checked is None or limits.generation_rows is None or limits.generation_entries is None:
+            return
+        parts = 1 + checked.size // limits.entry_size_max
+        rows = self.levels.active.rows + checked.num_rows
+        if rows > limits.generation_rows or entries + parts > limits.generation_entries:
+            self._freeze()
+
+    def _freeze(self, covers: int | None = None) -> None:
+        """Swap in an empty memtable; the full one waits for `publish_next`, durable to its last row."""
+        self._append_lingering()
+        if self.levels.active.rows:
+            self._frozen_to = self._log.position if covers is None else covers
+            self.levels.freeze(self._frozen_to)
+
+
+def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.WalAppender:
+    return wal.WalAppender(
+        context.store,
+        region,
+        claim.guard,
+        context.codec,
+        claim.next_position,
+        context.ids,
+        context.clock,
+        context.wal_options,
+    )

@@ -1,0 +1,63 @@
+"""Waiting for the regions that the rows of one call went to.
+
+A caller that stops waiting takes back what no region has begun to write. What a region has begun it finishes, and the
+caller is told that the outcome is unknown; it gets its memory back only when the region has its own copy of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingest.errors import Unavailable, UnknownOutcome
+from ingest.region_writer import RegionWriter
+from ingest.write_queue import Ack, Write
+from wal import Clock
+
+_COPYING = 0.001
+"""Seconds between two looks at a copy that is being made; it takes less for most groups."""
+
+
+def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | None, clock: Clock) -> dict[str, Ack]:
+    """Submit each write to its region and return the regions' acks by region id.
+
+    When one region fails the others are still waited for, so that nothing is in flight after. `within`: seconds
+    after which the call is given up, None for as long as it takes.
+    Raises: the error of a region; UnknownOutcome when any write may yet be applied, Unavailable when none will.
+    """
+    until = None if within is None else clock.monotonic() + within
+    try:
+        for writer, write in waiting:
+            writer.submit(write, within)
+        errors = [error for writer, write in waiting if (error := _error(writer, write, until, clock)) is not None]
+    except BaseException:  # an interrupt: the caller's memory is the caller's again
+        for _, write in waiting:
+            _leave(write, clock)
+        raise
+    if errors:
+        raise next((error for error in errors if isinstance(error, UnknownOutcome)), errors[0])
+    return {writer.name: write.done.result() for writer, write in waiting}
+
+
+def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:
+    if until is None:
+        return write.done.exception()
+    try:
+        return write.done.exception(until - clock.monotonic())
+    except TimeoutError:
+        if _leave(write, clock):
+            return Unavailable(
+                f"region {writer.name}: the write was not begun in time and was withdrawn; retry, or raise the timeout"
+            )
+        return UnknownOutcome(
+            f"region {writer.name}: the write was begun but not known in time; it may be applied now or later; "
+            "retry with the same token"
+        )
+
+
+def _leave(write: Write, clock: Clock) -> bool:
+    """Withdraw a write; False where its region has begun with it, which then has its own copy on return."""
+    if write.take():
+        return True
+    while not write.copied and not write.done.done():
+        clock.sleep(_COPYING)
+    return False

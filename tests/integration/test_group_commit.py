@@ -1,0 +1,329 @@
+"""Many callers of one region: they share entries, each gets its own answer, and none is ever left waiting."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ingest
+import wal
+from ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
+from ingest.flight_server import FlightService
+from ingest.receipts import Receipt
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+QUIET = {"commit": {"interval": 0}}
+HURRY = {"wal": {"put_timeout": "50ms", "retry_budget": "200ms"}}
+
+
+def _open(path: Path, **more: Any) -> Any:
+    new = {} if (path / "t.lance").exists() else {"schema": SCHEMA, "key": "id", "regions": more.pop("regions", 1)}
+    return ingest.open(path / "t.lance", settings={**QUIET, **more}, **new)
+
+
+@pytest.fixture(params=["embedded", "flight"])
+def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
+    """Turns a table into what the test calls: itself, or a client of a Flight service in front of it."""
+    with ExitStack() as opened:
+
+        def through_flight(table: Any) -> Any:
+            service = FlightService(table, "grpc://127.0.0.1:0")
+            opened.callback(service.shutdown)
+            return opened.enter_context(ingest.connect(f"grpc://127.0.0.1:{service.port}"))
+
+        yield through_flight if request.param == "flight" else lambda table: table
+
+
+def _row(id: int, v: str = "") -> pa.Table:
+    return pa.table({"id": [id], "v": [v]}, schema=SCHEMA)
+
+
+class Gate:
+    """Holds every entry that the first table opened puts, until it is opened; counts entries."""
+
+    def __init__(self) -> None:
+        self.closed, self.entered = threading.Event(), threading.Event()
+        self._opened = threading.Event()
+        self.entries = 0
+        self.answer: Callable[[], wal.PutOutcome] | None = None
+        self._real = wal.LocalStore.put_if_absent
+        self._store: wal.LocalStore | None = None
+
+    def put_if_absent(self, store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
+        self._store = self._store or store
+        if store is self._store and "/wal/" in key:
+            self.entries += 1
+            if self.closed.is_set():
+                self.entered.set()
+                assert self._opened.wait(30), "the test forgot to open the gate"
+            if self.answer is not None:
+                return self.answer()
+        return self._real(store, key, data)
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def open(self) -> None:
+        self.closed.clear()
+        self._opened.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate()
+
+    def put_if_absent(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
+        return made.put_if_absent(store, key, data)
+
+    monkeypatch.setattr(wal.LocalStore, "put_if_absent", put_if_absent)
+    yield made
+    made.open()
+
+
+class Callers:
+    """Threads that put one row each, and what became of each."""
+
+    def __init__(self, put: Callable[[int], Any], count: int) -> None:
+        self.answers: dict[int, Any] = {}
+        self._put = put
+        self._about_to = 0
+        self._threads = [threading.Thread(target=self._call, args=(n,), daemon=True) for n in range(count)]
+        for thread in self._threads:
+            thread.start()
+        while self._about_to < count:
+            time.sleep(0.01)
+        time.sleep(0.3)  # all are inside put, or as good as
+
+    def _call(self, n: int) -> None:
+        self._about_to += 1
+        try:
+            self.answers[n] = self._put(n)
+        except MemWalError as error:
+            self.answers[n] = error
+
+    def all(self) -> Counter[type]:
+        """Types of the answers; fails where a caller still waits."""
+        for thread in self._threads:
+            thread.join(30)
+        assert len(self.answers) == len(self._threads), "a caller was never woken"
+        return Counter(map(type, self.answers.values()))
+
+
+def _held(gate: Gate, table: Any, count: int = 200) -> Callers:
+    """Callers of which one or a few are inside storage, which does not answer, and all others behind them."""
+    gate.close()
+    callers = Callers(lambda n: table.put(_row(n, f"caller {n}")), count)
+    assert gate.entered.is_set()
+    return callers
+
+
+# ---- sharing ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_thousand_callers_share_a_few_entries(tmp_path: Path, gate: Gate) -> None:
+    with _open(tmp_path) as table:
+        gate.close()
+        callers = Callers(lambda n: table.put(_row(n)), 2_000)
+        gate.open()
+        assert callers.all() == {Receipt: 2_000}
+        assert gate.entries <= 20
+        assert table.count() == 2_000
+    with _open(tmp_path) as again:
+        assert again.count() == 2_000
+
+
+def test_callers_that_come_back_together_share_an_entry_again(tmp_path: Path, gate: Gate) -> None:
+    """Without waiting for them the region would write the first few and the others as two entries."""
+    with _open(tmp_path) as table:
+
+        def call(n: int) -> None:
+            for turn in range(20):
+                table.put(_row(n * 20 + turn))
+
+        assert Callers(call, 16).all() == {type(None): 16}
+        assert gate.entries <= 120, "20 turns of 16 callers are 320 puts"
+
+
+def test_an_idle_region_asks_storage_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(wal.LocalStore, name)
+
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return real(*args)
+
+        return call
+
+    for name in ("put_if_absent", "put", "get", "exists", "children", "describe", "list", "delete"):
+        monkeypatch.setattr(wal.LocalStore, name, counted(name))
+    with _open(tmp_path, regions=2) as table:
+        table.put([{"id": n, "v": ""} for n in range(20)])
+        table.flush()
+        table.put(_row(1), durable=False)
+        table.put(_row(1))
+        assert "put_if_absent" in calls
+        calls.clear()
+        time.sleep(2.5)
+        assert calls == []
+
+
+# ---- one answer each -------------------------------------------------------------------------------------------------
+
+
+def test_only_the_caller_at_fault_is_refused(tmp_path: Path, gate: Gate) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32).tobytes())
+    not_text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
+    tables = [
+        _row(0, "fine"),
+        pa.table({"id": pa.array([1, None], pa.int64()), "v": ["a", "b"]}, schema=SCHEMA),
+        pa.table({"id": [2, 3], "v": not_text}, schema=SCHEMA),
+        _row(4, "fine too"),
+    ]
+    with _open(tmp_path) as table:
+        gate.close()
+        callers = Callers(lambda n: table.put(tables[n % 4]), 8)
+        gate.open()
+        assert callers.all() == {Receipt: 4, Invalid: 4}
+        for n in (1, 5):
+            assert (callers.answers[n].details["column"], callers.answers[n].details["row"]) == ("id", 1)
+        for n in (2, 6):
+            assert "column 'v'" in str(callers.answers[n])
+        assert gate.entries <= 3
+        assert sorted(table.scan(["id"])["id"].to_pylist()) == [0, 4]
+
+
+def test_a_fence_wakes_every_waiter_with_both_epochs(tmp_path: Path, gate: Gate) -> None:
+    table = _open(tmp_path)
+    callers = _held(gate, table)
+    with _open(tmp_path) as newer:
+        gate.open()
+        answers = callers.all()
+        assert answers == {FencedError: 200}
+        assert all("epoch 1 was fenced by epoch 2" in str(error) for error in callers.answers.values())
+        assert newer.count() == 0
+    table.close()
+
+
+def test_storage_without_an_answer_wakes_every_waiter(tmp_path: Path, gate: Gate) -> None:
+    table = _open(tmp_path, **HURRY)
+    callers = _held(gate, table)
+    gate.answer = lambda: wal.PutOutcome.OUTCOME_UNKNOWN
+    gate.open()
+    answers = callers.all()
+    assert set(answers) <= {UnknownOutcome, Unavailable}
+    gate.answer = None
+    table.close()
+    with _open(tmp_path) as again:  # nobody was told that it is there, and nothing else is
+        assert again.count() == 0
+
+
+def test_closing_answers_every_waiter_and_keeps_what_was_acknowledged(tmp_path: Path, gate: Gate) -> None:
+    table = _open(tmp_path)
+    callers = _held(gate, table)
+    closing = threading.Thread(target=table.close)
+    closing.start()
+    gate.open()
+    answers = callers.all()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert set(answers) <= {Receipt, Unavailable, Invalid}
+    with pytest.raises(Invalid, match="closed"):
+        table.put(_row(1))
+    with _open(tmp_path) as again:
+        there = set(again.scan(["id"])["id"].to_pylist())
+        assert {n for n, answer in callers.answers.items() if isinstance(answer, Receipt)} <= there
+
+
+# ---- giving up -------------------------------------------------------------------------------------------------------
+
+
+def test_a_write_that_was_not_begun_in_time_is_withdrawn(
+    tmp_path: Path, gate: Gate, way_in: Callable[[Any], Any]
+) -> None:
+    with _open(tmp_path) as opened:
+        table = way_in(opened)
+        gate.close()
+        first = Callers(lambda _: table.put(_row(1)), 1)
+        assert gate.entered.wait(10)
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="withdrawn"):
+            table.put(_row(2), token="loader:1", timeout=0.2)
+        with pytest.raises(Unavailable, match="withdrawn"):
+            table.delete([1], timeout=0.05)
+        assert time.monotonic() - began < 5
+        gate.open()
+        assert first.all() == {Receipt: 1}
+        assert table.put(_row(3)).applied
+        assert sorted(table.scan(["id"])["id"].to_pylist()) == [1, 3]
+        assert table.put(_row(2), token="loader:1").applied
+
+
+def test_a_write_that_was_begun_is_unknown_and_its_token_settles_it(
+    tmp_path: Path, gate: Gate, way_in: Callable[[Any], Any]
+) -> None:
+    ids = np.array([7, 8])
+    with _open(tmp_path) as opened:
+        table = way_in(opened)
+        gate.close()
+        with pytest.raises(UnknownOutcome, match="same token"):
+            table.put(pa.table({"id": ids, "v": ["a", "b"]}), token="loader:1", timeout=0.3)
+        ids[:] = 99  # the caller's memory is the caller's again
+        gate.open()
+        assert not table.put(pa.table({"id": [7, 8], "v": ["a", "b"]}), token="loader:1").applied
+        assert sorted(table.scan(["id"])["id"].to_pylist()) == [7, 8]
+
+
+def test_an_interrupt_gives_the_caller_its_memory_back(tmp_path: Path, gate: Gate) -> None:
+    ids = np.array([7, 8])
+    with _open(tmp_path) as table:
+        gate.close()
+
+        def interrupt() -> None:
+            gate.entered.wait(10)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            table.put(pa.table({"id": ids, "v": ["a", "b"]}))
+        interrupting.join()
+        ids[:] = 99
+        gate.open()
+        table.put(_row(1))
+        assert sorted(table.scan(["id"])["id"].to_pylist()) == [1, 7, 8]
+
+
+def test_of_several_regions_an_unknown_one_decides(tmp_path: Path, gate: Gate) -> None:
+    rows = [{"id": n, "v": ""} for n in range(50)]
+    with _open(tmp_path, regions=4) as table:
+        gate.close()
+        with pytest.raises(UnknownOutcome):
+            table.put(rows, token="loader:1", timeout=0.3)
+        gate.open()
+        table.put(rows, token="loader:1")
+        assert table.count() == 50
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout: float) -> None:
+    with _open(tmp_path) as table, pytest.raises(Invalid, match="seconds above 0"):
+        table.put(_row(1), timeout=timeout)
+
+
+def test_a_timeout_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:
+    with _open(tmp_path) as table:
+        assert table.put(_row(1), timeout=30).positions
+        assert table.delete([1], timeout=1e12).applied
+        assert table.count() == 0

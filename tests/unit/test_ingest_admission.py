@@ -1,0 +1,126 @@
+"""Rows are checked and copied once per group, and a fault is told with the row number of its own write."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import wal
+from ingest.admission import Admission, size_bound
+from ingest.errors import Invalid
+from ingest.region_context import Limits, RegionContext
+from ingest.write_queue import Write
+from memtable import InvalidRows, row_schema, tombstones
+
+ID = pa.field("id", pa.int64(), nullable=False)
+COLUMNS: dict[str, pa.Array] = {
+    "int": pa.array(np.arange(6)),
+    "float16": pa.array(np.arange(6, dtype=np.float16)),
+    "bool": pa.array([True, False, None, True, True, False]),
+    "string": pa.array(list("abcdef")),
+    "large_string": pa.array(list("abcdef"), pa.large_string()),
+    "binary": pa.array([b"x"] * 6),
+    "fixed_binary": pa.array([b"xx"] * 6, pa.binary(2)),
+    "decimal": pa.array([decimal.Decimal(1)] * 6),
+    "date": pa.array([datetime.date(2000, 1, 1)] * 6),
+    "timestamp": pa.array([datetime.datetime(2000, 1, 1)] * 6),  # noqa: DTZ001 - a column without a zone
+    "list": pa.array([[1, 2], [], None, [3], [4], [5, 6]]),
+    "large_list": pa.array([[1, 2], [], None, [3], [4], [5, 6]], pa.large_list(pa.int32())),
+    "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 2),
+    "struct": pa.array([{"a": 1, "b": ["x"]}, None, {"a": 2, "b": []}] * 2),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef"] * 6, pa.binary(16))),
+    "null": pa.nulls(6),
+}
+
+
+def admission(*columns: pa.Field) -> Admission:
+    """Of a table with the key `id`; columns declared not null are required."""
+    base = pa.schema([ID, *columns])
+    schema = row_schema(base, ("id",))
+    context = RegionContext(
+        store=wal.MemoryStore(),
+        codec=wal.LanceCodec(schema),
+        clock=wal.FakeClock(),
+        ids=wal.SeededIds(),
+        schema=schema,
+        key=("id",),
+        indexes=(),
+        storage_version="2.1",
+        field_ids=None,
+        limits=Limits(1 << 20, 0.1, 1 << 30, 10, None, 60.0, 1 << 30, 0.1),
+        wal_options=wal.WalOptions(),
+        required=tuple(field.name for field in columns if not field.nullable),
+    )
+    return Admission(context)
+
+
+def addresses(column: pa.ChunkedArray) -> set[int]:
+    """Where the buffers of a column lie."""
+    stored = (chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk for chunk in column.chunks)
+    return {buffer.address for chunk in stored for buffer in chunk.buffers() if buffer is not None and buffer.size}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.parametrize("parts", [[(0, 6)], [(1, 3)], [(0, 2), (2, 4)], [(0, 0), (1, 4)]], ids=str)
+def test_nothing_of_the_callers_memory_is_kept(kind: str, parts: list[tuple[int, int]]) -> None:
+    given = pa.table([pa.array(np.arange(6)), COLUMNS[kind]], names=["id", "c"])
+    admits = admission(pa.field("c", COLUMNS[kind].type))
+    slices = [admits.conform(given.slice(*part)) for part in parts]
+    gathered = admits.gather([Write(each) for each in slices])
+    for name in ("id", "c"):
+        assert not addresses(gathered.rows[name]) & addresses(given[name])
+    assert gathered.rows.drop_columns("_tombstone").to_pylist() == pa.concat_tables(slices).to_pylist()
+    assert gathered.rows["_tombstone"].to_pylist() == [False] * gathered.num_rows
+
+
+def test_the_size_of_a_group_is_counted_without_a_look_at_each_value() -> None:
+    admits = admission(pa.field("s", pa.string()))
+    rows = pa.table({"id": np.arange(100), "s": ["abc"] * 100})
+    gathered = admits.gather([Write(admits.conform(rows))])
+    assert gathered.size == pytest.approx(gathered.rows.nbytes, rel=0.1)
+    assert size_bound(rows) == pytest.approx(rows.nbytes, rel=0.1)
+    wide = pa.table({"id": np.arange(1_000_000)})
+    assert size_bound(wide.slice(5, 10)) == 80, "a slice of a large table is no large write"
+
+
+def test_a_column_that_must_have_a_value_may_be_null_in_a_delete() -> None:
+    admits = admission(pa.field("v", pa.int64(), nullable=False))
+    put = Write(admits.conform(pa.table({"id": [1], "v": [1]})))
+    columns = row_schema(pa.schema([ID, pa.field("v", pa.int64())]), ("id",))
+    delete = Write(tombstones(pa.table({"id": [2]}), columns).drop_columns("_tombstone"), deletes=True)
+    assert admits.gather([put, delete]).rows["_tombstone"].to_pylist() == [False, True]
+    missing = Write(admits.conform(pa.table({"id": [3, 4], "v": [1, None]})))
+    with pytest.raises(InvalidRows, match="'v' is null"):
+        admits.gather([put, delete, missing])
+    admits.check(delete.rows, deletes=True)
+    with pytest.raises(InvalidRows, match="'v' is null in row 1"):
+        admits.check(missing.rows, deletes=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"id": [1], "w": [1]}, "column 'w' is not in the table"),
+        ({"v": [1]}, "key column 'id' is missing"),
+        ({"id": ["x"], "v": [1]}, "column 'id' has the type string"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_by_the_callers_thread(rows: dict[str, Any], message: str) -> None:
+    with pytest.raises((InvalidRows, Invalid), match=message):
+        admission(pa.field("v", pa.int64())).conform(pa.table(rows))
+
+
+def test_offsets_that_lie_outside_of_their_buffer_are_refused_before_they_are_followed() -> None:
+    offsets = pa.py_buffer(np.array([0, 1_000_000_000, 1], dtype=np.int32).tobytes())
+    wild = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a")])
+    admits = admission(pa.field("s", pa.string()))
+    rows = admits.conform(pa.table({"id": [1, 2], "s": wild}))
+    with pytest.raises(pa.ArrowInvalid):
+        admits.gather([Write(rows)])
+    with pytest.raises(Invalid, match="column 's'"):
+        admits.check(rows, deletes=False)

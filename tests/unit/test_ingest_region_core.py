@@ -1,0 +1,280 @@
+"""One region without a thread: every promise of the core, driven step by step over a store that fails on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import wal
+from ingest.region_context import Limits, RegionContext
+from ingest.region_core import RegionCore
+from ingest.tokens import Token
+from ingest.write_queue import Write
+from memtable import InvalidRows, row_schema
+
+BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+REGION = wal.bucket_region(0)
+LIMITS = Limits(
+    entry_size_max=1 << 20,
+    linger_max=0.1,
+    size_max=1 << 30,
+    rows_max=10,
+    age_max=60.0,
+    unflushed_max=1 << 30,
+    retry_delay=0.1,
+)
+
+
+class Scripted:
+    """A local store that does what the test says at the next conditional writes of WAL entries."""
+
+    def __init__(self, root: Path) -> None:
+        self._inner = wal.LocalStore(root)
+        self.next: list[Callable[[], wal.PutOutcome | None]] = []
+        self.entries = 0
+
+    def put_if_absent(self, key: str, data: bytes) -> wal.PutOutcome:
+        if "/wal/" in key:
+            self.entries += 1
+            if self.next and (outcome := self.next.pop(0)()) is not None:
+                return outcome
+        return self._inner.put_if_absent(key, data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def refuse() -> wal.PutOutcome:
+    raise wal.StoreRefused("no such bucket")
+
+
+class Region:
+    """A core with its store and clock."""
+
+    def __init__(self, root: Path, **limits: Any) -> None:
+        self.store, self.clock = Scripted(root), wal.FakeClock()
+        schema = row_schema(BASE, ("id",))
+        self.context = RegionContext(
+            store=self.store,
+            codec=wal.LanceCodec(schema),
+            clock=self.clock,
+            ids=wal.SystemIds(),
+            schema=schema,
+            key=("id",),
+            indexes=(),
+            storage_version="2.1",
+            limits=Limits(**{name: limits.get(name, getattr(LIMITS, name)) for name in Limits.__slots__}),
+            wal_options=wal.WalOptions(0.5, 1.0),
+        )
+        self.core = RegionCore.open(self.context, REGION)
+
+    def again(self) -> RegionCore:
+        """A newer claim of the same region."""
+        return RegionCore.open(self.context, REGION)
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Region:
+    return Region(tmp_path / "t.lance")
+
+
+def write(*ids: int, v: str = "", **more: Any) -> Write:
+    return Write(pa.table({"id": list(ids), "v": [v] * len(ids)}, schema=BASE), **more)
+
+
+def seen(core: RegionCore) -> dict[int, str]:
+    """Newest row per key of the memtables."""
+    found: dict[int, dict[str, Any]] = {}
+    for snapshot in core.view().memtables:
+        for row in snapshot.take(np.flatnonzero(snapshot.newest()), ["id", "v", "_tombstone"]).to_pylist():
+            found.setdefault(row["id"], row)
+    return {key: row["v"] for key, row in found.items() if not row["_tombstone"]}
+
+
+def test_one_call_is_one_entry_and_every_write_is_acknowledged(region: Region) -> None:
+    writes = [write(1, v="a"), write(2, 3, v="b"), write(1, v="c")]
+    region.core.serve(writes)
+    assert [each.done.result().position for each in writes] == [1, 1, 1]
+    assert [each.done.result().rows for each in writes] == [1, 2, 1]
+    assert region.store.entries == 1
+    assert seen(region.core) == {1: "c", 2: "b", 3: "b"}
+    assert seen(region.again()) == {1: "c", 2: "b", 3: "b"}
+
+
+def test_a_delete_between_two_puts_keeps_its_place(region: Region) -> None:
+    gone = write(1, 2, v="old")
+    delete = Write(pa.table({"id": [1, 2], "v": [None, None]}, schema=BASE), deletes=True)
+    region.core.serve([gone, delete, write(2, v="new")])
+    assert seen(region.core) == seen(region.again()) == {2: "new"}
+
+
+def test_nothing_is_visible_before_it_is_durable_and_a_view_may_be_taken_meanwhile(region: Region) -> None:
+    """Also the proof that no lock is held across a call of the store: this is one thread."""
+    during: list[Any] = []
+
+    def look() -> None:
+        during.append((seen(region.core), region.core.publish_next(), region.core.status()["wal_position"]))
+
+    region.store.next = [look]
+    region.core.serve([write(1)])
+    assert during == [({}, False, 0)]
+    assert seen(region.core) == {1: ""}
+
+
+def test_a_token_is_applied_once_within_a_group_and_after_a_claim(region: Region) -> None:
+    first, again = write(1, v="a", token=Token("loader", 7)), write(1, v="b", token=Token("loader", 7))
+    region.core.serve([first, again])
+    assert (first.done.result().applied, again.done.result().applied) == (True, False)
+    newer = region.again()
+    newer.serve([late := write(1, v="c", token=Token("loader", 6))])
+    assert not late.done.result().applied
+    assert seen(newer) == {1: "a"}
+
+
+def test_storage_that_refuses_fails_the_group_and_leaves_the_region_alive(region: Region) -> None:
+    region.store.next = [refuse]
+    writes = [write(1), write(2)]
+    region.core.serve(writes)
+    assert all(isinstance(each.done.exception(), wal.StoreRefused) for each in writes)
+    region.core.serve([fine := write(3)])
+    assert fine.done.result().position == 1
+    assert region.core.failure is None
+    assert seen(region.core) == {3: ""}
+
+
+def test_an_unknown_outcome_is_told_to_its_callers_and_poisons_the_region(region: Region) -> None:
+    region.store.next = [lambda: wal.PutOutcome.OUTCOME_UNKNOWN] * 100
+    lost = write(1)
+    with pytest.raises(wal.OutcomeUnknown):
+        region.core.serve([lost])
+    assert isinstance(lost.done.exception(), wal.OutcomeUnknown)
+    for step in (region.core.view, region.core.keep_limits, region.core.freeze, lambda: region.core.serve([write(2)])):
+        with pytest.raises(wal.Poisoned, match="open the table again"):
+            step()
+
+
+def test_a_fenced_region_says_so_to_everybody(region: Region) -> None:
+    region.core.serve([write(1)])
+    newer = region.again()
+    late = write(2)
+    with pytest.raises(wal.Fenced, match="epoch 1 was fenced by epoch 2"):
+        region.core.serve([late])
+    assert isinstance(late.done.exception(), wal.Fenced)
+    with pytest.raises(wal.Fenced):
+        region.core.publish_next()
+    assert seen(newer) == {1: ""}
+
+
+def test_a_write_larger_than_an_entry_is_split_and_comes_back_whole(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", entry_size_max=100)
+    region.core.serve([write(*range(30)), write(30)])
+    assert region.store.entries > 2
+    assert set(seen(region.again())) == set(range(31))
+
+
+def test_rows_that_linger_are_appended_when_their_time_is_up(region: Region) -> None:
+    assert region.core.next_duty() is None
+    region.core.serve([write(1, durable=False)])
+    assert (region.store.entries, seen(region.core)) == (0, {1: ""})
+    assert region.core.next_duty() == pytest.approx(LIMITS.linger_max)
+    region.core.keep_limits()
+    assert region.core.lingers
+    region.clock.advance(LIMITS.linger_max)
+    region.core.keep_limits()
+    assert not region.core.lingers
+    assert seen(region.again()) == {1: ""}
+
+
+def test_frozen_memtables_are_published_in_order_and_a_failed_flush_blocks_those_behind(region: Region) -> None:
+    for first in (0, 10):
+        region.core.serve([write(*range(first, first + 10))])
+        region.core.keep_limits()
+    assert region.core.view().ssts == ()
+    broken = region.store.put_if_absent
+    region.store.put_if_absent = lambda key, data: refuse()  # type: ignore[method-assign]
+    with pytest.raises(wal.StoreRefused):
+        region.core.publish_next()
+    region.store.put_if_absent = broken  # type: ignore[method-assign]
+    assert (region.core.failure, region.core.view().ssts) == (None, ())
+    assert [region.core.publish_next() for _ in range(3)] == [True, True, False]
+    assert [sst.generation for sst in region.core.view().ssts] == [1, 2]
+    assert region.core.status()["replay_after"] == 2
+    assert seen(region.again()) == {}
+
+
+def logged(region: Region) -> list[tuple[int, int]]:
+    """Generation and rows of every entry with rows in the log."""
+    entries, _ = wal.read_tail(region.store, REGION, region.context.codec, 0)
+    return [(entry.header.generation, entry.rows.num_rows) for entry in entries]
+
+
+def frozen_and_active(core: RegionCore) -> list[int]:
+    """Rows of each memtable, oldest first."""
+    return [snapshot.n for snapshot in reversed(core.view().memtables) if snapshot.n]
+
+
+def test_a_claim_follows_the_generations_of_the_log(region: Region) -> None:
+    for ids in ((1, 2), (3,)):
+        region.core.serve([write(*ids)])
+        region.core.freeze()
+    region.core.serve([write(4)])
+    again = region.again()
+    assert frozen_and_active(again) == [2, 1, 1]
+    again.serve([write(5)])
+    assert logged(region) == [(1, 2), (2, 1), (3, 1), (3, 1)]
+
+
+def test_a_generation_has_no_more_rows_and_entries_in_the_log_than_it_may(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", rows_max=100, generation_rows=5, generation_entries=3)
+    for ids in ((1, 2, 3), (4, 5), (6,), (7,), (8,), (9,), tuple(range(20, 30)), (10,)):
+        region.core.serve([write(*ids)])
+    assert logged(region) == [(1, 3), (1, 2), (2, 1), (2, 1), (2, 1), (3, 1), (4, 10), (5, 1)]
+    assert sorted(seen(region.core)) == [*range(1, 11), *range(20, 30)]
+
+
+def test_rows_that_linger_count_for_their_generation(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", rows_max=100, generation_rows=5, generation_entries=100)
+    for ids in ((1, 2, 3), (4, 5), (6,)):
+        region.core.serve([write(*ids, durable=False)])
+    region.core.close()
+    assert logged(region) == [(1, 5), (2, 1)]
+
+
+def test_a_generation_of_the_log_is_published_whole_where_shard_writer_may_come_next(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", rows_max=100, generation_rows=5, generation_entries=100)
+    for ids in ((1, 2), (3, 4), (5,)):
+        region.core.serve([write(*ids)])
+    small = Region(tmp_path / "t.lance", rows_max=2, generation_rows=5, generation_entries=100)
+    assert frozen_and_active(small.core) == [5]
+    small.core.keep_limits()
+    assert small.core.publish_next()
+    assert small.core.status()["replay_after"] >= 3
+
+
+def test_only_the_write_at_fault_is_refused_and_its_token_may_be_used_again(region: Region) -> None:
+    token = Token("loader", 1)
+    faulty = Write(pa.table({"id": pa.array([5, None], pa.int64()), "v": ["", ""]}, schema=BASE), token=token)
+    writes = [write(1), faulty, write(2), write(6, token=token)]
+    region.core.serve(writes)
+    fault = faulty.done.exception()
+    assert isinstance(fault, InvalidRows)
+    assert (fault.column, fault.row) == ("id", 1)
+    assert [writes[n].done.result().position for n in (0, 2, 3)] == [1, 1, 1]
+    assert writes[3].done.result().applied
+    assert seen(region.core) == seen(region.again()) == {1: "", 2: "", 6: ""}
+
+
+def test_a_write_that_its_caller_withdrew_is_not_written(region: Region) -> None:
+    kept, withdrawn = write(1), write(2)
+    assert withdrawn.take()
+    region.core.serve([withdrawn, kept])
+    assert (kept.copied, withdrawn.copied, withdrawn.done.done()) == (True, False, False)
+    assert not kept.take()
+    assert seen(region.core) == {1: ""}
+    region.core.serve([withdrawn])
+    assert region.store.entries == 1
