@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from bench.report import times, verdict
+from bench.report import setting, times, verdict
 from bench.result import Ratio, RunResult
 
 WIDTH, LEFT, RIGHT = 1000, 390, 160
@@ -58,7 +58,7 @@ def _bars(result: RunResult, least: int, most: int) -> Iterator[str]:
         noted = {each.name for each in benchmark.contenders if each.note}
         for ratio in benchmark.ratios():
             name = f"{ratio.lance} †" if ratio.lance in noted else ratio.lance
-            yield from _bar(ratio, name, y, least, most)
+            yield from _bar(ratio, f"as {name}{setting(benchmark, ratio.memwal)}", y, least, most)
             y += ROW
 
 
@@ -67,7 +67,7 @@ def _bar(ratio: Ratio, name: str, y: int, least: int, most: int) -> Iterator[str
     one, end = _x(0, least, most), _x(math.log10(ratio.median), least, most)
     low, high = (_x(math.log10(each), least, most) for each in (ratio.low, ratio.high))
     middle = y + ROW / 2
-    yield _text(LEFT - 10, y + 13, f"as {name}", anchor="end", fill="#30343b")
+    yield _text(LEFT - 10, y + 13, name, anchor="end", fill="#30343b")
     yield f'<rect x="{min(one, end):.1f}" y="{y + 3}" width="{abs(end - one):.1f}" height="{ROW - 6}" fill="{colour}"/>'
     yield f'<line x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}" stroke="#30343b"/>'
     yield _text(WIDTH - RIGHT + 16, y + 13, times(ratio), fill=colour)

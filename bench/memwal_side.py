@@ -13,6 +13,8 @@ import ingest
 from ingest.settings import load
 
 DEFAULT: Mapping[str, Mapping[str, Any]] = {}
+ARROW: Mapping[str, Mapping[str, Any]] = {"wal": {"format": "arrow"}}
+"""Entries in the layout that Lance's own writers read and write."""
 HOLD: Mapping[str, Mapping[str, Any]] = {"memtable": {"age_max": "1h"}, "commit": {"interval": "0s"}}
 """Keeps rows at the level they were put to for as long as queries are measured."""
 

@@ -70,14 +70,19 @@ class Puts(Contender):
         return Sample(np.asarray(latencies), watch.seconds, rows, found)
 
 
-def _memwal(callers: Sequence[Sequence[pa.Table]], table: _Table, *, durable: bool = True) -> Puts:
-    settings = memwal_side.DEFAULT
-
+def _memwal(
+    callers: Sequence[Sequence[pa.Table]],
+    table: _Table,
+    name: str = "default",
+    settings: Mapping[str, Mapping[str, Any]] = memwal_side.DEFAULT,
+    *,
+    durable: bool = True,
+) -> Puts:
     def open_at(at: Path) -> MemwalTable:
         return MemwalTable(at, table.base, table.key, table.indexes, durable=durable, settings=settings)
 
     resolved = memwal_side.resolved(settings, durable=durable, regions=1)
-    return Puts("memwal, default", "memwal", resolved, open_at, callers, table.key)
+    return Puts(f"memwal, {name}", "memwal", resolved, open_at, callers, table.key)
 
 
 def _lance(
@@ -103,6 +108,7 @@ def _durable(values: Values) -> list[Contender]:
     batches = narrow_batches(values["puts"], values["rows"])
     return [
         _memwal([batches], _NARROW),
+        _memwal([batches], _NARROW, "arrow format", memwal_side.ARROW),
         _lance("ShardWriter, best", lance_side.DURABLE_BEST, [batches], _NARROW),
         _lance("ShardWriter, default", lance_side.DEFAULT, [batches], _NARROW),
         StorageFloor(batches),
@@ -115,6 +121,7 @@ def _callers(values: Values) -> list[Contender]:
     few = [batches[: values["puts_default"]] for batches in everything]
     return [
         _memwal(everything, _NARROW),
+        _memwal(everything, _NARROW, "arrow format", memwal_side.ARROW),
         _lance("ShardWriter, best", lance_side.DURABLE_BEST, everything, _NARROW),
         _lance(
             "ShardWriter, default",

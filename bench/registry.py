@@ -6,10 +6,15 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 
-from bench import put_path, query_path, search_path
+from bench import put_path, query_path, replay_path, search_path
 from bench.benchmark import Benchmark
 
-ALL: tuple[Benchmark, ...] = (*put_path.BENCHMARKS, *query_path.BENCHMARKS, *search_path.BENCHMARKS)
+ALL: tuple[Benchmark, ...] = (
+    *put_path.BENCHMARKS,
+    *replay_path.BENCHMARKS,
+    *query_path.BENCHMARKS,
+    *search_path.BENCHMARKS,
+)
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:

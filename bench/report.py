@@ -70,13 +70,18 @@ def update(readme: Path, result: RunResult) -> None:
 
 
 def rows(benchmark: BenchmarkResult) -> Iterator[tuple[str, str, str, str, str]]:
-    """Per setting of Lance: memwal's figure, the setting, its figure, the ratio, the verdict."""
-    memwal = next(each for each in benchmark.contenders if each.side == "memwal")
-    ratios = {each.lance: each for each in benchmark.ratios()}
-    for lance in (each for each in benchmark.contenders if each.side == "lance"):
-        ratio = ratios[lance.name]
+    """Per setting of memwal and of Lance: memwal's figure, Lance's setting, its figure, the ratio, the verdict."""
+    contenders = {each.name: each for each in benchmark.contenders}
+    for ratio in benchmark.ratios():
+        memwal, lance = contenders[ratio.memwal], contenders[ratio.lance]
         name = lance.name + (" †" if lance.note else "")
-        yield shown(benchmark.figure, memwal), name, shown(benchmark.figure, lance), times(ratio), verdict(ratio)
+        ours = shown(benchmark.figure, memwal) + setting(benchmark, memwal.name)
+        yield ours, name, shown(benchmark.figure, lance), times(ratio), verdict(ratio)
+
+
+def setting(benchmark: BenchmarkResult, memwal: str) -> str:
+    """Which of memwal's settings this is, where there are several."""
+    return f" ({memwal.removeprefix('memwal, ')})" if len(benchmark.of("memwal")) > 1 else ""
 
 
 def _ratio_table(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
@@ -107,7 +112,8 @@ def _losses(benchmarks: Sequence[BenchmarkResult]) -> list[str]:
         if verdict(ratio) != "faster"
     ]
     return [
-        f"- {benchmark.title}: {times(ratio)} as fast as {ratio.lance}, {verdict(ratio)}"
+        f"- {benchmark.title}{setting(benchmark, ratio.memwal)}: "
+        f"{times(ratio)} as fast as {ratio.lance}, {verdict(ratio)}"
         for _, benchmark, ratio in sorted(lost, key=lambda each: each[0])
     ]
 
@@ -116,10 +122,10 @@ def _floor_table(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
     yield "| benchmark | storage alone, p50 | memwal, p50 (p99) | Lance, p50 (p99) |"
     yield "|---|---|---|---|"
     for benchmark in benchmarks:
-        for floor in (each for each in benchmark.contenders if each.side == "floor"):
-            memwal = next(each for each in benchmark.contenders if each.side == "memwal")
-            lance = "; ".join(f"{_latency(each)} {each.name}" for each in benchmark.contenders if each.side == "lance")
-            yield f"| `{benchmark.name}` | {_three(floor.median('p50_ms'))} ms | {_latency(memwal)} | {lance} |"
+        for floor in benchmark.of("floor"):
+            memwal = "; ".join(_latency(each) + setting(benchmark, each.name) for each in benchmark.of("memwal"))
+            lance = "; ".join(f"{_latency(each)} {each.name}" for each in benchmark.of("lance"))
+            yield f"| `{benchmark.name}` | {_three(floor.median('p50_ms'))} ms | {memwal} | {lance} |"
 
 
 def _latency(contender: ContenderResult) -> str:

@@ -4,7 +4,7 @@
  "benchmarks": [{"name", "title", "figure": "p50_ms" | "rows_per_second", "parameters": {…},
                  "contenders": [{"name", "side", "question", "note", "settings": {…},
                                  "rounds": [{"p50_ms", "p99_ms", "rows_per_second", "digest", "measures"}]}],
-                 "ratios": [{"lance", "median", "low", "high", "won", "rounds"}]}]}
+                 "ratios": [{"memwal", "lance", "median", "low", "high", "won", "rounds"}]}]}
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ class ContenderResult:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast memwal was as `lance`: median, lowest and highest over the rounds, below 1 it was slower.
+    """How many times as fast `memwal` was as `lance`: median, lowest and highest over the rounds; below 1, slower.
 
     `won`: rounds in which it was faster, of `rounds`.
     """
 
+    memwal: str
     lance: str
     median: float
     low: float
@@ -86,9 +87,13 @@ class BenchmarkResult:
     contenders: tuple[ContenderResult, ...]
 
     def ratios(self) -> list[Ratio]:
-        """memwal against each of Lance's settings, round by round."""
-        memwal = next(each for each in self.contenders if each.side == "memwal")
-        return [_ratio(self.figure, memwal, each) for each in self.contenders if each.side == "lance"]
+        """Each of memwal's settings against each of Lance's, round by round."""
+        lance = self.of("lance")
+        return [_ratio(self.figure, ours, theirs) for ours in self.of("memwal") for theirs in lance]
+
+    def of(self, side: Side) -> list[ContenderResult]:
+        """The contenders of one side."""
+        return [each for each in self.contenders if each.side == side]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ def _ratio(figure: Figure, memwal: ContenderResult, lance: ContenderResult) -> R
     lower_is_better = figure == "p50_ms"
     found = [b / a if lower_is_better else a / b for a, b in pairs]
     won = sum(each > 1 for each in found)
-    return Ratio(lance.name, float(median(found)), min(found), max(found), won, len(found))
+    return Ratio(memwal.name, lance.name, float(median(found)), min(found), max(found), won, len(found))
 
 
 def _benchmark(content: Mapping[str, Any]) -> BenchmarkResult:
