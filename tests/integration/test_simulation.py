@@ -1,0 +1,97 @@
+"""The simulation: hundreds of seeds, one seed one run, and what it would find if it were there.
+
+Seeds run in two processes beside each other; every failure names its seed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.many import outcomes
+from tests.simulation.planted import PLANTED, found_by
+from tests.simulation.world import SeedFailed, simulate
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SEEDS = 300
+SEEDS_TO_FIND = 40
+"""Within so many seeds every planted fault is to be found; most take fewer than ten."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    """Two processes; not forked, because pylance's threads would not be in the child."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        yield processes
+
+
+@pytest.mark.timeout(900)
+def test_no_seed_breaks_a_promise() -> None:
+    failed = [said for said in outcomes(1, SEEDS, workers=2) if said]
+    assert failed == []
+
+
+def command(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_one_seed_is_one_run_in_every_process() -> None:
+    here = {simulate(seed) for seed in (7, 7, 7)}
+    there = {command("--seed", "7", hash_seed=hash_seed).stdout for hash_seed in ("1", "2")}
+    assert len(here) == len(there) == 1
+    assert here.pop().digest in there.pop()
+
+
+def test_seeds_are_different_runs() -> None:
+    assert len({simulate(seed).digest for seed in range(1, 6)}) == 5
+
+
+def test_a_trace_names_time_actor_call_and_answer() -> None:
+    shown: list[str] = []
+    outcome = simulate(3, shown.append)
+    assert len(shown) == outcome.steps
+    puts = [line.split() for line in shown if "put r" in line and "/wal/" in line]
+    assert {"created"} <= {word for line in puts for word in line}
+    assert all(float(line[0]) >= 0 for line in puts)
+    assert any(line[1].startswith("writer") for line in puts)
+
+
+@pytest.mark.timeout(900)
+def test_planted_faults_are_found(pool: ProcessPoolExecutor) -> None:
+    """The value of every green run: what an implementation may get wrong shows up within a few seeds."""
+    hunts = {name: pool.submit(found_by, name, range(1, SEEDS_TO_FIND + 1)) for name in PLANTED}
+    missed = [name for name, hunt in hunts.items() if hunt.result() is None]
+    assert missed == []
+
+
+def test_a_failure_names_the_seed_and_shows_the_last_steps() -> None:
+    found = found_by("claims_without_a_sentinel", range(1, SEEDS_TO_FIND + 1))
+    assert found is not None
+    seed, reason = found
+    with PLANTED["claims_without_a_sentinel"](), pytest.raises(SeedFailed) as caught:
+        simulate(seed)
+    said = str(caught.value)
+    assert reason in said
+    assert f"seed {seed}: " in said
+    assert f"python -m tests.simulation --seed {seed} --trace" in said
+    assert len(said.splitlines()) > 20
+
+
+def test_many_seeds_at_the_command_line() -> None:
+    ran = command("--start", "1", "--seeds", "2", "--workers", "1")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "2 of 2 seeds, 0 failed" in ran.stdout

@@ -1,0 +1,17 @@
+"""The whole of memwal in one thread, with everything that can go wrong, decided by one seed.
+
+`python -m tests.simulation --seed N --trace` shows the run of a seed step by step; `make simulate SEEDS=20000` looks
+for a seed that fails. What is real: claims, appender, region core, memtables, flush, commit, collector, tailer,
+readers, and pylance on a directory. What is simulated: time, chance, who runs next, and the storage's answers.
+
+| module | what lives there |
+|---|---|
+| `scheduler` | actors (greenlets), who runs next, simulated time |
+| `storage` | the store port with faults |
+| `lance_calls` | the same for pylance's own storage calls |
+| `oracle` | what may be read, when |
+| `process` | a writer process: regions, serving and flushing |
+| `actors` | readers, committers, collectors, strangers, a Spark driver, chaos |
+| `world` | one run: a seed's weather, the actors, the end |
+| `planted` | faults that the simulation must find |
+"""

@@ -1,0 +1,63 @@
+"""`python -m tests.simulation`: one seed with its trace, or many seeds on all processors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from tests.simulation.many import outcomes
+from tests.simulation.world import SeedFailed, simulate
+
+_NEWS_EVERY = 8
+
+
+os.environ.setdefault("LANCE_LOG", "error")  # a compaction that lost a race is no news here
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 1 where a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run this one seed")
+    parser.add_argument("--trace", action="store_true", help="show every step of it")
+    parser.add_argument("--start", type=int, default=1, help="first of many seeds")
+    parser.add_argument("--seeds", type=int, default=300, help="how many")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    asked = parser.parse_args(arguments)
+    if asked.seed is not None:
+        return _one(asked.seed, trace=asked.trace)
+    return _many(asked.start, asked.seeds, asked.workers)
+
+
+def _one(seed: int, *, trace: bool) -> int:
+    try:
+        outcome = simulate(seed, print if trace else None)
+    except SeedFailed as error:
+        if trace:
+            traceback.print_exception(error.__cause__)
+        print(error.reason if trace else error)
+        return 1
+    print(f"seed {seed}: {outcome.steps} steps, {outcome.acked} of {outcome.attempts} writes acked, {outcome.digest}")
+    return 0
+
+
+def _many(start: int, seeds: int, workers: int) -> int:
+    began, failed = time.monotonic(), list[str]()
+    for done, said in enumerate(outcomes(start, seeds, workers), 1):
+        if said:
+            failed.append(said)
+            print(f"\r{said}", flush=True)
+        rate = done / (time.monotonic() - began)
+        if done % _NEWS_EVERY == 0 or done == seeds:
+            print(f"\r{done} of {seeds} seeds, {len(failed)} failed, {rate:.1f} seeds/s ", end="", flush=True)
+    print(f"\nseeds {start} to {start + seeds - 1}")
+    for said in failed:
+        print(f"failed: {said}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""Everybody beside the writers: readers, tailers, committers, collectors, strangers, a Spark driver, and chaos."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import lance
+import pyarrow as pa
+
+import flush
+import wal
+from ingest.errors import Unavailable
+from ingest.levels import Level
+from ingest.stored_table import StoredTable
+from tests.simulation.oracle import Floors, Order, Wrong
+from tests.simulation.process import EXPECTED, pairs
+from tests.simulation.scheduler import Host, SimulatedClock
+from tests.simulation.storage import OUTAGES, SimulatedStore
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+    from tests.simulation.world import World
+
+
+class Visitor:
+    """A process without a region; a killed one comes back as a new object."""
+
+    pace: tuple[float, ...] = (0.2, 1.0, 3.0)
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name, self.host = world, name, Host(name)
+        self.store = SimulatedStore(world.disk, world.weather, world.scheduler, self.host)
+        self.clock = SimulatedClock(world.scheduler)
+        world.spawn(name, self._live, self.host)
+
+    def _live(self) -> None:
+        while self.world.open:
+            self.world.scheduler.pause(self.world.random.choice(self.pace))
+            self.step()
+
+    def step(self) -> None:
+        """One visit."""
+        raise AssertionError("every visitor has its own")
+
+
+class StorageReader(Visitor):
+    """Reads the table from storage at any level; what it saw once it must never see go back."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._table = StoredTable(world.base, SimulatedStore(world.disk, world.weather, world.scheduler, Host(name)))
+        self._seen: dict[str, Floors] = {}
+        super().__init__(world, name)
+        self._table = StoredTable(world.base, self.store)
+
+    def step(self) -> None:
+        level: Level = self.world.random.choice(("durable", "durable", "durable", "flushed", "committed"))
+        oracle = self.world.oracle
+        known = {"durable": oracle.durable, "flushed": oracle.flushed, "committed": oracle.committed}[level]
+        before, one_of = self._seen.get(level, {}), list(oracle.one_of)
+        floors = {key: max(known.get(key, (0, 0)), before.get(key, (0, 0))) for key in {*known, *before}}
+        try:
+            found = self._table.scan(level=level)
+        except Unavailable as error:
+            self.world.say(f"read {level}: {type(error.__cause__ or error).__name__}")
+            return
+        ours = [row for row in pairs(found) if row[0] in oracle.region_of]
+        self.world.say(f"read {len(ours)} rows at {level}")
+        self._seen[level] = oracle.check(f"{self.name} at {level}", ours, floors)
+        if level == "durable":
+            oracle.check_one_of(self.name, ours, one_of)
+
+
+class Tailer(Visitor):
+    """Follows one region's log; what it was given, in order, must be what a reader sees."""
+
+    pace = (0.1, 0.5, 2.0)
+
+    def __init__(self, world: World, name: str) -> None:
+        self._tailer: wal.WalTailer | None = None
+        self._last: Order = (0, 0)
+        self._after = 0
+        self._given: set[int] = set()
+        self._region = world.random.randrange(world.shape.regions)
+        super().__init__(world, name)
+
+    def step(self) -> None:
+        world = self.world
+        region = world.region_ids[self._region]
+        try:
+            if self._tailer is None:
+                manifest = wal.ManifestStore(self.store, region, clock=self.clock).latest()
+                after = 0 if manifest is None else manifest.replay_after
+                options = world.wal_options
+                self._tailer = wal.WalTailer(self.store, region, world.codec, after, clock=self.clock, options=options)
+                self._last, self._after, self._given = (0, 0), after, set()
+            entries = self._tailer.poll()
+        except wal.Overtaken:
+            world.say("overtaken")
+            self._tailer = None
+            return
+        except EXPECTED as error:
+            world.say(f"poll: {type(error).__name__}")
+            return
+        if entries:
+            world.say(f"tailed {[entry.position for entry in entries]}")
+        for entry in entries:
+            self._check(entry)
+        self._check_complete(self._tailer.position)
+
+    def _check(self, entry: wal.Entry) -> None:
+        """Orders never go back, and nothing failed is given: within one owner, attempts come as they were taken."""
+        for value in entry.rows.column("v").to_pylist():
+            if value is None:
+                continue
+            attempt = self.world.oracle.attempts[value - 1]
+            if attempt.state == "failed":
+                raise Wrong(f"{self.name}: position {entry.position} gives {attempt}, which failed")
+            if attempt.order < self._last:
+                raise Wrong(f"{self.name}: position {entry.position} gives {attempt} after order {self._last}")
+            self._last = attempt.order
+            self._given.add(value)
+
+    def _check_complete(self, position: int) -> None:
+        """Everything that was acknowledged at positions it has read, it was given."""
+        for each in self.world.oracle.attempts:
+            to_come = each.region == self._region and self._after < each.position <= position
+            if to_come and each.number not in self._given and not any(each.rows.values()):
+                raise Wrong(f"{self.name}: read up to position {position}, but was not given {each}")
+
+
+class Committer(Visitor):
+    """Commits what is published; one of two that race."""
+
+    pace = (0.5, 2.0, 6.0)
+
+    def step(self) -> None:
+        world = self.world
+        published = dict(world.oracle.flushed)
+        try:
+            report = flush.commit(
+                world.uri, None, self.store, clock=self.clock, ids=world.ids(self.name), retries=world.shape.patience
+            )
+        except (*EXPECTED, flush.CommitConflict, RuntimeError) as error:
+            world.say(f"commit: {type(error).__name__}")
+            return
+        world.say(
+            f"committed {report.ssts} SSTs: +{report.rows_inserted} ~{report.rows_updated} -{report.rows_deleted}"
+        )
+        for key, order in published.items():
+            world.oracle.committed[key] = max(world.oracle.committed.get(key, (0, 0)), order)
+
+
+class Collector(Visitor):
+    """Deletes WAL entries that nobody needs."""
+
+    pace = (0.3, 1.0, 3.0)
+
+    def step(self) -> None:
+        world = self.world
+        region = world.random.choice(world.region_ids)
+        clock = SimulatedClock(world.scheduler, skew=world.random.choice((0.0, 0.0, 1000.0)))
+        try:
+            garbage = wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(
+                world.random.choice((0.0, 0.0, 2.0, 20.0)), dry_run=world.random.random() < 0.1
+            )
+        except EXPECTED as error:
+            world.say(f"collect: {type(error).__name__}")
+            return
+        world.say(f"collected {garbage.entries} entries up to {garbage.boundary}, kept {garbage.fences} fences")
+
+
+class Stranger(Visitor):
+    """Another program that uses the base table: appends, deletes its own rows, compacts."""
+
+    pace = (1.0, 4.0, 10.0)
+    first_key = 10_000
+
+    def step(self) -> None:
+        world, chosen = self.world, self.world.random.random()
+        rows = world.strangers
+        try:
+            dataset = lance.dataset(world.uri)
+            world.scheduler.pause(world.random.choice((0.0, 0.05, 0.3)))
+            if chosen < 0.5:
+                fresh = [self.first_key + len(world.strangers) + n for n in range(3)]
+                table = pa.table({"id": fresh, "v": [0] * 3}, schema=world.base.schema)
+                dataset.insert(table)
+                rows.update(dict.fromkeys(fresh, True))
+            elif chosen < 0.75 and rows:
+                gone = world.random.choice(sorted(rows))
+                dataset.delete(f"id = {gone}")
+                rows[gone] = False
+            else:
+                dataset.optimize.compact_files()
+        except (OSError, RuntimeError) as error:
+            world.say(f"stranger: {type(error).__name__}")
+        else:
+            world.say(f"stranger {'appends' if chosen < 0.5 else 'deletes or compacts'}, version {dataset.version}")
+
+
+class Driver(Visitor):
+    """A Spark query: each micro-batch goes to every region, in order, again until all have it, and sometimes again."""
+
+    pace = (0.0, 0.5, 2.0)
+
+    def __init__(self, world: World, name: str) -> None:
+        self._batch = 0
+        super().__init__(world, name)
+
+    def step(self) -> None:
+        """One micro-batch, delivered at least once."""
+        self._batch += 1
+        self.world.say(f"batch {self._batch} begins")
+        rows = [self.world.random_rows(region, 6) for region in range(self.world.shape.regions)]
+        for _ in range(self.world.random.choice((1, 1, 1, 2, 3))):
+            for region, each in enumerate(rows):
+                while self.world.open and not self._deliver(region, each):
+                    self.world.scheduler.pause(0.1)
+
+    def _deliver(self, region: int, rows: dict[int, bool]) -> bool:
+        world = self.world
+        process = world.random.choice(world.processes)
+        token = (self.name, self._batch)
+        attempt = world.oracle.attempt(region, rows, token)
+        write = world.write(attempt)
+        process.regions[region].inbox.append((write, attempt))
+        world.say(f"sends {attempt} to {process.name}")
+        for _ in range(world.random.choice((3, 30))):
+            world.scheduler.pause(0.2)
+            if write.done.done() or process.host.dead:
+                break
+        return not process.host.dead and write.done.done() and write.done.exception() is None
+
+
+class Chaos:
+    """Kills processes, stops them for a while, brings them back, takes the storage away."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.spawn("chaos", self._live, Host("chaos"))
+
+    def _live(self) -> None:
+        world = self.world
+        while world.open:
+            world.scheduler.pause(world.random.choice((0.2, 1.0, 4.0)))
+            self._revive()
+            if world.random.random() < world.shape.chaos:
+                self._strike()
+
+    def _revive(self) -> None:
+        for beings in (self.world.processes, self.world.visitors):
+            for place, each in enumerate(beings):
+                if each.host.dead and self.world.random.random() < 0.5:
+                    self.world.say(f"{each.name} comes back")
+                    beings[place] = type(each)(self.world, each.name)  # type: ignore[call-overload]
+
+    def _strike(self) -> None:
+        world = self.world
+        beings: list[Process | Visitor] = [*world.processes, *world.processes, *world.visitors]
+        victim = world.random.choice(beings)
+        until = world.scheduler.elapsed + world.random.choice((0.5, 3.0, 12.0))
+        chosen = world.random.choice(("kill", "stop", "stop", "outage", "outage for all"))
+        world.say(f"{chosen} {victim.name} until {until:.1f}")
+        if chosen == "kill":
+            world.scheduler.kill(victim.host)
+        elif chosen == "stop":
+            victim.host.asleep_until = until
+        else:
+            whom = None if chosen == "outage for all" else victim.host
+            world.weather.outages.append((until, world.random.choice(OUTAGES), whom))
+
+
+__all__ = ["Chaos", "Collector", "Committer", "Driver", "StorageReader", "Stranger", "Tailer", "Visitor"]

@@ -1,0 +1,107 @@
+"""pylance's own storage calls as points at which others may run and things go wrong, as in `storage` for the port.
+
+pylance talks to the storage itself, so its calls are wrapped where the packages call them. An error comes before the
+call took effect or after; what Lance does inside one call is Lance's to keep whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import lance
+from lance.dataset import MergeInsertBuilder
+
+import flush.committer
+import flush.sst
+import ingest.storage_reader
+from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
+from tests.simulation.storage import Weather
+from wal import LanceCodec, SystemClock, SystemIds, WalOptions
+
+_FAULTS = ("error before", "error before", "error after", "error after", "kill before", "kill after")
+_READ_FAULTS = ("error before",)
+_PAUSES = (0.0, 0.001, 0.05, 0.3, 1.5)
+
+
+@contextmanager
+def simulated_machine(scheduler: Scheduler, weather: Weather) -> Iterator[None]:
+    """While it lasts, actors that call pylance let others run before and after each call, and nobody gets at the
+    machine's own clock and chance, not by a default argument either."""
+
+    def wrapped(name: str, call: Callable[..., Any], faults: tuple[str, ...]) -> Callable[..., Any]:
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if scheduler.current is None:
+                return call(*args, **kwargs)
+            return _around(scheduler, weather, name, lambda: call(*args, **kwargs), faults)
+
+        return around
+
+    clock = SimulatedClock(scheduler)
+    with ExitStack() as patches:
+        for name in ("now", "monotonic", "sleep"):
+            patches.enter_context(patch.object(SystemClock, name, staticmethod(getattr(clock, name))))
+        for name in ("entry_id", "token", "uuid"):
+            patches.enter_context(patch.object(SystemIds, name, _no_chance))
+        patches.enter_context(patch.object(LanceCodec, "decode", _remembering(LanceCodec.decode)))
+        patches.enter_context(patch.object(LanceCodec, "header", _remembering(LanceCodec.header)))
+        # More readers than one are threads, and nobody can say in which order threads run.
+        one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
+        patches.enter_context(patch.object(ingest.storage_reader, "_READ_OPTIONS", one_reader))
+        for owner, attribute, faults in (
+            (lance, "dataset", _READ_FAULTS),
+            (lance, "write_dataset", _FAULTS),
+            (MergeInsertBuilder, "execute", _FAULTS),
+            (MergeInsertBuilder, "execute_uncommitted", _READ_FAULTS),
+            (flush.sst, "write_key_sidecar", _FAULTS),
+            (flush.sst, "sync_tree", ("error before",)),
+            (flush.committer, "sync_table", ("error before",)),
+        ):
+            replacement = wrapped(f"lance {attribute}", getattr(owner, attribute), faults)
+            patches.enter_context(patch.object(owner, attribute, replacement))
+        yield
+
+
+def _no_chance(_: SystemIds) -> NoReturn:
+    raise AssertionError("the machine was asked for chance; hand the simulation's ids down to here")
+
+
+def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Each object is decoded once in a run, however many replays, readers and tailers look at it: half the time."""
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def remembered(codec: LanceCodec, *asked: Any) -> Any:
+        if asked not in known:
+            known[asked] = read(codec, *asked)
+        return known[asked]
+
+    return remembered
+
+
+def _around(scheduler: Scheduler, weather: Weather, name: str, call: Callable[[], Any], faults: tuple[str, ...]) -> Any:
+    fault = scheduler.random.choice(faults) if scheduler.random.random() < weather.rate else ""
+    scheduler.pause(scheduler.random.choice(_PAUSES))
+    _strike(scheduler, fault, "before", name)
+    try:
+        answer = call()
+    except (OSError, ValueError, RuntimeError) as error:
+        scheduler.note(f"{name} -> {type(error).__name__}")
+        raise
+    scheduler.note(f"{name} -> done")
+    scheduler.pause(scheduler.random.choice(_PAUSES))
+    _strike(scheduler, fault, "after", name)
+    return answer
+
+
+def _strike(scheduler: Scheduler, fault: str, when: str, name: str) -> None:
+    if not fault.endswith(when):
+        return
+    scheduler.note(f"{name} [{fault}]")
+    if fault.startswith("kill"):
+        actor = scheduler.current
+        assert actor is not None
+        scheduler.kill(actor.host)
+        raise Killed
+    raise OSError(f"{name}: the simulated storage failed")

@@ -1,0 +1,234 @@
+"""What may be read, when: a dict of attempts per key and the batches that were applied.
+
+Every attempt to write gets a number, which is the value that it writes, so that a value that is read names the attempt
+it came from. Attempts on one region are in a total order, (epoch, order within the owner): a newer owner's come after
+everything of an older one's, because its fence does.
+
+    open      no answer yet, or none ever: the process was killed, the outcome is unknown, the writer was fenced
+    volatile  acknowledged without durability; durable once anything after it of the same owner is
+    acked     acknowledged and durable
+    failed    acknowledged as not written: never to be seen
+
+A read is right for a key when it shows an attempt that did not fail, and that is not older than the newest acked one
+when the read began, nor than what the same reader saw before; whole writes are visible or none of their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Order = tuple[int, int]
+NEVER: Order = (0, 0)
+Floors = dict[int, Order]
+
+
+class Wrong(AssertionError):
+    """The system broke a promise."""
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One write on one region; `rows`: per key whether it deletes."""
+
+    number: int
+    region: int
+    rows: Mapping[int, bool]
+    token: tuple[str, int] | None
+    order: Order = NEVER
+    """(epoch, place) once an owner has taken it."""
+    state: str = "open"
+    position: int = 0
+    """Of the entry that made it durable, where its writer was told."""
+    seen: bool = False
+
+    def __str__(self) -> str:
+        what = ",".join(f"{key}{'-' if deletes else ''}" for key, deletes in self.rows.items())
+        return f"#{self.number}({what}){'' if self.token is None else ' ' + '/'.join(map(str, self.token))}"
+
+
+@dataclass(eq=False)
+class Oracle:
+    """All attempts of a run and what they allow."""
+
+    region_of: Mapping[int, int]
+    """Keys to regions, of every key that may be written."""
+    attempts: list[Attempt] = field(default_factory=list)
+    durable: Floors = field(default_factory=dict)
+    """Per key the newest attempt known to be durable; below likewise for what is known to be in SSTs, in the base."""
+    flushed: Floors = field(default_factory=dict)
+    committed: Floors = field(default_factory=dict)
+    one_of: list[list[Attempt]] = field(default_factory=list)
+    """Attempts of one token, of which one is durable and nobody was told which."""
+    _places: int = 0
+    _owners: dict[int, Order] = field(default_factory=dict)
+    _by_key: dict[int, list[Attempt]] = field(default_factory=dict)
+
+    def attempt(self, region: int, rows: Mapping[int, bool], token: tuple[str, int] | None = None) -> Attempt:
+        """A new attempt; its number is the value of its rows."""
+        made = Attempt(len(self.attempts) + 1, region, rows, token)
+        self.attempts.append(made)
+        for key in rows:
+            self._by_key.setdefault(key, []).append(made)
+        return made
+
+    def taken(self, attempt: Attempt, epoch: int) -> None:
+        """The owner of `epoch` begins to work on it."""
+        self._places += 1
+        attempt.order = (epoch, self._places)
+
+    def claimed(self, region: int, epoch: int) -> None:
+        """A claim returned: nothing that an older owner takes from now on can be acknowledged as durable."""
+        self._owners[region] = max(self._owners.get(region, NEVER), self.now(epoch))
+
+    def now(self, epoch: int) -> Order:
+        """The place after everything that the owner of `epoch` has taken so far."""
+        return (epoch, self._places)
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def acked(self, attempt: Attempt) -> None:
+        """Durable, and with it everything that its owner has in memory before it."""
+        epoch, place = self._owners.get(attempt.region, NEVER)
+        if attempt.order[0] < epoch and attempt.order[1] > place:
+            raise Wrong(f"{attempt} of epoch {attempt.order[0]} was acknowledged; epoch {epoch} had claimed before")
+        self._move(attempt, "acked")
+        self.all_durable(attempt.region, attempt.order)
+
+    def all_durable(self, region: int, until: Order) -> None:
+        """Everything of this owner up to `until` that it had acknowledged is durable."""
+        for each in self.attempts:
+            of_this_owner = each.region == region and each.order[0] == until[0]
+            if of_this_owner and each.order <= until and each.state == "volatile":
+                self._move(each, "acked")
+
+    def volatile(self, attempt: Attempt) -> None:
+        """Acknowledged, in memory only."""
+        self._move(attempt, "volatile")
+
+    def failed(self, attempt: Attempt) -> None:
+        """The owner said that nothing was written."""
+        if attempt.seen:
+            raise Wrong(f"{attempt} was answered with 'nothing written', but a reader saw it")
+        self._move(attempt, "failed")
+
+    def repeated(self, attempt: Attempt) -> None:
+        """The owner said that the token was applied before: an earlier attempt of it must have been."""
+        self._move(attempt, "failed")
+        earlier = [each for each in self._same_token(attempt) if each.state != "failed" and each.order != NEVER]
+        if not earlier:
+            raise Wrong(f"{attempt} was answered with 'applied before', but no attempt of its token can have been")
+        if not any(each.state == "acked" for each in earlier):
+            self.one_of.append(earlier)
+
+    def first(self, attempt: Attempt) -> None:
+        """The owner said that it applied the token now: no other attempt of it is, or ever will be."""
+        for each in self._same_token(attempt):
+            if each.state in ("acked", "volatile"):
+                raise Wrong(f"{attempt} was applied, and {each} of the same token before it")
+            if each.order < attempt.order and each.order != NEVER:
+                self.failed(each)
+
+    # ---- reads ---------------------------------------------------------------------------------------------------
+
+    def check(self, who: str, rows: Iterable[tuple[int, int]], floors: Floors, *, durable: bool = True) -> Floors:
+        """Check a read of all keys, (key, value) pairs, against `floors`; returns what it proves for the next one.
+
+        `durable`: what is seen is on storage, so nobody may miss it from now on.
+        """
+        shown: dict[int, Attempt] = {}
+        for key, value in rows:
+            if key in shown:
+                raise Wrong(f"{who}: key {key} came twice")
+            shown[key] = self._shown(who, key, value)
+        proved = {key: self._checked(who, key, shown.get(key), floors.get(key, NEVER)) for key in self.region_of}
+        for attempt in shown.values():
+            self._check_whole(who, attempt, shown, durable=durable)
+        return {key: order for key, order in proved.items() if order != NEVER}
+
+    def check_one_of(self, who: str, rows: Iterable[tuple[int, int]], groups: Iterable[Sequence[Attempt]]) -> None:
+        """Check that a read of everything durable shows, of each group, one attempt or what came after it."""
+        shown = {key: self._shown(who, key, value) for key, value in rows}
+        for group in groups:
+            if not any(self._covered(attempt, shown) for attempt in group):
+                raise Wrong(f"{who}: told that one of {', '.join(map(str, group))} was applied, but none is there")
+
+    def _covered(self, attempt: Attempt, shown: Mapping[int, Attempt]) -> bool:
+        for key, deletes in attempt.rows.items():
+            if key in shown:
+                if shown[key].order < attempt.order:
+                    return False
+            elif not deletes and not self._deleted_after(key, attempt):
+                return False
+        return True
+
+    def raise_floor(self, floors: Floors, region: int, until: Order) -> None:
+        """Everything acked on `region` up to `until` has reached the level of `floors`."""
+        for each in self.attempts:
+            if each.region == region and each.state == "acked" and each.order <= until:
+                self._raise(floors, each)
+
+    def _shown(self, who: str, key: int, value: int) -> Attempt:
+        if not 1 <= value <= len(self.attempts):
+            raise Wrong(f"{who}: key {key} has the value {value}, which nobody wrote")
+        attempt = self.attempts[value - 1]
+        if attempt.rows.get(key) is not False:
+            raise Wrong(f"{who}: key {key} shows {attempt}, which did not put it")
+        if attempt.state == "failed":
+            raise Wrong(f"{who}: key {key} shows {attempt}, which was answered with 'nothing written'")
+        return attempt
+
+    def _checked(self, who: str, key: int, shown: Attempt | None, floor: Order) -> Order:
+        if shown is not None:
+            if shown.order < floor:
+                raise Wrong(f"{who}: key {key} shows {shown}, older than {self._at(floor)}")
+            return shown.order
+        if floor == NEVER:
+            return NEVER
+        deletes = [each.order for each in self._of(key) if each.rows[key] and each.order >= floor]
+        if not deletes:
+            raise Wrong(f"{who}: key {key} is missing; it was {self._at(floor)}, and nobody deleted it since")
+        return min(deletes)
+
+    def _check_whole(self, who: str, attempt: Attempt, shown: Mapping[int, Attempt], *, durable: bool) -> None:
+        """Where one row of a write is visible, its other rows are, or newer ones."""
+        attempt.seen = True
+        if durable and attempt.state in ("open", "volatile"):
+            self._move(attempt, "acked")
+        for key, deletes in attempt.rows.items():
+            other = shown.get(key)
+            if other is not None and other.order < attempt.order:
+                raise Wrong(f"{who}: {attempt} is visible in part: key {key} shows {other}")
+            if other is None and not deletes and not self._deleted_after(key, attempt):
+                raise Wrong(f"{who}: {attempt} is visible in part: key {key} is missing")
+
+    def _deleted_after(self, key: int, attempt: Attempt) -> bool:
+        return any(each.rows[key] and each.order > attempt.order for each in self._of(key))
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _of(self, key: int) -> Iterable[Attempt]:
+        return (each for each in self._by_key.get(key, ()) if each.state != "failed" and each.order != NEVER)
+
+    def _same_token(self, attempt: Attempt) -> list[Attempt]:
+        return [
+            each
+            for each in self.attempts
+            if each is not attempt
+            and each.token is not None
+            and (each.region, each.token) == (attempt.region, attempt.token)
+        ]
+
+    def _move(self, attempt: Attempt, state: str) -> None:
+        attempt.state = state
+        if state == "acked":
+            self._raise(self.durable, attempt)
+
+    @staticmethod
+    def _raise(floors: Floors, attempt: Attempt) -> None:
+        for key in attempt.rows:
+            floors[key] = max(floors.get(key, NEVER), attempt.order)
+
+    def _at(self, order: Order) -> str:
+        found = next((str(each) for each in self.attempts if each.order == order), "?")
+        return f"{found} of epoch {order[0]}"

@@ -1,0 +1,154 @@
+"""Faults that somebody might build in: what the simulation is worth is how soon it finds them.
+
+Each is a change of real code, made while a run lasts, and most are what another implementation of the format does or a
+shortcut that looks harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import wal.appender
+import wal.fence
+import wal.slot
+from ingest.region_levels import RegionLevels
+from tests.simulation.world import SeedFailed, simulate
+from wal import ManifestStore, ObjectStore, PutOutcome, WalAppender, WalCollector
+from wal.assembler import BatchAssembler
+from wal.entry_reader import EntryReader
+from wal.layout import entry_key
+
+Planted = AbstractContextManager[Any]
+
+
+def _settle(store: ObjectStore, key: str, data: bytes, *taken_for_ours: PutOutcome, **rest: Any) -> bytes | None:
+    """`wal.slot.settle` that takes some answers of the first attempt for success."""
+    if store.put_if_absent(key, data) in (PutOutcome.CREATED, *taken_for_ours):
+        return None
+    return wal.slot.settle(store, key, data, **rest)
+
+
+@contextmanager
+def skips_the_slot_after_a_conflict() -> Iterator[None]:
+    """409: take the next position instead of the same one again, as Lance's own writer does."""
+
+    def put(self: WalAppender, data: bytes) -> int:
+        key = entry_key(self._region_id, self.next_position, self._codec.suffix)
+        if self._store.put_if_absent(key, data) is PutOutcome.UNAVAILABLE:
+            self.next_position += 1
+        return original(self, data)
+
+    original = WalAppender._put
+    with patch.object(WalAppender, "_put", put):
+        yield
+
+
+def acks_before_the_put_is_known() -> Planted:
+    """No answer: call it written."""
+    return patch.object(
+        wal.appender, "settle", lambda *args, **rest: _settle(*args, PutOutcome.OUTCOME_UNKNOWN, **rest)
+    )
+
+
+def claims_without_a_sentinel() -> Planted:
+    """The claim replays, and leaves the older writer's next slot free."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    return patch.object(wal.fence, "settle", nothing)
+
+
+def takes_its_own_entry_for_a_strangers() -> Planted:
+    """ALREADY_EXISTS is another's, always: what our own retry left there too."""
+    return patch.object(wal.slot, "_read_back", lambda store, data, attempts: (True, store.get(attempts.key)))
+
+
+def takes_a_strangers_entry_for_its_own() -> Planted:
+    """ALREADY_EXISTS is ours, always."""
+    return patch.object(wal.slot, "_read_back", lambda store, data, attempts: (True, None))
+
+
+@contextmanager
+def replay_skips_holes() -> Iterator[None]:
+    """A missing entry is passed over."""
+
+    def each(self: EntryReader, positions: Any) -> Iterator[Any]:
+        return (entry for entry in original(self, positions) if entry is not None)
+
+    original = EntryReader.each
+    with patch.object(EntryReader, "each", each), patch("wal.replay.closing", _unclosed):
+        yield
+
+
+@contextmanager
+def _unclosed(entries: Any) -> Iterator[Any]:
+    yield entries
+
+
+@contextmanager
+def collects_fences() -> Iterator[None]:
+    """Everything up to `replay_after` goes, and writers trust their creates."""
+    with ExitStack() as both:
+        both.enter_context(patch.object(WalCollector, "_look_for_fences", lambda *_: set()))
+        both.enter_context(patch.object(WalAppender, "_prove_ownership", lambda *_: None))
+        yield
+
+
+def forgets_the_applied_map() -> Planted:
+    """A claim begins with an empty map."""
+    return patch.object(wal.fence, "newest_applied", lambda *_: {})
+
+
+def replays_open_batches() -> Planted:
+    """Entries count as soon as they are there, whether their batch was closed or not."""
+    return patch.object(BatchAssembler, "_closed_by", lambda self, entry: [entry])
+
+
+@contextmanager
+def flushes_one_entry_too_far() -> Iterator[None]:
+    """The SST is said to cover the entry after its last one."""
+
+    def freeze(self: RegionLevels, covers: int) -> None:
+        original(self, covers + 1)
+
+    original = RegionLevels.freeze
+    with patch.object(RegionLevels, "freeze", freeze):
+        yield
+
+
+def publishes_though_fenced() -> Planted:
+    """The flusher does not look whose the region is."""
+    return patch.object(ManifestStore, "owned", lambda self, guard: self._newest())
+
+
+PLANTED: dict[str, Callable[[], Planted]] = {
+    each.__name__: each
+    for each in (
+        skips_the_slot_after_a_conflict,
+        acks_before_the_put_is_known,
+        claims_without_a_sentinel,
+        takes_its_own_entry_for_a_strangers,
+        takes_a_strangers_entry_for_its_own,
+        replay_skips_holes,
+        collects_fences,
+        forgets_the_applied_map,
+        replays_open_batches,
+        flushes_one_entry_too_far,
+        publishes_though_fenced,
+    )
+}
+
+
+def found_by(name: str, seeds: range) -> tuple[int, str] | None:
+    """The first of `seeds` that fails with the fault planted, and what it says; None where none does."""
+    for seed in seeds:
+        try:
+            with PLANTED[name]():
+                simulate(seed)
+        except SeedFailed as error:
+            return seed, error.reason
+    return None

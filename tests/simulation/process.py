@@ -1,0 +1,252 @@
+"""A writer process: it claims the regions, serves its own clients and the driver's batches, freezes and flushes.
+
+Per region two actors act for one `RegionCore`, as two threads do in a real process. When the core ends, fenced or
+poisoned, the process claims the region again after a while, so that several processes fight over it. After a kill the
+process comes back as a new one with nothing in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+import wal
+from ingest.errors import FencedError, Unavailable, UnknownOutcome
+from ingest.level_reads import LevelReads
+from ingest.levels import Level, RegionView
+from ingest.reader import Reader
+from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
+from ingest.write_queue import Write
+from tests.simulation.oracle import Attempt, Floors, Order
+from tests.simulation.scheduler import Host, SimulatedClock
+from tests.simulation.storage import SimulatedStore
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+EXPECTED = (wal.Fenced, wal.Poisoned, wal.OutcomeUnknown, wal.StoreUnavailable, wal.StoreRefused, OSError)
+"""What storage and rivals may do to a writer; anything else, Corrupt above all, fails the run."""
+
+
+@dataclass
+class Region:
+    """One region inside a process."""
+
+    number: int
+    core: RegionCore | None = None
+    inbox: deque[tuple[Write, Attempt]] = field(default_factory=deque)
+    ends: dict[int, Order] = field(default_factory=dict)
+    """Generations that were frozen here, and up to where what was acknowledged is in them."""
+    generation: int = 0
+
+
+class Process:
+    """One life of a writer process; `World.start_process` begins the next one."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.host = Host(name)
+        self.store = SimulatedStore(world.disk, world.weather, world.scheduler, self.host)
+        self.clock = SimulatedClock(world.scheduler, skew=world.random.choice((0.0, 0.0, -30.0, 400.0)))
+        self.regions = [Region(number) for number in range(world.shape.regions)]
+        self._context = world.context(self.store, self.clock, name)
+        self._reader = Reader(world.base, self.store)
+        for region in self.regions:
+            world.spawn(f"{name}/r{region.number}", lambda region=region: self._serve(region), self.host)
+            world.spawn(f"{name}/f{region.number}", lambda region=region: self._flush(region), self.host)
+
+    # ---- serving -------------------------------------------------------------------------------------------------
+
+    def _serve(self, region: Region) -> None:
+        random, world = self.world.random, self.world
+        world.scheduler.pause(random.choice((0.0, 0.5, 5.0)))
+        while world.open:
+            if region.core is None or region.core.failure is not None:
+                self._claim(region)
+            else:
+                self._serve_once(region, region.core)
+            world.scheduler.pause(random.choice(world.shape.paces))
+        if region.core is not None and random.random() < 0.5:
+            self._close(region, region.core)
+
+    def _claim(self, region: Region) -> None:
+        random = self.world.random
+        if region.core is not None:
+            self.world.scheduler.pause(random.random() * self.world.shape.rest)
+        region.core, region.ends = None, {}
+        try:
+            core = RegionCore.open(self._context, self.world.region_ids[region.number])
+        except EXPECTED as error:
+            self.world.say(f"claim failed: {_line(error)}")
+            self.world.scheduler.pause(random.choice((0.1, 1.0, 10.0)))
+            return
+        region.core, region.generation = core, core.levels.active.generation
+        self.world.oracle.claimed(region.number, core.guard.epoch)
+        self.world.say(f"claimed epoch {core.guard.epoch}")
+
+    def _serve_once(self, region: Region, core: RegionCore) -> None:
+        """One turn of what a region's thread does."""
+        chosen = self.world.random.random()
+        try:
+            if chosen < 0.75:
+                self._write(region, core)
+            elif chosen < 0.83:
+                self._read(region, core)
+            elif chosen < 0.88:
+                core.durable_view()
+                self._all_durable(region, core)
+            elif chosen < 0.92:
+                core.refresh()
+            elif chosen < 0.96:
+                core.freeze()
+                self._all_durable(region, core)
+            core.keep_limits()
+        except EXPECTED as error:
+            self.world.say(f"serving: {_line(error)}")
+        self._note_freezes(region, core)
+
+    def _close(self, region: Region, core: RegionCore) -> None:
+        try:
+            core.close()
+        except EXPECTED as error:
+            self.world.say(f"close: {_line(error)}")
+        else:
+            self._all_durable(region, core)
+
+    def _all_durable(self, region: Region, core: RegionCore) -> None:
+        self.world.oracle.all_durable(region.number, self.world.oracle.now(core.guard.epoch))
+
+    def _write(self, region: Region, core: RegionCore) -> None:
+        writes = list(region.inbox)
+        region.inbox.clear()
+        random = self.world.random
+        if not writes or random.random() < 0.5:
+            writes += [self._own(region.number) for _ in range(random.choice((1, 1, 1, 2, 4)))]
+        for _, attempt in writes:
+            self.world.oracle.taken(attempt, core.guard.epoch)
+        self.world.say("serves " + " ".join(str(attempt) for _, attempt in writes))
+        try:
+            core.serve([write for write, _ in writes])
+        finally:
+            # Also while a kill unwinds: what was answered before it, was answered.
+            for write, attempt in writes:
+                self._answered(write, attempt)
+
+    def _own(self, region: int) -> tuple[Write, Attempt]:
+        """A write of the process's own client; one with a token is sent again until it is known to be applied."""
+        random = self.world.random
+        rows = self.world.random_rows(region, random.choice((1, 1, 2, 3, 12)))
+        token = (f"{self.name}/{region}", self._next_token(region)) if random.random() < 0.4 else None
+        attempt = self.world.oracle.attempt(region, rows, token)
+        return self.world.write(attempt, durable=token is not None or random.random() < 0.6), attempt
+
+    def _next_token(self, region: int) -> int:
+        tokens = self.world.tokens
+        number, known = tokens.get((self.name, region), (0, True))
+        tokens[self.name, region] = (number + known, False)
+        return number + known
+
+    def _answered(self, write: Write, attempt: Attempt) -> None:
+        oracle = self.world.oracle
+        if self.host.dead or not write.done.done():
+            return
+        error = write.done.exception()
+        if error is not None:
+            self.world.say(f"{attempt} -> {_line(error)}")
+            if isinstance(error, NOTHING_WRITTEN):
+                oracle.failed(attempt)
+            return
+        ack = write.done.result()
+        attempt.position = ack.position if ack.applied else 0
+        if attempt.token is not None and attempt.token[0] == f"{self.name}/{attempt.region}":
+            self.world.tokens[self.name, attempt.region] = (attempt.token[1], True)
+        self.world.say(f"{attempt} -> {'applied' if ack.applied else 'applied before'} at {ack.position}")
+        if not ack.applied:
+            oracle.repeated(attempt)
+        else:
+            if attempt.token is not None:
+                oracle.first(attempt)
+            (oracle.acked if ack.position else oracle.volatile)(attempt)
+
+    def _note_freezes(self, region: Region, core: RegionCore) -> None:
+        active = core.levels.active.generation
+        for generation in range(region.generation, active):
+            region.ends[generation] = self.world.oracle.now(core.guard.epoch)
+        region.generation = active
+
+    def wake(self) -> None:
+        """Write once more to every region that this process believes to own; every one of them was taken from it."""
+        for region in self.regions:
+            if region.core is not None and region.core.failure is None:
+                attempt = self.world.oracle.attempt(region.number, self.world.random_rows(region.number, 2))
+                region.inbox = deque([(self.world.write(attempt), attempt)])
+                with suppress(*EXPECTED):
+                    self._write(region, region.core)
+
+    # ---- flushing ------------------------------------------------------------------------------------------------
+
+    def _flush(self, region: Region) -> None:
+        world = self.world
+        while world.open:
+            core = region.core
+            try:
+                if core is not None and core.failure is None and core.publish_next():
+                    self._published(region, core)
+                    continue
+            except (*RETRY_FLUSH, *EXPECTED) as error:
+                world.say(f"flush: {_line(error)}")
+            world.scheduler.pause(world.random.choice((0.1, 0.5, 2.0)))
+
+    def _published(self, region: Region, core: RegionCore) -> None:
+        generation = core.levels.manifest.current_generation - 1
+        self.world.say(f"published generation {generation}")
+        until = region.ends.get(generation)
+        if until is not None and region.core is core:
+            self.world.oracle.raise_floor(self.world.oracle.flushed, region.number, until)
+
+    # ---- reading what it owns --------------------------------------------------------------------------------------
+
+    def _read(self, region: Region, core: RegionCore) -> None:
+        """Read at `latest` through the owner: everything it acknowledged, durable or not."""
+        oracle, epoch = self.world.oracle, core.guard.epoch
+        floors: Floors = {}
+        for each in oracle.attempts:
+            replayed = each.state == "acked" and each.order[0] < epoch
+            own = each.state in ("acked", "volatile") and each.order[0] == epoch
+            if each.region == region.number and (replayed or own):
+                for key in each.rows:
+                    floors[key] = max(floors.get(key, (0, 0)), each.order)
+        try:
+            found = OwnerReads(self.world, self._reader, core).scan(level="latest")
+        except (Unavailable, FencedError, UnknownOutcome) as error:
+            self.world.say(f"read: {_line(error)}")
+            return
+        mine = [row for row in pairs(found) if oracle.region_of.get(row[0]) == region.number]
+        self.world.say(f"read {len(mine)} rows at latest")
+        oracle.check(self.name, mine, floors, durable=False)
+
+
+class OwnerReads(LevelReads):
+    """Reads of the region that a core owns."""
+
+    def __init__(self, world: World, reader: Reader, core: RegionCore) -> None:
+        super().__init__(world.base, reader)
+        self._core = core
+
+    def _views(self, level: Level) -> list[RegionView]:
+        return [self._core.view()]
+
+
+def pairs(rows: pa.Table) -> Iterable[tuple[int, int]]:
+    """(key, value) of every row."""
+    return zip(rows.column("id").to_pylist(), rows.column("v").to_pylist(), strict=True)
+
+
+def _line(error: BaseException) -> str:
+    """An error without what differs from run to run: temporary paths and Lance's random names."""
+    return type(error).__name__

@@ -1,0 +1,260 @@
+"""The store port as a simulated machine sees it: every call takes time, lets others run, and may go wrong.
+
+    before landing   409 (unavailable) | reset | unavailable with a reason | refused | process killed
+    after landing    500, 503, reset, time-out: no answer | 412 by a retry inside the client | process killed
+    in between       the put lands much later, as the put-if-absent that it was
+    at any call      slow | an outage, for one machine or all
+    listings         behind by one: the newest object is missing
+
+A call has two moments at which others may run, one before and one after it takes effect: a process that is killed or
+stopped between them has done something that it does not know of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
+
+from tests.simulation.scheduler import START, Host, Killed, Scheduler
+from wal import LocalStore, ObjectInfo, PutOutcome, StoreRefused, StoreUnavailable
+from wal.layout import parse_entry_key, parse_manifest_key, parse_rev, regions
+
+PUT_FAULTS = (
+    "conflict",
+    "reset before",
+    "reset after",
+    "time-out before",
+    "time-out after",
+    "late",
+    "own retry",
+    "unavailable",
+    "refused",
+    "kill before",
+    "kill after",
+    "slow",
+)
+CALL_FAULTS = ("unavailable", "slow", "kill before", "kill after")
+OUTAGES = ("unavailable", "conflict", "reset before", "reset after")
+_LATENCIES = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02, 0.05)
+_PUT_TIMEOUT = 2.0
+_PUTS_WORSE = 3
+"""Puts fail so much oftener than other calls, of which there are many more."""
+_DEATHS = 0.2
+"""Of the other calls' faults that would kill a process, how many do: a life must be long enough to get somewhere."""
+_FIXED_NAMES = {"bloom_filter.bin", "page_data.lance", "page_lookup.lance"}
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Weather:
+    """How often what goes wrong in this run."""
+
+    rate: float
+    """Of the calls, how many have a fault."""
+    put_faults: tuple[str, ...]
+    call_faults: tuple[str, ...]
+    lag: float
+    """Of the listings, how many are behind by one."""
+    speed: float = 1.0
+    """Factor on every latency; some machines are ten times as slow."""
+    outages: list[tuple[float, str, Host | None]] = field(default_factory=list)
+    """Until when, what every put answers, for whom (None: everybody)."""
+
+    def clear(self) -> None:
+        """From now on nothing goes wrong."""
+        self.rate = self.lag = 0.0
+        self.outages.clear()
+
+
+@dataclass
+class Disk:
+    """The storage itself, which outlives every process: objects on a RAM disk, ages in simulated time."""
+
+    inner: LocalStore
+    scheduler: Scheduler
+    created: dict[str, float] = field(default_factory=dict)
+    """In order of creation."""
+    pending: list[tuple[str, bytes]] = field(default_factory=list)
+    """Puts that were not answered and have not landed yet."""
+
+    def create(self, key: str, data: bytes) -> PutOutcome:
+        """What a put-if-absent does when it reaches the storage."""
+        outcome = self.inner.put_if_absent(key, data)
+        if outcome is PutOutcome.CREATED:
+            self.created[key] = START + self.scheduler.elapsed
+        return outcome
+
+    def land(self, key: str, data: bytes) -> None:
+        """A put that was under way for long arrives."""
+        if (key, data) in self.pending:
+            self.pending.remove((key, data))
+            self.scheduler.note(f"late put {short(key)} -> {self.create(key, data).value}")
+
+    def send_late(self, key: str, data: bytes, delay: float) -> None:
+        """Let a put land `delay` seconds from now."""
+        self.pending.append((key, data))
+
+        def arrive() -> None:
+            self.scheduler.pause(delay)
+            self.land(key, data)
+
+        self.scheduler.spawn("network", arrive, Host("network"), background=True)
+
+
+class SimulatedStore:
+    """The `wal.ObjectStore` of one process. One thread. Every method is a point at which others may run."""
+
+    def __init__(self, disk: Disk, weather: Weather, scheduler: Scheduler, host: Host) -> None:
+        self.storage_options: dict[str, str] = {}
+        self._disk, self._inner, self._weather = disk, disk.inner, weather
+        self._scheduler, self._host = scheduler, host
+        self._speed = weather.speed * scheduler.random.choice((1, 1, 1, 10))
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        fault = self._outage() or self._fault(self._weather.put_faults)
+        self._scheduler.pause(self._latency(fault))
+        outcome = self._put(key, data, fault)
+        self._say(f"put {short(key)}", fault, outcome.value)
+        self._scheduler.pause(self._latency(fault))
+        self._kill(fault == "kill after")
+        return outcome
+
+    def put(self, key: str, data: bytes) -> None:
+        self._call(f"hint {short(key)}", lambda: self._inner.put(key, data))
+
+    def get(self, key: str) -> bytes | None:
+        return self._call(f"get {short(key)}", lambda: self._inner.get(key), _size)
+
+    def exists(self, key: str) -> bool:
+        return self._call(f"exists {short(key)}", lambda: self._inner.exists(key), str)
+
+    def children(self, prefix: str) -> list[str]:
+        return self._call(f"children {short(prefix)}", lambda: self._inner.children(prefix), _count)
+
+    def list(self, prefix: str) -> list[str]:
+        return self._call(f"list {short(prefix)}", lambda: sorted(self._listed(prefix)), _count)
+
+    def describe(self, prefix: str) -> list[ObjectInfo]:
+        def described() -> list[ObjectInfo]:
+            sizes = {each.key: each.size for each in self._inner.describe(prefix)}
+            return [ObjectInfo(key, sizes[key], self._disk.created.get(key, 0.0)) for key in self._listed(prefix)]
+
+        return self._call(f"describe {short(prefix)}", described, _count)
+
+    def delete(self, key: str) -> None:
+        self._call(f"delete {short(key)}", lambda: self._inner.delete(key))
+
+    def url(self, key: str) -> str:
+        """No call of the storage: a name."""
+        return self._inner.url(key)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, effect: Callable[[], _T], said: Callable[[_T], str] = lambda _: "done") -> _T:
+        fault = "unavailable" if self._outage() else self._fault(self._weather.call_faults)
+        self._scheduler.pause(self._latency(fault))
+        self._kill(fault == "kill before")
+        if fault == "unavailable":
+            self._say(name, fault, "")
+            raise StoreUnavailable(f"{name}: the simulated storage is away")
+        found = effect()
+        self._say(name, fault, said(found))
+        self._scheduler.pause(self._latency(fault))
+        self._kill(fault == "kill after")
+        return found
+
+    def _put(self, key: str, data: bytes, fault: str) -> PutOutcome:
+        self._kill(fault == "kill before")
+        if fault in ("unavailable", "refused"):
+            self._say(f"put {short(key)}", fault, "")
+            self._refuse(fault, key)
+        if fault == "conflict":
+            return PutOutcome.UNAVAILABLE
+        if fault in ("reset before", "time-out before"):
+            return PutOutcome.OUTCOME_UNKNOWN
+        if fault == "late":
+            self._disk.send_late(key, data, self._scheduler.random.choice((0.1, 1.0, 5.0, 30.0, 200.0)))
+            return PutOutcome.OUTCOME_UNKNOWN
+        outcome = self._disk.create(key, data)
+        if fault in ("reset after", "time-out after"):
+            return PutOutcome.OUTCOME_UNKNOWN
+        return PutOutcome.ALREADY_EXISTS if fault == "own retry" else outcome
+
+    @staticmethod
+    def _refuse(fault: str, key: str) -> NoReturn:
+        if fault == "refused":
+            raise StoreRefused(f"{short(key)}: the simulated storage refuses")
+        raise StoreUnavailable(f"{short(key)}: the simulated storage is away")
+
+    def _listed(self, prefix: str) -> list[str]:
+        found = sorted(self._inner.list(prefix))
+        if self._weather.lag and self._scheduler.random.random() < self._weather.lag:
+            newest = next((key for key in reversed(self._disk.created) if key.startswith(prefix)), None)
+            return [key for key in found if key != newest]
+        return found
+
+    def _fault(self, kinds: tuple[str, ...]) -> str:
+        random = self._scheduler.random
+        of_a_put = kinds is self._weather.put_faults
+        rate = self._weather.rate * (_PUTS_WORSE if of_a_put else 1)
+        if self._scheduler.current is None or not kinds or random.random() >= rate:
+            return ""
+        fault = random.choice(kinds)
+        return "" if fault.startswith("kill") and not of_a_put and random.random() >= _DEATHS else fault
+
+    def _outage(self) -> str:
+        now = self._scheduler.elapsed
+        for until, kind, host in self._weather.outages:
+            if now < until and host in (None, self._host) and self._scheduler.current is not None:
+                return kind
+        return ""
+
+    def _latency(self, fault: str) -> float:
+        if fault.startswith("time-out"):
+            return _PUT_TIMEOUT / 2
+        return self._scheduler.random.choice(_LATENCIES) * self._speed * (10 if fault == "slow" else 1)
+
+    def _kill(self, now: bool) -> None:
+        if now:
+            self._scheduler.note("is killed")
+            self._scheduler.kill(self._host)
+            raise Killed
+
+    def _say(self, name: str, fault: str, answer: str) -> None:
+        self._scheduler.note(f"{name} -> {answer}{f'  [{fault}]' if fault else ''}")
+
+
+def short(key: str) -> str:
+    """A key as a person reads it, and the same in every run: pylance gives its files random names."""
+    region = _REGION.sub(lambda found: _number(found[1]), key)
+    if (entry := parse_entry_key(key)) is not None:
+        return f"{_number(str(entry.region))}wal/{entry.position}"
+    if (manifest := parse_manifest_key(key)) is not None:
+        return f"{_number(str(manifest.region))}manifest/{manifest.version}"
+    if (plan := _PLAN.search(key)) is not None:
+        return f"{region.partition('commits')[0]}commits/{parse_rev(plan[1])}"
+    folder, _, name = region.rpartition("/")
+    inside = "_gen_" in folder and name and name not in _FIXED_NAMES
+    return f"{folder}/*" if inside else region
+
+
+_REGION = re.compile(r"_mem_wal/([0-9a-f-]{36})/")
+_PLAN = re.compile(r"/commits/([01]{64})\.json")
+
+
+def _number(region: str) -> str:
+    return f"r{region[:4]}/"
+
+
+def _size(data: bytes | None) -> str:
+    return "nothing" if data is None else f"{len(data)} bytes"
+
+
+def _count(found: list[object] | list[str] | list[ObjectInfo]) -> str:
+    return f"{len(found)} found"
+
+
+__all__ = ["CALL_FAULTS", "OUTAGES", "PUT_FAULTS", "Disk", "SimulatedStore", "Weather", "regions", "short"]

@@ -1,0 +1,343 @@
+"""One run: a seed decides the shape of the world and everything that happens in it.
+
+1. A fresh table on a RAM disk, the actors, the weather.
+2. They act until the closing time: some writers close, others are killed or sleep.
+3. The storage is well again; puts that are still under way land now, later, or never.
+4. Every region is claimed once more, read, flushed and committed; at each step the oracle is asked, and the log, the
+   manifests and the base table are checked object by object.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+import flush
+import wal
+from ingest.region_context import Limits, RegionContext
+from ingest.region_core import RegionCore
+from ingest.stored_table import StoredTable
+from ingest.tokens import Token
+from ingest.write_queue import Write
+from memtable import row_schema
+from tests.simulation.actors import Chaos, Collector, Committer, Driver, StorageReader, Stranger, Tailer, Visitor
+from tests.simulation.lance_calls import simulated_machine
+from tests.simulation.oracle import Attempt, Oracle, Wrong
+from tests.simulation.process import Process, pairs
+from tests.simulation.scheduler import Host, Scheduler, SimulatedClock, Trace
+from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Disk, SimulatedStore, Weather
+from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
+
+_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+_RAM_DISK = Path("/dev/shm")
+_ATTEMPTS_MAX = 200
+
+
+class SeedFailed(AssertionError):
+    """A run broke a promise, or broke down. The text holds the seed and the last steps; `reason` is its own line."""
+
+    def __init__(self, seed: int, steps: str, error: Exception) -> None:
+        self.reason = f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        again = f"see every step: python -m tests.simulation --seed {seed} --trace"
+        super().__init__(f"{steps}\n{self.reason}\n{again}")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a world is; drawn by the seed."""
+
+    regions: int
+    writers: int
+    seconds: float
+    keys: int
+    paces: tuple[float, ...]
+    """Pauses of a writer between two turns."""
+    rest: float
+    """Longest pause of a writer that lost a region, before it takes the region back."""
+    chaos: float
+    patience: int
+    rows_max: int
+    entry_size_max: int
+    visitors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run was: equal for equal seeds."""
+
+    seed: int
+    digest: str
+    steps: int
+    attempts: int
+    acked: int
+
+
+class World:
+    """Everything that one run consists of. One thread."""
+
+    def __init__(self, seed: int, directory: str, trace: Trace) -> None:
+        self.random = random.Random(f"world {seed}")
+        self.scheduler = Scheduler(f"schedule {seed}", trace)
+        self.shape = _shape(self.random)
+        self.weather = _weather(self.random)
+        self.uri = _new_table(self.shape.regions, directory)
+        self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)
+        self.base = flush.BaseTable.open(self.uri)
+        self.codec = wal.LanceCodec(row_schema(self.base.schema, self.base.key))
+        self.wal_options = wal.WalOptions(put_timeout=2.0, retry_budget=self.random.choice((4.0, 12.0)))
+        self.region_ids: list[UUID] = [wal.bucket_region(bucket) for bucket in range(self.shape.regions)]
+        self.keys = _keys_by_region(self.base, self.shape)
+        self.oracle = Oracle({key: region for region, keys in enumerate(self.keys) for key in keys})
+        self.strangers: dict[int, bool] = {}
+        """Keys of the strangers, and whether they are there."""
+        self.tokens: dict[tuple[str, int], tuple[int, bool]] = {}
+        """Per client and region the last token's number, and whether it is known to be applied."""
+        self.processes: list[Process] = []
+        self.visitors: list[Visitor] = []
+        self._lives = count()
+
+    # ---- what the actors use -------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether there is time left, and something to write."""
+        return self.scheduler.elapsed < self.shape.seconds and len(self.oracle.attempts) < _ATTEMPTS_MAX
+
+    def spawn(self, name: str, work: Callable[[], None], host: Host) -> None:
+        """Add an actor."""
+        self.scheduler.spawn(name, work, host)
+
+    def say(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.scheduler.note(text)
+
+    def ids(self, name: str) -> wal.SeededIds:
+        """Identifiers of a new life of `name`."""
+        return wal.SeededIds(self.random.getrandbits(64) + next(self._lives))
+
+    def context(self, store: SimulatedStore, clock: SimulatedClock, name: str) -> RegionContext:
+        """What the regions of one process share."""
+        limits = Limits(
+            entry_size_max=self.shape.entry_size_max,
+            linger_max=0.5,
+            size_max=1 << 30,
+            rows_max=self.shape.rows_max,
+            age_max=20.0,
+            unflushed_max=1 << 30,
+            retry_delay=0.2,
+        )
+        return RegionContext(
+            store=store,
+            codec=self.codec,
+            clock=clock,
+            ids=self.ids(name),
+            schema=row_schema(self.base.schema, self.base.key),
+            key=self.base.key,
+            indexes=(),
+            storage_version=self.base.storage_version,
+            limits=limits,
+            wal_options=self.wal_options,
+        )
+
+    def random_rows(self, region: int, most: int) -> dict[int, bool]:
+        """Some keys of a region; all put or all deleted."""
+        keys = self.random.sample(self.keys[region], min(most, len(self.keys[region])))
+        return dict.fromkeys(keys, self.random.random() < 0.2)
+
+    def write(self, attempt: Attempt, *, durable: bool = True) -> Write:
+        """The rows of an attempt on their way into a region."""
+        deletes = any(attempt.rows.values())
+        values = pa.array([None if deletes else attempt.number] * len(attempt.rows), pa.int64())
+        rows = pa.table([pa.array(list(attempt.rows), pa.int64()), values], schema=self.base.schema)
+        token = None if attempt.token is None else Token(*attempt.token)
+        return Write(rows, durable, token, deletes)
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        """Steps 2 to 4. Raises what the oracle or an actor raises."""
+        for number in range(self.shape.writers):
+            self.processes.append(Process(self, f"writer{number}"))
+        for name in self.shape.visitors:
+            self.visitors.append(_VISITORS[name.rstrip("0123456789")](self, name))
+        Chaos(self)
+        try:
+            self.scheduler.run()
+            self.weather.clear()
+            self._settle()
+        finally:
+            self.scheduler.end()
+
+    def _settle(self) -> None:
+        self.say("the storage is well again")
+        self._land_some()
+        cores = [self._claimed(number) for number in range(self.shape.regions)]
+        self._land_some()
+        table = StoredTable(self.base, self._store())
+        self._check("the log", table, "durable")
+        for core in cores:
+            core.freeze()
+            while core.publish_next():
+                continue
+        self._check("SSTs", table, "flushed")
+        self._wake_sleepers()
+        flush.commit(self.uri, None, self._store(), clock=SimulatedClock(self.scheduler), ids=self.ids("end"))
+        self._check("the base table", table, "committed")
+        for region in self.region_ids:
+            check_region(self.disk.inner, region, self.codec.suffix)
+
+    def _land_some(self) -> None:
+        for key, data in list(self.disk.pending):
+            if self.random.random() < 0.5:
+                self.disk.land(key, data)
+
+    def _wake_sleepers(self) -> None:
+        """Everything is flushed and collected: whoever still believes to own a region is to find out."""
+        for region in self.region_ids:
+            clock = SimulatedClock(self.scheduler, skew=1e6)
+            wal.WalCollector(self._store(), region, self.codec, clock, workers=1).collect(0.0)
+        for process in self.processes:
+            if not process.host.dead:
+                process.wake()
+
+    def _store(self) -> SimulatedStore:
+        return SimulatedStore(self.disk, self.weather, self.scheduler, Host("end"))
+
+    def _claimed(self, region: int) -> RegionCore:
+        context = self.context(self._store(), SimulatedClock(self.scheduler), "end")
+        core = RegionCore.open(context, self.region_ids[region])
+        self.oracle.claimed(region, core.guard.epoch)
+        return core
+
+    def _check(self, who: str, table: StoredTable, level: str) -> None:
+        """One read at the end: every acked row, and what proves itself here must be in every later check too."""
+        found = list(pairs(table.scan(level=level)))
+        ours = [row for row in found if row[0] in self.oracle.region_of]
+        self.say(f"{who}: {len(ours)} rows, {len(found) - len(ours)} of strangers")
+        self.oracle.durable |= self.oracle.check(f"the end, {who}", ours, self.oracle.durable)
+        self.oracle.check_one_of(f"the end, {who}", ours, self.oracle.one_of)
+        strangers = sorted(key for key, _ in found if key not in self.oracle.region_of)
+        expected = sorted(key for key, there in self.strangers.items() if there)
+        if strangers != expected:
+            raise Wrong(f"the end, {who}: strangers' keys are {strangers}, not {expected}")
+
+
+def check_region(store: wal.ObjectStore, region: UUID, suffix: str) -> None:
+    """The objects of a region at rest: manifests follow each other, positions and generations have no gap."""
+    current: wal.RegionManifest | None = None
+    for version in count(1):
+        data = store.get(manifest_key(region, version))
+        if data is None:
+            break
+        proposed = wal.RegionManifest.decode(data)
+        wal.check_succession(current, proposed)
+        current = proposed
+    if current is None:
+        raise Wrong(f"region {region} has no manifest")
+    found = {parsed.position for key in store.list(wal_prefix(region)) if (parsed := parse_entry_key(key))}
+    missing = [p for p in range(current.replay_after + 1, max(found, default=0)) if p not in found]
+    if missing:
+        raise Wrong(f"region {region}: positions {missing} are missing above replay_after {current.replay_after}")
+    if current.last_seen > max(found, default=0):
+        raise Wrong(f"region {region}: {entry_key(region, current.last_seen, suffix)} was seen once and is missing")
+
+
+def simulate(seed: int, show: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed. Raises SeedFailed, with the seed and the last steps, where something is wrong."""
+    trace = Trace(show)
+    directory = tempfile.mkdtemp(prefix="memwal-simulation-", dir=_RAM_DISK if _RAM_DISK.is_dir() else None)
+    try:
+        world = World(seed, directory, trace)
+        with simulated_machine(world.scheduler, world.weather):
+            world.live()
+    except Exception as error:
+        raise SeedFailed(seed, "\n".join(trace.last), error) from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    acked = sum(attempt.state == "acked" for attempt in world.oracle.attempts)
+    return Outcome(seed, trace.digest, trace.steps, len(world.oracle.attempts), acked)
+
+
+_VISITORS: dict[str, type[Visitor]] = {
+    "reader": StorageReader,
+    "tailer": Tailer,
+    "committer": Committer,
+    "collector": Collector,
+    "stranger": Stranger,
+    "query": Driver,
+}
+
+
+def _shape(chance: random.Random) -> Shape:
+    beings = (
+        "reader0",
+        "reader1",
+        "tailer0",
+        "committer0",
+        "committer1",
+        "collector0",
+        "stranger0",
+        "query0",
+        "query1",
+    )
+    return Shape(
+        regions=chance.choice((1, 1, 2)),
+        writers=chance.choice((1, 2, 2, 3, 3)),
+        seconds=chance.choice((20.0, 40.0)),
+        keys=chance.choice((4, 12, 40)),
+        paces=chance.choice(((0.0, 0.05, 0.3), (0.3, 1.0, 3.0))),
+        rest=chance.choice((0.1, 2.0, 8.0)),
+        chaos=chance.choice((0.0, 0.3, 0.7)),
+        patience=chance.choice((2, 10)),
+        rows_max=chance.choice((4, 10, 40)),
+        entry_size_max=chance.choice((40, 100, 1 << 20)),
+        visitors=tuple(name for name in beings if chance.random() < 0.8),
+    )
+
+
+def _weather(chance: random.Random) -> Weather:
+    return Weather(
+        rate=chance.choice((0.0, 0.01, 0.05, 0.15)),
+        put_faults=_some(chance, PUT_FAULTS),
+        call_faults=_some(chance, CALL_FAULTS),
+        lag=chance.choice((0.0, 0.3)),
+        speed=chance.choice((0.2, 1.0, 3.0)),
+    )
+
+
+def _some(chance: random.Random, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(kind for kind in kinds if chance.random() < 0.6)
+
+
+@cache
+def _template(regions: int) -> dict[str, bytes]:
+    """The files of an empty table, made once for all runs of this process."""
+    with tempfile.TemporaryDirectory() as directory:
+        flush.BaseTable.create(f"{directory}/table.lance", _SCHEMA, ["id"], regions, [])
+        files = [each for each in Path(directory).rglob("*") if each.is_file()]
+        return {str(each.relative_to(directory)): each.read_bytes() for each in files}
+
+
+def _new_table(regions: int, directory: str) -> str:
+    for name, data in _template(regions).items():
+        path = Path(directory, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return f"{directory}/table.lance"
+
+
+def _keys_by_region(base: flush.BaseTable, shape: Shape) -> list[list[int]]:
+    keys = pa.table({"id": pa.array(np.arange(1, shape.keys + 1))})
+    buckets = base.route(keys)
+    found = [[int(key) for key in np.flatnonzero(buckets == bucket) + 1] for bucket in range(shape.regions)]
+    return [each or [100 + number] for number, each in enumerate(found)]
