@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ingest.errors import Unavailable, UnknownOutcome
 from ingest.region_writer import RegionWriter
 from ingest.write_queue import Ack, Write
-from wal import Clock
+from wal import Clock, OutcomeUnknown
 
 _COPYING = 0.001
 """Seconds between two looks at a copy that is being made; it takes less for most groups."""
@@ -22,7 +22,7 @@ def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | No
 
     When one region fails the others are still waited for, so that nothing is in flight after. `within`: seconds
     after which the call is given up, None for as long as it takes.
-    Raises: the error of a region; UnknownOutcome when any write may yet be applied, Unavailable when none will.
+    Raises: the error of a region when none applied its rows; UnknownOutcome when any did, or may yet.
     """
     until = None if within is None else clock.monotonic() + within
     try:
@@ -34,8 +34,21 @@ def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | No
             _leave(write, clock)
         raise
     if errors:
-        raise next((error for error in errors if isinstance(error, UnknownOutcome)), errors[0])
+        raise _of_several(errors, len(waiting))
     return {writer.name: write.done.result() for writer, write in waiting}
+
+
+def _of_several(errors: Sequence[BaseException], regions: int) -> BaseException:
+    """What a call is told whose regions answered differently: Unavailable promises that nothing was applied."""
+    unknown = next((error for error in errors if isinstance(error, UnknownOutcome | OutcomeUnknown)), None)
+    if unknown is not None or len(errors) == regions:
+        return unknown or errors[0]
+    partly = UnknownOutcome(
+        f"{regions - len(errors)} of {regions} regions applied their rows, the others did not: {errors[0]}; "
+        "retry with the same token"
+    )
+    partly.__cause__ = errors[0]
+    return partly
 
 
 def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:

@@ -3,7 +3,8 @@
 Lance takes more at creation than it can read back beside MemWAL, and a row that was acknowledged must never be the
 first to find out. Measured with pylance 14.0.2: maps cannot be written; view types and dictionaries come back as
 another type; JSON comes back as another value; a null in a struct or list with a field that is not null cannot be
-read, and a tombstone is such a null.
+read, and a tombstone is such a null; binary of width 0 is written and cannot be read; a list of fixed size holds
+values of a fixed width only.
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ _FLAT = (
     pa.types.is_timestamp,
     pa.types.is_duration,
 )
+_VARIABLE = (
+    pa.types.is_null,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_struct,
+)
 _REMEDY = "choose a number, text, binary, date, time, list or struct type"
 
 
@@ -49,13 +60,19 @@ def _check(kind: pa.DataType, path: str) -> None:
             )
         return
     children = list(_children(kind))
-    if not children and not any(is_flat(kind) for is_flat in _FLAT):
+    if not (children or any(is_flat(kind) for is_flat in _FLAT)) or _cannot_be_read(kind):
         raise InvalidRows(f"column {path!r} has the type {kind}, which is not kept as it is: {_REMEDY}", column=path)
     for child in children:
         inner = f"{path}.{child.name}"
         if not child.nullable:
             raise InvalidRows(f"column {inner!r} is declared not null inside {path!r}: make it nullable", column=path)
         _check(child.type, inner)
+
+
+def _cannot_be_read(kind: pa.DataType) -> bool:
+    if pa.types.is_fixed_size_binary(kind):
+        return bool(kind.byte_width == 0)
+    return pa.types.is_fixed_size_list(kind) and any(is_variable(kind.value_type) for is_variable in _VARIABLE)
 
 
 def _children(kind: pa.DataType) -> Iterator[pa.Field]:

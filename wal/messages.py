@@ -18,6 +18,8 @@ _STRING, _BYTES = _Field.TYPE_STRING, _Field.TYPE_BYTES
 
 EDIT_ID_FIELD = 50001
 """Ours: far above Lance's numbers; Lance's parser skips it and drops it when it writes the next version."""
+EDIT_ID_TAG = bytes.fromhex("8ab518")
+"""The field's tag, 50001 << 3 | 2 (length-delimited), as protobuf writes it."""
 CHECKSUM_FIELD = 50002
 """Ours too: CRC-32 of all bytes before this field, which is the last one of the object."""
 CHECKSUM_TAG = bytes.fromhex("95b518")

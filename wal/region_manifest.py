@@ -25,7 +25,7 @@ from uuid import UUID
 from google.protobuf.message import DecodeError
 
 from wal.errors import Corrupt
-from wal.messages import CHECKSUM_TAG, SHARD_MANIFEST, SS_TABLE
+from wal.messages import CHECKSUM_TAG, EDIT_ID_TAG, SHARD_MANIFEST, SS_TABLE
 
 
 class RegionStatus(IntEnum):
@@ -131,6 +131,11 @@ def _parsed(data: bytes) -> Any:
 def _check_whole(data: bytes) -> None:
     """Raise Corrupt unless `data` is what `encode` returned; a version that Lance wrote has no checksum."""
     body, tag, recorded = data[:-7], data[-7:-4], int.from_bytes(data[-4:], "little")
+    if tag != CHECKSUM_TAG and not data.startswith(EDIT_ID_TAG):
+        raise Corrupt(
+            "it has no checksum: an unreleased state of memwal wrote it; read the table's rows with that one and "
+            "put them into a new table"
+        )
     if tag != CHECKSUM_TAG or recorded != zlib.crc32(body):
         raise Corrupt(
             f"the checksum of its {len(data)} bytes does not hold, it was damaged after writing: "

@@ -128,9 +128,16 @@ def read_tail(
     """
     options = options or WalOptions()
     store = patient(store, clock or SystemClock(), options)
+    reader = EntryReader(store, region_id, codec)
     tip = find_tip(store, region_id, codec.suffix, after)
     entries = replay(store, region_id, codec, after, tip, readers=options.readers)
-    return entries, newest_applied(EntryReader(store, region_id, codec), tip, after)
+    applied = newest_applied(reader, tip, after)
+    # A listing is several looks, one after the other. Entries may be appended, flushed and collected between two of
+    # them, and the tip that it shows then lies before rows that were acknowledged long ago.
+    newest = ManifestStore(store, region_id).latest()
+    if newest is not None and newest.replay_after > tip:
+        raise Overtaken(region_id, tip + 1, newest.replay_after, newest.current_generation)
+    return entries, applied
 
 
 def missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:

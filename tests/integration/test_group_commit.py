@@ -316,6 +316,33 @@ def test_of_several_regions_an_unknown_one_decides(tmp_path: Path, gate: Gate) -
         assert table.count() == 50
 
 
+def test_unavailable_is_said_only_where_no_region_applied_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"id": n, "v": "new"} for n in range(50)]
+    real = wal.LocalStore.put_if_absent
+    down: set[str] = set()
+
+    def partly_down(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
+        if any(region in key for region in down):
+            raise wal.StoreUnavailable("storage is away")
+        return real(store, key, data)
+
+    monkeypatch.setattr(wal.LocalStore, "put_if_absent", partly_down)
+    with _open(tmp_path, regions=2, **HURRY) as table:
+        first, second = [region["id"] for region in table.status()["regions"]]
+        down.update([second])
+        with pytest.raises(UnknownOutcome, match=r"1 of 2 regions applied their rows.*storage is away.*same token"):
+            table.put(rows, token="loader:1")
+        assert 0 < table.count() < 50
+        down.update([first])
+        with pytest.raises(Unavailable):
+            table.put(rows, token="loader:2")
+        down.clear()
+        table.put(rows, token="loader:1")
+        assert table.count() == 50
+
+
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
 def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout: float) -> None:
     with _open(tmp_path) as table, pytest.raises(Invalid, match="seconds above 0"):

@@ -187,6 +187,12 @@ def test_dates_become_timestamps_and_numbers_do_not() -> None:
         pa.list_(pa.map_(pa.string(), pa.int64())),
         pa.struct([pa.field("inner", pa.int64(), nullable=False)]),
         pa.list_(pa.field("item", pa.float32(), nullable=False), 4),
+        pa.binary(0),
+        pa.list_(pa.binary(0)),
+        pa.list_(pa.string(), 2),
+        pa.list_(pa.list_(pa.int32()), 2),
+        pa.list_(pa.struct([("a", pa.int32())]), 2),
+        pa.list_(pa.null(), 2),
     ],
     ids=str,
 )

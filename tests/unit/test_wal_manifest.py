@@ -96,6 +96,12 @@ def test_every_flipped_bit_and_every_missing_byte_is_noticed() -> None:
             RegionManifest.decode(good[:length])
 
 
+def test_a_manifest_from_before_the_checksum_is_said_to_be_one() -> None:
+    before = FIRST.encode()[:-7] + bytes.fromhex("8ab518026162")  # the edit id stood at the end
+    with pytest.raises(Corrupt, match=r"no checksum.*unreleased state of memwal.*new table"):
+        RegionManifest.decode(before)
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\xff" * 8, FIRST.encode()[:-3], b"\x08\x01\x10\x01", FIRST.encode() + b"\x78\x05"]
 )

@@ -307,6 +307,37 @@ def test_a_reader_whose_entries_were_collected_is_told_where_to_go_on() -> None:
     assert [entry.position for entry in entries] == [4]
 
 
+def test_a_listing_in_two_looks_hides_no_row_that_was_acknowledged() -> None:
+    """Between two pages of a listing an entry is appended whose key lies before those already given, everything is
+    flushed, and all but that entry collected: the listing shows neither the entries that went nor the one that came."""
+
+    class TwoLooks(MemoryStore):
+        between: Callable[[], None] | None = None
+
+        def list(self, prefix: str) -> list[str]:
+            keys = sorted(super().list(prefix))
+            first = keys[: len(keys) // 2]
+            if self.between is not None and prefix.endswith("/wal/"):
+                between, self.between = self.between, None
+                between()
+            return first + [key for key in sorted(super().list(prefix)) if key > first[-1]] if first else keys
+
+    log = Log()
+    log.store = store = TwoLooks()
+    log.entry().entry().entry()  # the third is acknowledged; a reader's manifest says that two are flushed
+    flushed(log, 2)
+
+    def appended_flushed_and_collected() -> None:
+        log.entry()
+        ManifestStore(store, REGION).edit_unowned(lambda current: changed(current, replay_after=4, last_seen=4))
+        collected(log, 1, 2, 3)
+
+    store.between = appended_flushed_and_collected
+    with pytest.raises(Overtaken) as caught:
+        read_tail(store, REGION, CODEC, 2)
+    assert caught.value.replay_after == 4
+
+
 def test_a_missing_entry_above_the_cursor_is_corruption_whatever_was_flushed() -> None:
     log = Log().entry().entry().entry().entry()
     flushed(log, 1)
