@@ -52,9 +52,12 @@ class EpochGuard:
     Invariants. (1) The epoch never changes. (2) Once fenced, fenced for ever.
     """
 
-    def __init__(self, region_id: UUID, epoch: int) -> None:
+    def __init__(self, region_id: UUID, epoch: int, claimed: tuple[int, str] | None = None) -> None:
+        """`claimed`: version and edit id of the manifest that this claim wrote; an epoch alone does not tell this table
+        from one that was made anew in its place."""
         self.region_id = region_id
         self.epoch = epoch
+        self.claimed = claimed
         self._lock = threading.Lock()
         self._theirs = 0
 
@@ -125,7 +128,7 @@ def claim(
         manifests=ManifestStore(store, region_id, ids=ids, clock=clock, options=options),
     )
     manifest, listed = claimer.raise_epoch()
-    guard = EpochGuard(region_id, manifest.writer_epoch)
+    guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
     tip, applied = claimer.put_sentinel(guard, manifest, listed)
     manifest = claimer.record(guard, manifest, tip)
     entries = replay(

@@ -111,7 +111,8 @@ class ManifestStore:
     def owned(self, guard: EpochGuard) -> RegionManifest:
         """The newest version, if `guard` still owns the region: the fence check.
 
-        Raises Fenced where its epoch is higher, Corrupt where it is lower or there is none.
+        Raises Fenced where its epoch is higher, Corrupt where it is lower or there is none, or where the version that
+        `guard` claimed is another now.
         """
         guard.check()
         current = self._newest()
@@ -122,6 +123,8 @@ class ManifestStore:
                 f"region {self.region_id}: newest manifest version {current.version} has writer epoch "
                 f"{current.writer_epoch}, but epoch {guard.epoch} was claimed; was a backup put over the table?"
             )
+        if guard.claimed is not None:
+            self._check_claimed(*guard.claimed)
         return current
 
     def edit(self, guard: EpochGuard, change: Change) -> RegionManifest:
@@ -137,6 +140,14 @@ class ManifestStore:
     def edit_unowned(self, change: Change) -> RegionManifest:
         """As `edit`, for one who owns nothing (the committer): the writer epoch stays whatever is found."""
         return self._edit(self._newest, change)
+
+    def _check_claimed(self, version: int, edit_id: str) -> None:
+        claimed = self._get(version)
+        if claimed is None or claimed.edit_id != edit_id:
+            raise Corrupt(
+                f"{manifest_key(self.region_id, version)}: not what this writer wrote there when it claimed the region; "
+                "the table was removed, or replaced by another, while it was in use: open the table again"
+            )
 
     def _edit(self, read: Callable[[], RegionManifest], change: Change) -> RegionManifest:
         for _ in range(_MOST_CONFLICTS):

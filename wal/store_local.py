@@ -61,13 +61,25 @@ def _make_directory(path: Path) -> None:
         os.close(parent)
 
 
+def _identity(path: str) -> tuple[int, int]:
+    """What tells the directory at `path` from any other that is ever put there. Raises FileNotFoundError."""
+    found = os.stat(path)  # noqa: PTH116 - on the put path
+    return found.st_dev, found.st_ino
+
+
 class _Directory:
     """An open directory; its descriptor is closed when the last user lets go of it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self.identity = _identity(path)
         self.sync_failed = False
+
+    def check_in_place(self) -> None:
+        """Raise FileNotFoundError where the directory was removed, or moved and another put in its place."""
+        if _identity(self.path) != self.identity:
+            raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.path)
 
     def __del__(self) -> None:
         if (fd := getattr(self, "fd", None)) is not None:
@@ -80,7 +92,8 @@ class LocalStore:
     Thread safety. Any thread, any number of processes.
     Durability. CREATED and ALREADY_EXISTS are answered after the file and its directory are synced.
     Invariants. (1) An object's name appears with the whole object. (2) After a failed fsync of a directory
-    nothing in it is ever answered as durable by this store.
+    nothing in it is ever answered as durable by this store. (3) A directory once used, and the root, are never made
+    again: what is there now may be another table.
     """
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
@@ -88,6 +101,8 @@ class LocalStore:
         self.storage_options = dict(storage_options or {})
         self._lock = threading.Lock()
         self._directories: OrderedDict[str, _Directory] = OrderedDict()
+        self._used: set[str] = set()
+        self._root_identity: tuple[int, int] | None = None
         self._numbers = itertools.count()
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
@@ -197,6 +212,7 @@ class LocalStore:
             # The name is settled by now; a temporary file that stays behind must not be reported as a failed put.
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=directory.fd)
+        directory.check_in_place()
         return self._synced(directory, outcome)
 
     def _synced(self, directory: _Directory, outcome: PutOutcome) -> PutOutcome:
@@ -239,13 +255,21 @@ class LocalStore:
                 continue
 
     def _directory(self, folder: str) -> _Directory:
-        """The open directory of `folder`, created and synced into its parents the first time."""
+        """The open directory of `folder`, created and synced into its parents the first time.
+
+        Raises FileNotFoundError where it, or the root, was removed or replaced since.
+        """
         with self._lock:
             if (known := self._directories.get(folder)) is not None:
                 self._directories.move_to_end(folder)
                 return known
-            self._make(folder)
+            if self._root_identity is not None and self._root_identity != _identity(self.root):
+                raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.root)
+            if folder not in self._used:
+                self._make(folder)
             opened = self._directories[folder] = _Directory(f"{self.root}/{folder}" if folder else self.root)
+            self._used.add(folder)
+            self._root_identity = self._root_identity or _identity(self.root)
             if len(self._directories) > _MOST_DIRECTORIES:
                 self._evict()
             return opened

@@ -62,7 +62,10 @@ def _s3(root: str, storage_options: Mapping[str, str] | None, put_timeout: float
     if "@" in url.netloc:
         raise StoreRefused("an s3:// URL must not hold credentials; give them as storage options")
     path = url.path.strip("/")
-    segments = unquote(path).split("/")
+    try:
+        segments = unquote(path, errors="strict").split("/")
+    except UnicodeDecodeError:
+        segments = [""]
     if not url.netloc or not path or url.query or url.fragment or {"", ".", ".."} & set(segments):
         raise StoreRefused(f"{root}: names no table; write s3://bucket/path/table.lance")
     options = read_options(storage_options or {}, url.netloc, os.environ)

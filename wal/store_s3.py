@@ -17,13 +17,13 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession, get_session
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -65,7 +65,7 @@ class S3Store:
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         """Create `key` by one PUT. Raises StoreUnavailable where nothing landed, StoreRefused."""
         try:
-            self._run(partial(self._create, key, data))
+            self._run(partial(self._create, self._put_parameters(key, data)))
         except _FAULTS as error:
             answer = meaning_of(error)
             outcome = _PUT_OUTCOMES.get(answer.meaning)
@@ -76,7 +76,7 @@ class S3Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Create or overwrite `key`; tried again by itself. Raises StoreUnavailable, StoreRefused."""
-        self._ask(key, partial(self._overwrite, key, data))
+        self._ask(key, partial(self._overwrite, self._put_parameters(key, data)))
 
     def get(self, key: str) -> bytes | None:
         """The object's bytes, checked against the stored checksum; None where there is none. Raises StoreUnavailable,
@@ -114,12 +114,12 @@ class S3Store:
 
     # ---- requests, on the loop ---------------------------------------------------------------------------------
 
-    async def _create(self, key: str, data: bytes, clients: Clients) -> None:
+    async def _create(self, parameters: dict[str, Any], clients: Clients) -> None:
         async with asyncio.timeout(self._put_timeout):
-            await clients.creating.put_object(IfNoneMatch="*", **self._put_parameters(key, data))
+            await clients.creating.put_object(IfNoneMatch="*", **parameters)
 
-    async def _overwrite(self, key: str, data: bytes, clients: Clients) -> None:
-        await clients.reading.put_object(**self._put_parameters(key, data))
+    async def _overwrite(self, parameters: dict[str, Any], clients: Clients) -> None:
+        await clients.reading.put_object(**parameters)
 
     async def _delete(self, key: str, clients: Clients) -> None:
         await clients.reading.delete_object(**self._at(key))
@@ -239,8 +239,14 @@ def _config(options: S3Options, *, attempts: int, **more: Any) -> AioConfig:
     )
 
 
+@cache
+def _session() -> AioSession:
+    """One for the process: each would parse the service's description anew, 10 MB of it."""
+    return get_session()
+
+
 def _client(options: S3Options, config: AioConfig) -> Any:
-    return get_session().create_client(
+    return _session().create_client(
         "s3",
         endpoint_url=options.endpoint,
         region_name=options.region,

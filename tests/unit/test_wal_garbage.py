@@ -17,6 +17,7 @@ from wal import (
     ManifestStore,
     MemoryStore,
     ObjectStore,
+    Poisoned,
     SeededIds,
     WalAppender,
     WalCollector,
@@ -167,6 +168,20 @@ def test_even_with_the_fences_deleted_by_hand_nothing_is_acked_into_nothing(worl
     assert (caught.value.ours, caught.value.theirs) == (1, 2)
     with pytest.raises(Fenced):
         put(sleeper, 9)
+
+
+def test_a_table_made_anew_in_the_same_place_ends_the_older_ones_writer(world: World) -> None:
+    """Both at epoch 1: only the manifest that the writer claimed tells the tables apart."""
+    writer = world.open()
+    put(writer, 1)
+    for key in world.store.list(""):
+        world.store.delete(key)
+    put(world.open(), 7)
+    world.clock.advance(60)
+    with pytest.raises(Corrupt, match="removed, or replaced by another"):
+        put(writer, 2)
+    with pytest.raises(Poisoned):
+        put(writer, 3)
 
 
 def test_a_busy_writer_reads_no_manifest_and_an_idle_one_reads_it_once(world: World) -> None:

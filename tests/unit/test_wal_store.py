@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -227,6 +228,34 @@ def test_a_directory_removed_under_a_writer_is_not_made_again(tmp_path: Path) ->
             store.put_if_absent("a/1", b"y")
     assert not (tmp_path / "a").exists()
     assert LocalStore(tmp_path).put_if_absent("a/1", b"y") is PutOutcome.CREATED
+
+
+def test_a_directory_removed_is_not_made_again_when_its_descriptor_was_let_go(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "t")
+    for number in range(100):
+        store.put_if_absent(f"d{number}/1", b"")
+    shutil.rmtree(tmp_path / "t")
+    for key in ("d0/2", "d99/2", "new/1"):
+        with pytest.raises(StoreRefused):
+            store.put_if_absent(key, b"x")
+        with pytest.raises(StoreRefused):
+            store.put(key, b"x")
+    assert not (tmp_path / "t").exists()
+    (tmp_path / "t" / "d0").mkdir(parents=True)
+    for key in ("d0/2", "new/1"):
+        with pytest.raises(StoreRefused, match="removed or replaced"):
+            store.put_if_absent(key, b"x")
+
+
+def test_a_directory_moved_away_takes_no_acknowledged_object_with_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "t")
+    store.put_if_absent("a/1", b"x")
+    shutil.copytree(tmp_path / "t", tmp_path / "copy")
+    (tmp_path / "t").rename(tmp_path / "moved")
+    (tmp_path / "copy").rename(tmp_path / "t")
+    with pytest.raises(StoreRefused, match="removed or replaced"):
+        store.put_if_absent("a/2", b"y")
+    assert store.get("a/2") is None
 
 
 def test_descriptors_are_bounded(tmp_path: Path) -> None:
