@@ -204,7 +204,7 @@ class Table(LevelReads):
         self, rows: pa.Table, token: Token | None, *, durable: bool, timeout: float | None, deletes: bool = False
     ) -> Receipt:
         self._refuse_if_closed()
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]
             raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
         acks = self._acks(
             [(writer, Write(part, durable, token, deletes)) for writer, part in self._split(rows, deletes)], timeout

@@ -7,6 +7,7 @@ query is a producer (its query id) whose sequence is the batch_id; a direct call
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 
 from ingest.errors import Invalid
 
@@ -38,8 +39,13 @@ class Token:
 
 def _split(value: str | tuple[str, int]) -> tuple[str, int]:
     try:
-        producer, sequence = value.rsplit(":", 1) if isinstance(value, str) else value
-        return str(producer), int(sequence)
+        if isinstance(value, str):
+            producer, digits = value.rsplit(":", 1)
+            return producer, int(digits)
+        producer, sequence = value
+        # Never int(): cut to whole numbers, the times of two puts within a second are one number, and the second put is
+        # taken for a repeat. NumPy's integers pass.
+        return producer, sequence if isinstance(sequence, bool) else index(sequence)
     except (ValueError, TypeError):
         raise Invalid(f"token {value!r}: {_FORMS}") from None
 

@@ -13,6 +13,8 @@ from ingest.region_writer import RegionWriter
 from ingest.write_queue import Ack, Write
 from wal import Clock, OutcomeUnknown
 
+_FOR_EVER = 1e12
+"""Seconds; a larger whole number need not fit into a float."""
 _COPYING = 0.001
 """Seconds between two looks at a copy that is being made; it takes less for most groups."""
 
@@ -24,7 +26,7 @@ def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | No
     after which the call is given up, None for as long as it takes.
     Raises: the error of a region when none applied its rows; UnknownOutcome when any did, or may yet.
     """
-    until = None if within is None else clock.monotonic() + within
+    until = None if within is None else clock.monotonic() + min(within, _FOR_EVER)
     try:
         for writer, write in waiting:
             writer.submit(write, within)

@@ -145,7 +145,7 @@ class ManifestStore:
         claimed = self._get(version)
         if claimed is None or claimed.edit_id != edit_id:
             raise Corrupt(
-                f"{manifest_key(self.region_id, version)}: not what this writer wrote there when it claimed the region; "
+                f"{manifest_key(self.region_id, version)}: not what this writer wrote when it claimed the region; "
                 "the table was removed, or replaced by another, while it was in use: open the table again"
             )
 

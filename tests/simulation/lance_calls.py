@@ -19,7 +19,7 @@ import flush.sst
 import ingest.storage_reader
 from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
 from tests.simulation.storage import Weather
-from wal import LanceCodec, SystemClock, SystemIds, WalOptions
+from wal import ArrowCodec, EntryCodec, LanceCodec, SystemClock, SystemIds, WalOptions
 
 _FAULTS = ("error before", "error before", "error after", "error after", "kill before", "kill after")
 _READ_FAULTS = ("error before",)
@@ -45,8 +45,9 @@ def simulated_machine(scheduler: Scheduler, weather: Weather) -> Iterator[None]:
             patches.enter_context(patch.object(SystemClock, name, staticmethod(getattr(clock, name))))
         for name in ("entry_id", "token", "uuid"):
             patches.enter_context(patch.object(SystemIds, name, _no_chance))
-        patches.enter_context(patch.object(LanceCodec, "decode", _remembering(LanceCodec.decode)))
-        patches.enter_context(patch.object(LanceCodec, "header", _remembering(LanceCodec.header)))
+        for codec in (LanceCodec, ArrowCodec):
+            for name in ("decode", "header"):
+                patches.enter_context(patch.object(codec, name, _remembering(getattr(codec, name))))
         # More readers than one are threads, and nobody can say in which order threads run.
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
         patches.enter_context(patch.object(ingest.storage_reader, "_READ_OPTIONS", one_reader))
@@ -72,7 +73,7 @@ def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
     """Each object is decoded once in a run, however many replays, readers and tailers look at it: half the time."""
     known: dict[tuple[Any, ...], Any] = {}
 
-    def remembered(codec: LanceCodec, *asked: Any) -> Any:
+    def remembered(codec: EntryCodec, *asked: Any) -> Any:
         if asked not in known:
             known[asked] = read(codec, *asked)
         return known[asked]

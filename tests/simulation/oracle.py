@@ -168,6 +168,12 @@ class Oracle:
             if each.region == region and each.state == "acked" and each.order <= until:
                 self._raise(floors, each)
 
+    def raise_floor_at(self, floors: Floors, region: int, position: int) -> None:
+        """Everything acked on `region` at a WAL position up to `position` has reached the level of `floors`."""
+        for each in self.attempts:
+            if each.region == region and each.state == "acked" and 0 < each.position <= position:
+                self._raise(floors, each)
+
     def _shown(self, who: str, key: int, value: int) -> Attempt:
         if not 1 <= value <= len(self.attempts):
             raise Wrong(f"{who}: key {key} has the value {value}, which nobody wrote")

@@ -205,9 +205,12 @@ class Process:
     def _published(self, region: Region, core: RegionCore) -> None:
         generation = core.levels.manifest.current_generation - 1
         self.world.say(f"published generation {generation}")
-        until = region.ends.get(generation)
-        if until is not None and region.core is core:
-            self.world.oracle.raise_floor(self.world.oracle.flushed, region.number, until)
+        oracle, until = self.world.oracle, region.ends.get(generation)
+        if self.world.shape.wal_format == "arrow":
+            # A generation may end inside of `serve` there, so what it holds is told by positions.
+            oracle.raise_floor_at(oracle.flushed, region.number, core.levels.manifest.replay_after)
+        elif until is not None and region.core is core:
+            oracle.raise_floor(oracle.flushed, region.number, until)
 
     # ---- reading what it owns --------------------------------------------------------------------------------------
 

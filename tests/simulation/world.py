@@ -52,6 +52,10 @@ class SeedFailed(AssertionError):
         super().__init__(f"{steps}\n{self.reason}\n{again}")
 
 
+_SHARD_WRITERS_LIMITS = {"generation_rows": 30, "generation_entries": 12}
+"""Far below the real ones, so that runs meet them."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """How large a world is; drawn by the seed."""
@@ -68,6 +72,7 @@ class Shape:
     patience: int
     rows_max: int
     entry_size_max: int
+    wal_format: wal.WalFormat
     visitors: tuple[str, ...]
 
 
@@ -90,10 +95,10 @@ class World:
         self.scheduler = Scheduler(f"schedule {seed}", trace)
         self.shape = _shape(self.random)
         self.weather = _weather(self.random)
-        self.uri = _new_table(self.shape.regions, directory)
+        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory)
         self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)
         self.base = flush.BaseTable.open(self.uri)
-        self.codec = wal.LanceCodec(row_schema(self.base.schema, self.base.key))
+        self.codec = self.base.codec
         self.wal_options = wal.WalOptions(put_timeout=2.0, retry_budget=self.random.choice((4.0, 12.0)))
         self.region_ids: list[UUID] = [wal.bucket_region(bucket) for bucket in range(self.shape.regions)]
         self.keys = _keys_by_region(self.base, self.shape)
@@ -135,6 +140,7 @@ class World:
             age_max=20.0,
             unflushed_max=1 << 30,
             retry_delay=0.2,
+            **(_SHARD_WRITERS_LIMITS if self.shape.wal_format == "arrow" else {}),
         )
         return RegionContext(
             store=store,
@@ -301,6 +307,7 @@ def _shape(chance: random.Random) -> Shape:
         patience=chance.choice((2, 10)),
         rows_max=chance.choice((4, 10, 40)),
         entry_size_max=chance.choice((40, 100, 1 << 20)),
+        wal_format=chance.choice(("lance", "arrow")),
         visitors=tuple(name for name in beings if chance.random() < 0.8),
     )
 
@@ -320,16 +327,16 @@ def _some(chance: random.Random, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _template(regions: int) -> dict[str, bytes]:
+def _template(regions: int, wal_format: wal.WalFormat) -> dict[str, bytes]:
     """The files of an empty table, made once for all runs of this process."""
     with tempfile.TemporaryDirectory() as directory:
-        flush.BaseTable.create(f"{directory}/table.lance", _SCHEMA, ["id"], regions, [])
+        flush.BaseTable.create(f"{directory}/table.lance", _SCHEMA, ["id"], regions, [], wal_format=wal_format)
         files = [each for each in Path(directory).rglob("*") if each.is_file()]
         return {str(each.relative_to(directory)): each.read_bytes() for each in files}
 
 
-def _new_table(regions: int, directory: str) -> str:
-    for name, data in _template(regions).items():
+def _new_table(regions: int, wal_format: wal.WalFormat, directory: str) -> str:
+    for name, data in _template(regions, wal_format).items():
         path = Path(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ingest.errors import Invalid
 from ingest.tokens import Token
 
 
-@pytest.mark.parametrize("given", ["loader:17", ("loader", 17), Token("loader", 17)])
+@pytest.mark.parametrize("given", ["loader:17", ("loader", 17), ("loader", np.int64(17)), Token("loader", 17)])
 def test_every_form_means_the_same(given: object) -> None:
     assert Token.parse(given) == Token("loader", 17)  # type: ignore[arg-type]
 
@@ -21,7 +22,9 @@ def test_no_token_is_no_token() -> None:
     assert Token.parse(None) is None
 
 
-@pytest.mark.parametrize("given", ["loader", "loader:x", ":3", "loader:-1", ("loader",), 7])
+@pytest.mark.parametrize(
+    "given", ["loader", "loader:x", ":3", "loader:-1", ("loader",), 7, ("a", 1.5), ("a", 1.0), ("a", True), (1, 1)]
+)
 def test_what_is_no_token_is_refused_with_the_forms(given: object) -> None:
     with pytest.raises(Invalid, match="name:number"):
         Token.parse(given)  # type: ignore[arg-type]
