@@ -73,7 +73,7 @@ class Table(LevelReads):
         self._collections = Periodic("collection", lambda: self._collect(upkeep.wal_age_min), upkeep.gc_interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
-        self._closed = False
+        self._closed = self._ended = False
         try:
             for bucket, region in enumerate(base.regions):
                 self._regions.append(RegionWriter(context, region, bucket))
@@ -159,17 +159,23 @@ class Table(LevelReads):
     def close(self) -> None:
         """Stop; what is acknowledged as durable stays in the WAL and is there when the table is opened again.
 
+        An interrupted call can be made again.
         Raises: what kept non-durable rows from the WAL at the last moment.
         """
-        if self._closed or os.getpid() != self._process:
+        if self._ended or os.getpid() != self._process:
             return
         self._closed = True
         self._commits.stop()
         self._collections.stop()
-        with ExitStack() as every:  # each is closed, whatever the others raise
-            for writer in self._regions:
-                every.callback(self._withdraw, writer)
-                every.callback(writer.close)
+        try:
+            with ExitStack() as every:  # each is closed, whatever the others raise
+                for writer in self._regions:
+                    every.callback(self._withdraw, writer)
+                    every.callback(writer.close)
+        except Exception:
+            self._ended = True
+            raise
+        self._ended = True
 
     def __enter__(self) -> Self:
         return self

@@ -48,7 +48,8 @@ class S3Store:
 
     Thread safety. Any thread, any number of processes; safe after fork.
     Durability. S3 answers when the object is durable.
-    Invariants. (1) One call of `put_if_absent` is one request. (2) It ends within `put_timeout`, or a little after.
+    Invariants. (1) One call of `put_if_absent` is one request. (2) It ends within `put_timeout`, or a little after; so
+    does every other request, but for the body of a large object.
     Errors. Every message names bucket, key and endpoint, and the storage option to correct; never a secret.
     """
 
@@ -119,16 +120,23 @@ class S3Store:
             await clients.creating.put_object(IfNoneMatch="*", **parameters)
 
     async def _overwrite(self, parameters: dict[str, Any], clients: Clients) -> None:
-        await clients.reading.put_object(**parameters)
+        async with asyncio.timeout(self._put_timeout):
+            await clients.reading.put_object(**parameters)
 
     async def _delete(self, key: str, clients: Clients) -> None:
-        await clients.reading.delete_object(**self._at(key))
+        async with asyncio.timeout(self._put_timeout):
+            await clients.reading.delete_object(**self._at(key))
 
     async def _get(self, key: str, clients: Clients) -> bytes:
-        """The library tries again until there is an answer; a body that breaks off is ours to ask for again."""
+        """The library tries again until there is an answer; a body that breaks off is ours to ask for again.
+
+        The answer has `put_timeout` to begin, or a caller's retry budget would be spent several times over; a body may
+        take as long as bytes arrive.
+        """
         attempt = 1
         while True:
-            answer = await clients.reading.get_object(**self._at(key))
+            async with asyncio.timeout(self._put_timeout):
+                answer = await clients.reading.get_object(**self._at(key))
             try:
                 body: bytes = await answer["Body"].read()
             except _FAULTS:
@@ -141,7 +149,8 @@ class S3Store:
     async def _exists(self, key: str, clients: Clients) -> bool:
         """By a GET of one byte: the answer to a HEAD does not say whether the key or the bucket is missing."""
         try:
-            await (await clients.reading.get_object(**self._at(key), Range=_FIRST_BYTE))["Body"].read()
+            async with asyncio.timeout(self._put_timeout):
+                await (await clients.reading.get_object(**self._at(key), Range=_FIRST_BYTE))["Body"].read()
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] != _NOT_SATISFIABLE:  # it is there, and empty
                 raise
@@ -151,11 +160,16 @@ class S3Store:
         """Every page of a listing."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": _PAGE, **self._more, **more}
         while True:
-            page = self._ask(prefix, partial(_list_page, asked)) or {}
+            page = self._ask(prefix, partial(self._list_page, asked)) or {}
             yield page
             if not page.get("IsTruncated"):
                 return
             asked["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def _list_page(self, asked: dict[str, Any], clients: Clients) -> dict[str, Any]:
+        async with asyncio.timeout(self._put_timeout):
+            page: dict[str, Any] = await clients.reading.list_objects_v2(**asked)
+        return page
 
     def _at(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + key, **self._more}
@@ -205,11 +219,6 @@ class _OnceSession(AIOHTTPSession):  # type: ignore[misc]
         session = await super()._get_session(proxy_url)
         session._retry_connection = False  # noqa: SLF001 - aiohttp has no public name for it
         return session
-
-
-async def _list_page(asked: dict[str, Any], clients: Clients) -> dict[str, Any]:
-    page: dict[str, Any] = await clients.reading.list_objects_v2(**asked)
-    return page
 
 
 @asynccontextmanager

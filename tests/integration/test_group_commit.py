@@ -305,6 +305,26 @@ def test_an_interrupt_gives_the_caller_its_memory_back(tmp_path: Path, gate: Gat
         assert sorted(table.scan(["id"])["id"].to_pylist()) == [1, 7, 8]
 
 
+def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Gate) -> None:
+    table = _open(tmp_path, wal={"linger_max": "1h"})
+    table.put(_row(1), durable=False)
+    gate.close()
+
+    def interrupt() -> None:
+        gate.entered.wait(10)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        table.close()
+    interrupting.join()
+    gate.open()
+    table.close()
+    with _open(tmp_path) as again:
+        assert again.count() == 1
+
+
 def test_of_several_regions_an_unknown_one_decides(tmp_path: Path, gate: Gate) -> None:
     rows = [{"id": n, "v": ""} for n in range(50)]
     with _open(tmp_path, regions=4) as table:

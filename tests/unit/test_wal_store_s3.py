@@ -24,7 +24,7 @@ from ingest.settings import load
 from ingest.settings_reference import render_settings
 from tests import fault_proxy as faults
 from tests.unit.test_wal_store import StoreContract
-from wal import ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, SystemIds, open_store, probe
+from wal import ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, SystemClock, SystemIds, open_store, probe
 from wal.s3_answers import Meaning, meaning_of
 from wal.s3_options import S3Options, read_options
 
@@ -304,6 +304,19 @@ def test_the_probe_refuses_storage_without_conditional_writes(s3_table_through_p
     fault_proxy.inject(faults.answers(501, "NotImplemented"), method="PUT", times=None)
     with pytest.raises(StoreRefused, match="this storage has no conditional writes"):
         probe(open_store(*s3_table_through_proxy), SystemIds())
+
+
+@pytest.mark.parametrize("ask", ["get", "exists", "list", "delete"])
+def test_storage_that_hangs_is_given_up_within_the_timeout(
+    s3_table_through_proxy: Any, fault_proxy: Any, ask: str
+) -> None:
+    store = open_store(*s3_table_through_proxy, put_timeout=0.5)
+    store.put_if_absent("slot", b"x")
+    fault_proxy.inject(faults.hangs(), times=None)
+    began = SystemClock().monotonic()
+    with pytest.raises(StoreUnavailable, match="no answer in time"):
+        getattr(store, ask)("slot")
+    assert SystemClock().monotonic() - began < 5
 
 
 def test_reads_are_tried_again_and_then_say_so(s3_table_through_proxy: Any, fault_proxy: Any) -> None:
