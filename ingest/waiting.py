@@ -29,7 +29,7 @@ def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | No
     until = None if within is None else clock.monotonic() + min(within, _FOR_EVER)
     try:
         for writer, write in waiting:
-            writer.submit(write, within)
+            writer.submit(write, None if until is None else max(0.0, until - clock.monotonic()))
         errors = [error for writer, write in waiting if (error := _error(writer, write, until, clock)) is not None]
     except BaseException:  # an interrupt: the caller's memory is the caller's again
         for _, write in waiting:

@@ -4,7 +4,7 @@ Lance takes more at creation than it can read back beside MemWAL, and a row that
 first to find out. Measured with pylance 14.0.2: maps cannot be written; view types and dictionaries come back as
 another type; JSON comes back as another value; a null in a struct or list with a field that is not null cannot be
 read, and a tombstone is such a null; binary of width 0 is written and cannot be read; a list of fixed size holds
-values of a fixed width only.
+values of a fixed width only; its projections parse dots and backticks in names.
 """
 
 from __future__ import annotations
@@ -43,12 +43,19 @@ _VARIABLE = (
     pa.types.is_large_list,
     pa.types.is_struct,
 )
+_LANCES_OWN = ("_rowid", "_rowaddr")
 _REMEDY = "choose a number, text, binary, date, time, list or struct type"
 
 
 def check_types(schema: pa.Schema) -> None:
-    """Raise InvalidRows naming the first column whose type cannot be held."""
+    """Raise InvalidRows naming the first column whose name or type cannot be held."""
     for field in schema:
+        if field.name in _LANCES_OWN or "`" in field.name or "." in field.name:
+            raise InvalidRows(
+                f"column {field.name!r} has a name that Lance reads as something else: name it without dots and backticks, "
+                f"and not {' or '.join(_LANCES_OWN)}",
+                column=field.name,
+            )
         _check(field.type, field.name)
 
 
@@ -72,7 +79,9 @@ def _check(kind: pa.DataType, path: str) -> None:
 def _cannot_be_read(kind: pa.DataType) -> bool:
     if pa.types.is_fixed_size_binary(kind):
         return bool(kind.byte_width == 0)
-    return pa.types.is_fixed_size_list(kind) and any(is_variable(kind.value_type) for is_variable in _VARIABLE)
+    if not pa.types.is_fixed_size_list(kind):
+        return False
+    return kind.list_size == 0 or any(is_variable(kind.value_type) for is_variable in _VARIABLE)
 
 
 def _children(kind: pa.DataType) -> Iterator[pa.Field]:

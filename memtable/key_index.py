@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import Any
 
@@ -25,6 +26,17 @@ _TEXT = 49
 _TUPLE = 40
 
 
+@dataclass(frozen=True, slots=True)
+class KeyBatch:
+    """The keys of some rows, one for each, in row order."""
+
+    values: list[Any]
+    repeats: bool
+    """Whether any of them is there twice."""
+    payload: int
+    """Bytes of the key columns."""
+
+
 def key_values(keys: pa.Table, key: Sequence[str]) -> list[Any]:
     """The keys as hashable Python values, one for each row, in row order, without a Python loop.
 
@@ -34,12 +46,14 @@ def key_values(keys: pa.Table, key: Sequence[str]) -> list[Any]:
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def has_repeats(rows: pa.Table, key: Sequence[str], keys: list[Any]) -> bool:
-    """Whether any of `keys` (the key_values of `rows`) is there twice. Sorting integers is faster than a set."""
-    if len(key) > 1 or not pa.types.is_integer(rows.schema.field(key[0]).type):
-        return len(set(keys)) < len(keys)
-    ordered = np.sort(rows.column(key[0]).to_numpy())
-    return bool((ordered[1:] == ordered[:-1]).any())
+def key_batch(rows: pa.Table, key: Sequence[str]) -> KeyBatch:
+    """The keys of `rows` and what a put wants to know of them. Requires: as key_values."""
+    if len(key) == 1 and pa.types.is_integer(rows.schema.field(key[0]).type):
+        integers = rows.column(key[0]).to_numpy()
+        ordered = np.sort(integers)  # faster than a set
+        return KeyBatch(integers.tolist(), bool((ordered[1:] == ordered[:-1]).any()), integers.nbytes)
+    values = key_values(rows, key)
+    return KeyBatch(values, len(set(values)) < len(values), sum(rows.column(name).nbytes for name in key))
 
 
 class KeyIndex:
@@ -62,19 +76,21 @@ class KeyIndex:
         if len(key) > 1:
             self._overhead += _TUPLE + _POINTER * len(key)
 
-    def plan(self, keys: list[Any], first: int, *, repeats: bool) -> Positions:
-        """The row each of the rows first, first+1, ... replaces (-1: none), within the batch too (see has_repeats)."""
+    def plan(self, batch: KeyBatch, first: int) -> Positions:
+        """The row each of the rows first, first+1, ... replaces (-1: none), within the batch too."""
+        keys = batch.values
         before = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        if repeats:
+        if batch.repeats:
             _link_duplicates(before, keys, first)
         return before
 
-    def add(self, keys: list[Any], first: int, previous: Positions, payload: int) -> None:
-        """Point the keys at the rows first, first+1, ...; `payload` is the bytes of the key columns."""
+    def add(self, batch: KeyBatch, first: int, previous: Positions) -> None:
+        """Point the keys at the rows first, first+1, ..."""
+        keys = batch.values
         self._newest.update(zip(keys, range(first, first + len(keys)), strict=True))
         fresh = previous < 0
         count = int(np.count_nonzero(fresh))
-        self._payload += payload * count // max(1, len(keys))
+        self._payload += batch.payload * count // max(1, len(keys))
         if len(self.key) == 1:
             with self._ordering:
                 self._unordered.extend(keys if count == len(keys) else compress(keys, fresh.tolist()))

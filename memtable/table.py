@@ -22,7 +22,7 @@ from memtable.arrays import Positions
 from memtable.batch_store import BatchStore
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes, vector_width
-from memtable.key_index import KeyIndex, has_repeats, key_values
+from memtable.key_index import KeyBatch, KeyIndex, key_batch
 from memtable.scalar_index import ScalarIndex
 from memtable.schema import TOMBSTONE, is_key_type
 from memtable.snapshot import Indexes, Snapshot
@@ -154,20 +154,20 @@ class MemTable:
         rows, held, first = checked.rows, self._indexes, self.rows
         self._failed = True  # until every step is done
         prefix = self._store.append(rows, checked.size)
-        keys = key_values(rows, self.key)
-        previous = held.keys.plan(keys, first, repeats=has_repeats(rows, self.key, keys))
+        keys = key_batch(rows, self.key)
+        previous = held.keys.plan(keys, first)
         for name, text in held.texts.items():
             text.add(rows.column(name), first)
         for name, vector in held.vectors.items():
             vector.add(checked.vectors[name])
         for name, scalar in held.scalars.items():
             scalar.add(rows.column(name))
-        self._publish(prefix, keys, previous, first, rows)
+        self._publish(prefix, keys, previous, first)
         self._failed = False
 
-    def _publish(self, prefix: Any, keys: list[Any], previous: Positions, first: int, rows: pa.Table) -> None:
+    def _publish(self, prefix: Any, keys: KeyBatch, previous: Positions, first: int) -> None:
         self._indexes.versions.append(previous)
-        self._indexes.keys.add(keys, first, previous, sum(rows.column(name).nbytes for name in self.key))
+        self._indexes.keys.add(keys, first, previous)
         self._store.publish(prefix)
         self.batches += 1
 

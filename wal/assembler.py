@@ -50,6 +50,9 @@ class BatchAssembler:
             return [entry]
         batch = (part.producer, part.sequence, part.attempt)
         if part.closes:
-            return [*self._open.pop(batch, ()), entry]
+            parts = self._open.pop(batch, [])
+            # Other attempts at this batch were given up: it is applied now, and none of them can close it again.
+            self._open = {each: held for each, held in self._open.items() if each[:2] != batch[:2]}
+            return [*parts, entry]
         self._open.setdefault(batch, []).append(entry)
         return []

@@ -198,7 +198,7 @@ def _check(options: Mapping[str, str], endpoint: str | None, problems: list[str]
 
 def _of_endpoint(endpoint: str, options: Mapping[str, str]) -> Iterator[str]:
     url = urlsplit(endpoint)
-    if url.username or url.password:
+    if "@" in endpoint:  # also where the scheme was forgotten and nothing is parsed as a name: never print it
         yield "endpoint must not hold credentials; give access_key_id and secret_access_key"
     elif url.scheme not in ("http", "https") or not _has_host(endpoint):
         yield f"endpoint {endpoint!r} is no URL of a valid host name; write https://host or http://host:port"

@@ -45,6 +45,8 @@ _REMEDY = {
     errno.EROFS: "the file system is read-only: remount it writable, or give another path",
     errno.EACCES: "give this user read, write and search permission",
     errno.EPERM: "use a file system that has hard links, and a directory this user may write",
+    errno.EOPNOTSUPP: "use a file system that has hard links",
+    errno.ENOSYS: "use a file system that has hard links",
     errno.EEXIST: "a part of the path is a file: give a directory",
     errno.ENOTDIR: "a part of the path is a file: give a directory",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",

@@ -39,7 +39,9 @@ def open_store(
     Each memory:// store is new and empty. Creates nothing and asks nothing of a network.
     Raises StoreRefused for other schemes and for options that cannot work, and where the path is a file.
     """
-    scheme, found, _ = root.partition("://")
+    scheme, found, rest = root.partition("://")
+    if found and "@" in rest.split("/")[0]:
+        raise StoreRefused(f"a {scheme}:// URL must not hold credentials; give them as storage options")
     if not found:
         return _local(root, storage_options)
     if scheme == "file":
@@ -59,8 +61,6 @@ def _s3(root: str, storage_options: Mapping[str, str] | None, put_timeout: float
     from wal.store_s3 import S3Store
 
     url = urlsplit(root)
-    if "@" in url.netloc:
-        raise StoreRefused("an s3:// URL must not hold credentials; give them as storage options")
     path = url.path.strip("/")
     try:
         segments = unquote(path, errors="strict").split("/")
@@ -97,7 +97,11 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
 
     try:
         with ThreadPoolExecutor(_RACERS) as pool:
-            won = list(pool.map(race, bodies))
+            try:
+                won = list(pool.map(race, bodies))
+            except BaseException:
+                start.abort()  # a thread that could not be started would be waited for by the others, for ever
+                raise
         _judge(store, key, won, bodies)
     finally:
         store.delete(key)

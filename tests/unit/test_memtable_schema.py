@@ -193,6 +193,7 @@ def test_dates_become_timestamps_and_numbers_do_not() -> None:
         pa.list_(pa.list_(pa.int32()), 2),
         pa.list_(pa.struct([("a", pa.int32())]), 2),
         pa.list_(pa.null(), 2),
+        pa.list_(pa.float32(), 0),
     ],
     ids=str,
 )
@@ -201,6 +202,14 @@ def test_a_type_that_lance_does_not_give_back_is_refused_by_name(kind: pa.DataTy
     with pytest.raises(InvalidRows, match="odd") as raised:
         row_schema(base, ["id"])
     assert raised.value.column == "odd" or str(raised.value.column).startswith("odd.")
+
+
+@pytest.mark.parametrize("name", ["a`b", "a.b", "_rowid", "_rowaddr"])
+def test_a_name_that_lance_reads_as_something_else_is_refused(name: str) -> None:
+    base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field(name, pa.int64())])
+    with pytest.raises(InvalidRows, match="without dots and backticks") as raised:
+        row_schema(base, ["id"])
+    assert raised.value.column == name
 
 
 def test_lists_and_structs_of_nullable_fields_are_columns_like_others() -> None:

@@ -119,6 +119,21 @@ def race(store: ObjectStore, key: str, racers: int) -> list[PutOutcome]:
     return outcomes
 
 
+def test_the_probe_ends_where_a_thread_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, started = threading.Thread.start, 0
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal started
+        started += 1
+        if started > 1:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        probe(MemoryStore(), SeededIds())
+
+
 # ---- local files -----------------------------------------------------------------------------------------------------
 
 

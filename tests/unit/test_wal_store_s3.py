@@ -332,6 +332,21 @@ def test_reads_are_tried_again_and_then_say_so(s3_table_through_proxy: Any, faul
         assert len(fault_proxy.requests) == 3
 
 
+@pytest.mark.parametrize(
+    ("uri", "endpoint"),
+    [
+        ("s3://b/t", "u:hunter2@minio:9000"),
+        ("s3://b/t", "https:/u:hunter2@minio"),
+        ("s3a://u:hunter2@b/t", "https://minio"),
+        ("s3://u:hunter2@b/t", "https://minio"),
+    ],
+)
+def test_credentials_in_the_wrong_place_are_not_printed(uri: str, endpoint: str) -> None:
+    with pytest.raises(StoreRefused, match="must not hold credentials") as raised:
+        open_store(uri, {"endpoint": endpoint})
+    assert "hunter2" not in str(raised.value)
+
+
 def test_nobody_at_the_endpoint(s3_table: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: a connection is refused
