@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ingest.errors import classify
+from ingest.worker import Worker
 
 _LOG = logging.getLogger("memwal.periodic")
 
@@ -21,19 +22,18 @@ class Periodic:
         """`name`: the thread's, and what messages call the work; `interval` 0 never does it."""
         self._name, self._work, self._interval = name, work, interval
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
 
     def start(self) -> None:
         """Begin; the first time is one interval from now."""
         if self._interval > 0:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            self._worker = Worker(self._name, self._run)
 
     def stop(self) -> None:
         """End the thread; work under way is finished first."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._worker is not None:
+            self._worker.wait()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):

@@ -14,8 +14,8 @@ Writes that do not ask for durability are applied and acked first and ride with 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from ingest.errors import Unavailable
 from ingest.levels import RegionView
 from ingest.region_context import RegionContext
 from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
+from ingest.worker import Worker
 from ingest.write_queue import DurableView, Freeze, Item, Write, WriteQueue
 
 
@@ -42,13 +43,8 @@ class RegionWriter:
         self.guard = self._core.guard
         self._levels = self._core.levels
         self._queue = WriteQueue(context.clock)
-        self._server = self._thread(f"region-{bucket}", self._serve)
-        self._flusher = self._thread(f"flusher-{bucket}", self._flush_in_order)
-
-    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
-        thread.start()
-        return thread
+        self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
+        self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
 
     # ---- callers' side -------------------------------------------------------------------------------------------
 
@@ -115,9 +111,9 @@ class RegionWriter:
         """
         alive = self._core.failure is None
         self._queue.close(Unavailable(f"region {self.region} is closed; open the table again"))
-        self._server.join()
+        self._server.wait()
         self._levels.close()
-        self._flusher.join()
+        self._flusher.wait()
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
 

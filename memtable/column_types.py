@@ -52,8 +52,8 @@ def check_types(schema: pa.Schema) -> None:
     for field in schema:
         if field.name in _LANCES_OWN or "`" in field.name or "." in field.name:
             raise InvalidRows(
-                f"column {field.name!r} has a name that Lance reads as something else: name it without dots and backticks, "
-                f"and not {' or '.join(_LANCES_OWN)}",
+                f"column {field.name!r} has a name that Lance reads as something else: name it without dots and "
+                f"backticks, and not {' or '.join(_LANCES_OWN)}",
                 column=field.name,
             )
         _check(field.type, field.name)

@@ -319,8 +319,11 @@ def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Ga
     with pytest.raises(KeyboardInterrupt):
         table.close()
     interrupting.join()
-    gate.open()
-    table.close()
+    opening = threading.Timer(0.3, gate.open)
+    opening.start()
+    table.close()  # waits for the append that the first call left under way
+    assert not opening.is_alive()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("region-")] == []
     with _open(tmp_path) as again:
         assert again.count() == 1
 

@@ -193,9 +193,9 @@ def test_values_asked_for_are_found_in_sorted_and_unsorted_rows(monkeypatch: pyt
         assert len(ids(snapshot, f"v in ({many})")) == 500 + max(0, first + count - 1_000)
 
 
-def test_a_column_name_with_backtick_and_quotes_can_be_asked() -> None:
-    snapshot = build(pa.table({"id": [1, 2], 'a`b"c': [10, 20]}))
-    assert ids(snapshot, 'id > 0 and `a``b"c` = 20') == [2]
+def test_a_column_name_with_quotes_can_be_asked() -> None:
+    snapshot = build(pa.table({"id": [1, 2], "a'b\"c": [10, 20]}))
+    assert ids(snapshot, "id > 0 and `a'b\"c` = 20") == [2]
 
 
 def test_a_long_in_list_is_answered() -> None:
