@@ -66,10 +66,11 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dr
 
 def _print(found: Sequence[wal.WalGarbage], console: Console, *, dry_run: bool) -> None:
     table = RichTable(box=SIMPLE_HEAD)
-    for name, title in _COLUMNS.items():
-        table.add_column(title, justify="left" if name == "region" else "right")
+    shown = [name for name in _COLUMNS if name != "unreadable" or any(each.unreadable for each in found)]
+    for name in shown:
+        table.add_column(_COLUMNS[name], justify="left" if name == "region" else "right", no_wrap=name == "region")
     for each in found:
-        table.add_row(*(_cell(name, getattr(each, name)) for name in _COLUMNS))
+        table.add_row(*(_cell(name, getattr(each, name)) for name in shown))
     console.print(table)
     entries, freed = sum(each.entries for each in found), sum(each.bytes for each in found)
     console.print(f"{'would delete' if dry_run else 'deleted'} {entries:,} WAL entries, {decimal(freed)}")

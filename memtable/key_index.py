@@ -59,7 +59,7 @@ def key_batch(rows: pa.Table, key: Sequence[str]) -> KeyBatch:
 class KeyIndex:
     """key -> newest row over all rows put so far.
 
-    Thread safety. One writer (plan, add); lookup and the ordered reads from any thread. Readers get rows of
+    Thread safety. One writer (put); lookup and the ordered reads from any thread. Readers get rows of
     any age and step back to their prefix by Versions.older_than; the writer links versions before it moves
     the dict, so every row found here can be followed.
     Invariants. A key once present is never removed: a tombstone is a row like any other.
@@ -76,24 +76,38 @@ class KeyIndex:
         if len(key) > 1:
             self._overhead += _TUPLE + _POINTER * len(key)
 
-    def plan(self, batch: KeyBatch, first: int) -> Positions:
-        """The row each of the rows first, first+1, ... replaces (-1: none), within the batch too."""
-        keys = batch.values
-        before = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        if batch.repeats:
-            _link_duplicates(before, keys, first)
-        return before
-
-    def add(self, batch: KeyBatch, first: int, previous: Positions) -> None:
-        """Point the keys at the rows first, first+1, ..."""
-        keys = batch.values
-        self._newest.update(zip(keys, range(first, first + len(keys)), strict=True))
-        fresh = previous < 0
+    def put(self, batch: KeyBatch, first: int, versions: Versions) -> None:
+        """Point the keys at the rows first, first+1, ..., which `versions` links to the rows that they replace."""
+        previous = (self._put_repeats if batch.repeats else self._put_distinct)(batch.values, first, versions)
+        keys, fresh = batch.values, previous < 0
         count = int(np.count_nonzero(fresh))
         self._payload += batch.payload * count // max(1, len(keys))
         if len(self.key) == 1:
             with self._ordering:
                 self._unordered.extend(keys if count == len(keys) else compress(keys, fresh.tolist()))
+
+    def _put_distinct(self, keys: list[Any], first: int, versions: Versions) -> Positions:
+        """Returns the row that each row replaces, -1 for none.
+
+        One look at the dict finds old keys and adds new ones, since most of the time is spent waiting for this memory.
+        The rows are in `versions` before that, as replacing nothing, so a reader that finds one steps back to nothing.
+        """
+        versions.append(np.full(len(keys), -1, dtype=np.int64))
+        rows = range(first, first + len(keys))
+        found = np.fromiter(map(self._newest.setdefault, keys, rows), dtype=np.int64, count=len(keys))
+        old = found < first
+        if old.any():
+            versions.link(first + np.flatnonzero(old), found[old])
+            self._newest.update(compress(zip(keys, rows, strict=True), old.tolist()))
+        return np.where(old, found, -1)
+
+    def _put_repeats(self, keys: list[Any], first: int, versions: Versions) -> Positions:
+        """As _put_distinct, where a row may replace one of the same batch."""
+        previous = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
+        _link_duplicates(previous, keys, first)
+        versions.append(previous)
+        self._newest.update(zip(keys, range(first, first + len(keys)), strict=True))
+        return previous
 
     def lookup(self, keys: Iterable[Any], count: int, versions: Versions, n: int) -> Positions:
         """Newest row of each key below n, -1 where the key is not there."""

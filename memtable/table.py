@@ -14,15 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from memtable.arrays import Positions
 from memtable.batch_store import BatchStore
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes, vector_width
-from memtable.key_index import KeyBatch, KeyIndex, key_batch
+from memtable.key_index import KeyIndex, key_batch
 from memtable.scalar_index import ScalarIndex
 from memtable.schema import TOMBSTONE, is_key_type
 from memtable.snapshot import Indexes, Snapshot
@@ -155,21 +153,16 @@ class MemTable:
         self._failed = True  # until every step is done
         prefix = self._store.append(rows, checked.size)
         keys = key_batch(rows, self.key)
-        previous = held.keys.plan(keys, first)
         for name, text in held.texts.items():
             text.add(rows.column(name), first)
         for name, vector in held.vectors.items():
             vector.add(checked.vectors[name])
         for name, scalar in held.scalars.items():
             scalar.add(rows.column(name))
-        self._publish(prefix, keys, previous, first)
-        self._failed = False
-
-    def _publish(self, prefix: Any, keys: KeyBatch, previous: Positions, first: int) -> None:
-        self._indexes.versions.append(previous)
-        self._indexes.keys.add(keys, first, previous)
+        held.keys.put(keys, first, held.versions)
         self._store.publish(prefix)
         self.batches += 1
+        self._failed = False
 
 
 def _indexes(schema: pa.Schema, key: tuple[str, ...], specs: Sequence[IndexSpec]) -> Indexes:

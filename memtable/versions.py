@@ -35,6 +35,11 @@ class Versions:
         replacing = np.flatnonzero(previous >= 0)
         self._superseded_by.data[previous[replacing]] = first + replacing
 
+    def link(self, rows: Positions, previous: Positions) -> None:
+        """Let `rows`, added as replacing nothing and in no prefix yet, replace the older rows `previous`."""
+        self._previous.data[rows] = previous
+        self._superseded_by.data[previous] = rows
+
     def newest(self, n: int) -> Mask:
         """Which of the first n rows are the newest of their key among the first n."""
         return self._superseded_by.data[:n] >= n
