@@ -24,13 +24,14 @@ from ingest.settings import Settings
 
 _COLUMNS: Mapping[str, str] = {
     "region": "region",
-    "boundary": "flushed up to",
+    "boundary": "flushed",
     "entries": "entries",
-    "bytes": "bytes",
-    "too_young": "too young",
-    "fences": "fences kept",
+    "bytes": "size",
+    "fences": "fences",
+    "too_young": "young",
     "unreadable": "unreadable",
 }
+_ONLY_WHERE_ANY = ("too_young", "unreadable")
 
 
 class TableCollector:
@@ -66,9 +67,9 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dr
 
 def _print(found: Sequence[wal.WalGarbage], console: Console, *, dry_run: bool) -> None:
     table = RichTable(box=SIMPLE_HEAD)
-    shown = [name for name in _COLUMNS if name != "unreadable" or any(each.unreadable for each in found)]
+    shown = [name for name in _COLUMNS if name not in _ONLY_WHERE_ANY or any(getattr(each, name) for each in found)]
     for name in shown:
-        table.add_column(_COLUMNS[name], justify="left" if name == "region" else "right", no_wrap=name == "region")
+        table.add_column(_COLUMNS[name], justify="left" if name == "region" else "right", no_wrap=True)
     for each in found:
         table.add_row(*(_cell(name, getattr(each, name)) for name in shown))
     console.print(table)
