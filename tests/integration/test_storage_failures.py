@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import flush
 import ingest
 import wal
-from ingest.errors import Unavailable, UnknownOutcome
+from ingest.errors import Invalid, Unavailable, UnknownOutcome
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 
@@ -50,6 +52,37 @@ def test_unavailable_storage_costs_the_put_and_not_the_writer(tmp_path: Path, mo
             assert table.count() == 0
         assert table.put([{"id": 1, "v": 1}], token="writer:1").applied
         assert table.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "remedy"),
+    [(errno.ENOSPC, Unavailable, "free space"), (errno.EROFS, Invalid, "remount it writable")],
+    ids=["full disk", "read-only file system"],
+)
+def test_a_disk_that_takes_nothing_costs_the_put_names_the_object_and_is_not_hammered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], remedy: str
+) -> None:
+    settings = {"put_timeout": "100ms", "retry_budget": "2s"}
+    with _open(tmp_path, wal=settings, memtable={"age_max": "200ms"}, flush={"retry_delay": "200ms"}) as table:
+        table.put([{"id": 1, "v": 1}], token="writer:1")
+        asked: list[str] = []
+
+        def refuse(store: wal.LocalStore, directory: Any, data: bytes, *, sync: bool) -> str:
+            asked.append(directory.path)
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as full:
+            full.setattr(wal.LocalStore, "_write_temporary", refuse)
+            with pytest.raises(kind, match=f"_mem_wal/.*/wal/.*{remedy}"):
+                table.put([{"id": 2, "v": 2}], token="writer:2")
+            time.sleep(1.5)  # flushes are due meanwhile, and fail
+            assert 0 < len(asked) < 40
+            assert table.count() == 1
+            assert table.broken() is None
+        assert table.put([{"id": 2, "v": 2}], token="writer:2").applied
+        table.flush()
+    with _open(tmp_path) as again:
+        assert again.count() == 2
 
 
 def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
