@@ -25,8 +25,9 @@ from uuid import UUID
 
 from wal.clock import Clock
 from wal.codec import EntryCodec
+from wal.entry_reader import EntryReader
 from wal.errors import Corrupt
-from wal.layout import entry_key, parse_entry_key, wal_prefix
+from wal.layout import parse_entry_key, wal_prefix
 from wal.manifest import ManifestStore
 from wal.records import EntryHeader
 from wal.store import ObjectInfo, ObjectStore
@@ -70,6 +71,7 @@ class WalCollector:
         self._store = store
         self._region_id = region_id
         self._codec = codec
+        self._reader = EntryReader(store, region_id, codec)
         self._clock = clock
         self._workers = workers
         self._fences: set[int] = set()
@@ -77,8 +79,8 @@ class WalCollector:
     def collect(self, min_age: float, *, dry_run: bool = False) -> WalGarbage:
         """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only say what that is.
 
-        Raises StoreUnavailable, StoreRefused (what was deleted by then is deleted; call again), and Corrupt where
-        the manifest cannot be read.
+        Raises StoreUnavailable, StoreRefused (what was deleted by then is deleted; call again), and Corrupt, naming
+        the object, where the manifest or an entry above the newest applied map cannot be read.
         """
         manifest = ManifestStore(self._store, self._region_id, clock=self._clock).latest()
         boundary = 0 if manifest is None else manifest.replay_after
@@ -113,7 +115,7 @@ class WalCollector:
     def _newest_map(self, tip: int) -> tuple[int, Mapping[str, int]]:
         """Position of the newest entry that carries the applied map, and the map; the tip where none does."""
         position = tip
-        while position and (header := self._header(position)) is not None:
+        while position and (header := self._reader.header(position)) is not None:
             if header.applied is not None:
                 return position, header.applied
             position -= 1
@@ -138,13 +140,9 @@ class WalCollector:
                 self._fences.add(position)
         return unreadable
 
-    def _header(self, position: int) -> EntryHeader | None:
-        data = self._store.get(entry_key(self._region_id, position, self._codec.suffix))
-        return None if data is None else self._codec.header(data)
-
     def _readable_header(self, position: int) -> EntryHeader | Corrupt | None:
         try:
-            return self._header(position)
+            return self._reader.header(position)
         except Corrupt as error:
             return error
 

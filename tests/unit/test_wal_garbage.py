@@ -286,3 +286,14 @@ def test_a_damaged_manifest_stops_the_collection(world: World) -> None:
     with pytest.raises(Corrupt, match="manifest"):
         world.collect()
     assert world.positions() == [1, 2]
+
+
+def test_a_damaged_newest_entry_stops_the_collection_and_is_named(world: World) -> None:
+    put(world.open(), 1, 2)
+    world.flushed_up_to(2)
+    world.clock.advance(AGE)
+    key = entry_key(REGION, 2, "lance")
+    world.store.put(key, (world.store.get(key) or b"")[:-1])
+    with pytest.raises(Corrupt, match=key):
+        world.collect()
+    assert world.positions() == [1, 2]
