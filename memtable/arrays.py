@@ -30,18 +30,25 @@ class GrowableArray:
 
     def extend(self, values: npt.NDArray[Any]) -> None:
         """Append the rows of `values` (shape [m] or [m, width])."""
-        end = self.size + len(values)
+        self.write(self.size, values)
+
+    def write(self, first: int, values: npt.NDArray[Any]) -> None:
+        """Put `values` at the rows first, first + 1, ..., which end at `size` or behind. Requires: first <= size."""
+        self.fill(first, first + len(values), values)
+
+    def fill(self, first: int, end: int, values: Any) -> None:
+        """As write(), `values` being one for each row before `end`, or one for all of them."""
         if end > len(self.data):
             larger = np.empty((max(end, 2 * len(self.data), FIRST_CAPACITY), *self._shape), dtype=self.data.dtype)
             larger[: self.size] = self.data[: self.size]
             self.data = larger
-        self.data[self.size : end] = values
-        self.size = end
+        self.data[first:end] = values
+        self.size = end  # last: who reads it takes the rows before it for written
 
     @property
     def bytes(self) -> int:
-        """Bytes held, spare capacity included."""
-        return int(self.data.nbytes)
+        """Bytes of the rows held: spare capacity is address space until it is written, not memory."""
+        return self.size * self.data.itemsize * (self._shape[0] if self._shape else 1)
 
 
 def best(distances: Scores, rows: Positions, k: int) -> tuple[Positions, Scores]:

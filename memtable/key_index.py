@@ -1,159 +1,225 @@
-"""The key index: key -> newest row, and for one-column keys the keys in order.
+"""The key index: key -> newest row, and which row replaced which.
 
-Keys are held as Python values (int, str, bytes, bool; a tuple for a composite key), because a dict of them is the
-fastest exact map within reach and takes a whole batch in one C-level call.
+A key becomes a 64-bit code (key_column): the value itself for one column of integers, a hash otherwise. A hash table
+takes codes to rows a batch at a time (code_table). Where the code is a hash, the row found is compared with the key;
+the few keys whose code another key has, and the one code that the table cannot hold, are in a dict, which is exact.
+
+A put notes its rows only. Their keys enter the table in blocks, when many wait or when a reader wants to know: a block
+of eight batches costs half of what the batches cost one by one, and a put no more than copying its rows.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sortedcontainers import SortedList
 
 from memtable.arrays import Mask, Positions
+from memtable.code_table import EMPTY, Codes, CodeTable
+from memtable.key_column import FixedColumn, KeyColumn, key_column, mixed
 from memtable.versions import Versions
 
-_POINTER = 8
-_INT = 32
-_TEXT = 49
-_TUPLE = 40
+MOST_WAITING = 8_192
+"""Rows whose keys wait at most when a put returns; what a reader may have to index is 1 ms of work."""
+MOST_BATCHES = 256
+"""Puts whose keys wait at most: of a single row its columns are far more than the key."""
+LINK_BYTES = 16
+EXACT_BYTES = 150
+"""Of the objects of a key in the dict."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeyBatch:
-    """The keys of some rows, one for each, in row order."""
+class _Put:
+    """The key columns of the rows from `first` to before `end`."""
 
+    columns: list[pa.ChunkedArray]
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Keys of some rows: their codes (int64 [m]) and, by key column, their values (KeyColumn.values)."""
+
+    codes: Codes
     values: list[Any]
-    repeats: bool
-    """Whether any of them is there twice."""
-    payload: int
-    """Bytes of the key columns."""
-
-
-def key_values(keys: pa.Table, key: Sequence[str]) -> list[Any]:
-    """The keys as hashable Python values, one for each row, in row order, without a Python loop.
-
-    Requires: no nulls, column types as schema.is_key_type allows.
-    """
-    columns: list[list[Any]] = [keys.column(name).to_numpy().tolist() for name in key]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
-def key_batch(rows: pa.Table, key: Sequence[str]) -> KeyBatch:
-    """The keys of `rows` and what a put wants to know of them. Requires: as key_values."""
-    if len(key) == 1 and pa.types.is_integer(rows.schema.field(key[0]).type):
-        integers = rows.column(key[0]).to_numpy()
-        ordered = np.sort(integers)  # faster than a set
-        return KeyBatch(integers.tolist(), bool((ordered[1:] == ordered[:-1]).any()), integers.nbytes)
-    values = key_values(rows, key)
-    return KeyBatch(values, len(set(values)) < len(values), sum(rows.column(name).nbytes for name in key))
 
 
 class KeyIndex:
     """key -> newest row over all rows put so far.
 
-    Thread safety. One writer (put); lookup and the ordered reads from any thread. Readers get rows of
-    any age and step back to their prefix by Versions.older_than; the writer links versions before it moves
-    the dict, so every row found here can be followed.
-    Invariants. A key once present is never removed: a tombstone is a row like any other.
+    Thread safety. One writer (add); the rest from any thread. Whoever asks of the first n rows first sees to it that
+    they are indexed, one thread at a time; after that no lock is held. What is read may be newer than n, and is stepped
+    back by Versions.older_than: a key is kept and its version linked before the table or the dict is moved.
+    Invariants. (1) A key once present is never removed: a tombstone is a row like any other. (2) A code in `_shared`
+    stays there; all keys with that code are in `_exact`, and the row that the table may still have for it is a version
+    of one of these keys. (3) Indexing a block that was begun before and broken off (by want of memory, or an interrupt
+    in a reader's thread) gives what it would have given then.
     """
 
     def __init__(self, schema: pa.Schema, key: Sequence[str]) -> None:
         self.key = tuple(key)
-        self._newest: dict[Any, int] = {}
-        self._ordered: SortedList = SortedList()
-        self._unordered: list[Any] = []
-        self._ordering = threading.Lock()
-        self._payload = 0
-        self._overhead = sum(_object_bytes(schema.field(name).type) for name in key)
-        if len(key) > 1:
-            self._overhead += _TUPLE + _POINTER * len(key)
+        self._columns: list[KeyColumn] = [key_column(schema.field(name).type) for name in key]
+        self._is_exact = len(key) == 1 and isinstance(self._columns[0], FixedColumn)
+        self._versions = Versions()
+        self._table = CodeTable()
+        self._shared = np.array([EMPTY], dtype=np.int64)  # ascending
+        self._exact: dict[tuple[Any, ...], int] = {}
+        self._indexing = threading.Lock()
+        self._waiting: deque[_Put] = deque()
+        self._indexed = 0
+        self._rows = 0
 
-    def put(self, batch: KeyBatch, first: int, versions: Versions) -> None:
-        """Point the keys at the rows first, first+1, ..., which `versions` links to the rows that they replace."""
-        previous = (self._put_repeats if batch.repeats else self._put_distinct)(batch.values, first, versions)
-        keys, fresh = batch.values, previous < 0
-        count = int(np.count_nonzero(fresh))
-        self._payload += batch.payload * count // max(1, len(keys))
-        if len(self.key) == 1:
-            with self._ordering:
-                self._unordered.extend(keys if count == len(keys) else compress(keys, fresh.tolist()))
+    def add(self, rows: pa.Table) -> None:
+        """Note the keys of the next rows. Requires: one row or more, all key columns in it, no nulls."""
+        put = _Put([rows.column(name) for name in self.key], self._rows, self._rows + rows.num_rows)
+        self._waiting.append(put)
+        self._rows = put.end
+        if self._rows - self._indexed > MOST_WAITING or len(self._waiting) >= MOST_BATCHES:
+            self.index()
 
-    def _put_distinct(self, keys: list[Any], first: int, versions: Versions) -> Positions:
-        """Returns the row that each row replaces, -1 for none.
+    def index(self) -> None:
+        """Index all rows added so far."""
+        with self._indexing:
+            while True:
+                while self._waiting and self._waiting[0].first < self._indexed:
+                    self._waiting.popleft()
+                waiting = list(self._waiting)  # the writer may add to it meanwhile
+                if not waiting:
+                    return
+                columns = [_joined([put.columns[at] for put in waiting]) for at in range(len(self.key))]
+                self._index_block(self._keys(columns), waiting[0].first)
+                self._indexed = waiting[-1].end
 
-        One look at the dict finds old keys and adds new ones, since most of the time is spent waiting for this memory.
-        The rows are in `versions` before that, as replacing nothing, so a reader that finds one steps back to nothing.
-        """
-        versions.append(np.full(len(keys), -1, dtype=np.int64))
-        rows = range(first, first + len(keys))
-        found = np.fromiter(map(self._newest.setdefault, keys, rows), dtype=np.int64, count=len(keys))
-        old = found < first
-        if old.any():
-            versions.link(first + np.flatnonzero(old), found[old])
-            self._newest.update(compress(zip(keys, rows, strict=True), old.tolist()))
-        return np.where(old, found, -1)
+    def newest(self, n: int) -> Mask:
+        """Which of the first n rows are the newest of their key among them: bool [n]."""
+        return self._of(n).newest(n)
 
-    def _put_repeats(self, keys: list[Any], first: int, versions: Versions) -> Positions:
-        """As _put_distinct, where a row may replace one of the same batch."""
-        previous = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        _link_duplicates(previous, keys, first)
-        versions.append(previous)
-        self._newest.update(zip(keys, range(first, first + len(keys)), strict=True))
-        return previous
-
-    def lookup(self, keys: Iterable[Any], count: int, versions: Versions, n: int) -> Positions:
-        """Newest row of each key below n, -1 where the key is not there."""
-        # The dict is read before the links: see the class's thread-safety note.
-        rows = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=count)
+    def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:
+        """Newest row of each key below n, -1 where the key is not there. Requires: the key's columns, no nulls."""
+        versions = self._of(n)
+        if not len(columns[0]):
+            return np.empty(0, dtype=np.int64)
+        wanted = self._keys(columns)
+        rows = self._table.find(wanted.codes)
+        if not self._is_exact:
+            found = np.flatnonzero(rows >= 0)
+            rows[found[~self._equal(rows[found], wanted, found)]] = -1
+        # After the table: a code that is shared meanwhile keeps its row there.
+        odd = self._is_shared(wanted.codes)
+        for place in np.flatnonzero(odd).tolist() if odd.any() else ():
+            rows[place] = self._exact.get(self._key_at(wanted, place), -1)
         return versions.older_than(rows, n)
-
-    def in_range(self, low: Any, high: Any, inclusive: tuple[bool, bool], limit: int) -> list[int] | None:
-        """Newest rows of the keys between low and high (None: open end), None if more than `limit`.
-
-        One-column keys only. The order is brought up to date here and not in add(): a put never pays for it.
-        """
-        with self._ordering:
-            self._ordered.update(self._unordered)
-            self._unordered = []
-            if self._between(low, high) > limit:
-                return None
-            keys = list(self._ordered.irange(low, high, inclusive))
-        return list(map(self._newest.__getitem__, keys))
-
-    def _between(self, low: Any, high: Any) -> int:
-        start = 0 if low is None else self._ordered.bisect_left(low)
-        stop = len(self._ordered) if high is None else self._ordered.bisect_right(high)
-        return int(stop - start)
 
     @property
     def bytes(self) -> int:
-        """Estimate: dict, key objects, and the pointers of the ordered keys."""
-        ordered = _POINTER * len(self._newest) if len(self.key) == 1 else 0
-        return sys.getsizeof(self._newest) + len(self._newest) * (self._overhead + _INT) + self._payload + ordered
+        """Bytes of the table, of the links, also of rows that wait for theirs, and of the keys kept to compare with."""
+        kept = sum(column.bytes for column in self._columns) + LINK_BYTES * (self._rows - self._indexed)
+        exact = sys.getsizeof(self._exact) + EXACT_BYTES * len(self._exact)
+        return self._table.bytes + self._versions.bytes + kept + exact
+
+    # ---- inside
+    # --------------------------------------------------------------------------------------------------
+
+    def _of(self, n: int) -> Versions:
+        """The links of at least the first n rows."""
+        if self._indexed < n:
+            self.index()
+        return self._versions
+
+    def _index_block(self, keys: _Keys, first: int) -> None:
+        """Link the rows first, first + 1, ... to those that they replace, and point their keys at them."""
+        if not self._is_exact:
+            for column, values in zip(self._columns, keys.values, strict=True):
+                column.keep(values, first)
+        previous = self._table.find(keys.codes)
+        fresh = previous < 0
+        again = np.flatnonzero(previous >= first)  # broken off the last time, but linked by then
+        previous[again] = self._versions.previous(first + again)
+        last = _link_repeats(keys.codes, previous, first)
+        if not self._is_exact:
+            self._set_clashes_aside(keys, previous)
+        odd = self._is_shared(keys.codes)
+        newest = self._link_exactly(keys, np.flatnonzero(odd), previous, first)
+        self._versions.link(first, previous)
+        if newest:
+            self._exact.update(newest)
+            last &= ~odd
+        rows = np.arange(first, first + len(previous), dtype=np.int64)
+        if last.all():
+            self._table.put(keys.codes, rows, int(np.count_nonzero(fresh)))
+        else:
+            self._table.put(keys.codes[last], rows[last], int(np.count_nonzero(fresh & last)))
+
+    def _keys(self, given: Sequence[pa.ChunkedArray]) -> _Keys:
+        values = [column.values(each) for column, each in zip(self._columns, given, strict=True)]
+        codes = self._columns[0].codes(values[0])
+        for column, more in zip(self._columns[1:], values[1:], strict=True):
+            codes = mixed(mixed(codes.view(np.uint64)).view(np.uint64) + column.codes(more).view(np.uint64))
+        return _Keys(codes, values)
+
+    def _equal(self, rows: Positions, keys: _Keys, places: Positions) -> Mask:
+        """Whether the key of row rows[i] is keys[places[i]]."""
+        same = np.ones(len(rows), dtype=bool)
+        for column, values in zip(self._columns, keys.values, strict=True):
+            same &= column.equal(rows, values, places)
+        return same
+
+    def _set_clashes_aside(self, keys: _Keys, previous: Positions) -> None:
+        """Share the codes under which a row here and the row before it have different keys."""
+        found = np.flatnonzero(previous >= 0)
+        clashing = found[~self._equal(previous[found], keys, found)]
+        codes = np.unique(keys.codes[clashing])
+        codes = codes[~self._is_shared(codes)]
+        for row in self._table.find(codes).tolist():
+            if row >= 0:
+                self._exact[tuple(column.kept(row) for column in self._columns)] = row
+        if len(codes):
+            self._shared = np.union1d(self._shared, codes)
+
+    def _is_shared(self, codes: Codes) -> Mask:
+        shared = self._shared
+        if len(shared) == 1:
+            same: Mask = codes == EMPTY
+        else:
+            same = shared[np.minimum(np.searchsorted(shared, codes), len(shared) - 1)] == codes
+        return same
+
+    def _key_at(self, keys: _Keys, place: int) -> tuple[Any, ...]:
+        return tuple(column.given(values, place) for column, values in zip(self._columns, keys.values, strict=True))
+
+    def _link_exactly(
+        self, keys: _Keys, places: Positions, previous: Positions, first: int
+    ) -> dict[tuple[Any, ...], int]:
+        """Let the keys at `places` point at their last row, key by key; what the dict must then be updated with."""
+        newest: dict[tuple[Any, ...], int] = {}
+        for place in places.tolist():
+            key, row = self._key_at(keys, place), first + place
+            before = newest.get(key, self._exact.get(key, -1))
+            again = before >= row  # see _index_block
+            previous[place] = self._versions.previous(np.array([row]))[0] if again else before
+            newest[key] = row
+        return newest
 
 
-def _link_duplicates(before: Positions, keys: list[Any], first: int) -> None:
-    """Let every repeated key in the batch point at its last occurrence before, not at the older batches."""
-    distinct = dict.fromkeys(keys)
-    codes = dict(zip(distinct, range(len(distinct)), strict=True))
-    code = np.fromiter(map(codes.__getitem__, keys), dtype=np.int64, count=len(keys))
-    order = np.argsort(code, kind="stable")
-    repeated: Mask = code[order][1:] == code[order][:-1]
-    before[order[1:][repeated]] = first + order[:-1][repeated]
+def _link_repeats(codes: Codes, previous: Positions, first: int) -> Mask:
+    """Let every code that is there twice point at its last occurrence before; which places are the last of theirs."""
+    last = np.ones(len(codes), dtype=bool)
+    ordered = np.sort(codes)  # a quarter of the time of argsort, and mostly enough
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.argsort(codes, kind="stable")
+        repeated = codes[order][1:] == codes[order][:-1]
+        earlier, later = order[:-1][repeated], order[1:][repeated]
+        previous[later] = first + earlier
+        last[earlier] = False
+    return last
 
 
-def _object_bytes(kind: pa.DataType) -> int:
-    """Bytes of one Python key object without its payload (CPython 3.11, 64 bit)."""
-    if pa.types.is_boolean(kind):
-        return 0
-    if pa.types.is_integer(kind):
-        return _INT
-    return _TEXT
+def _joined(columns: list[pa.ChunkedArray]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)

@@ -1,0 +1,1 @@
+"""Small measurements behind one decision each; run by hand, not part of `python -m bench`."""

@@ -1,0 +1,219 @@
+"""One column of a key: its values as 64-bit codes, and kept so that rows can be compared with them.
+
+A code is the value itself for integers and booleans. For text and bytes it is a hash, equal for equal values; two
+values of one code are told apart by `equal`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memtable.arrays import GrowableArray, Mask, Positions
+from memtable.code_table import Codes
+
+Words = npt.NDArray[np.uint64]
+
+# The hash of bytes b0 b1 ... is the polynomial b0 B + b1 B^2 + ... modulo 2^64, then mixed. Computed for many texts at
+# once: every byte times the power of its place in the whole buffer, summed per text, times the inverse power of the
+# place where the text begins. B is odd, so it has an inverse.
+_BASE = 0x9E3779B97F4A7C15
+_PLACES = 1 << 16
+_LONG = 1 << 12
+"""Longer texts are hashed one by one, so that a slice of texts always fits the powers kept."""
+
+_FEW = 8
+"""Texts that are compared one by one sooner than all at once."""
+
+
+def _powers(base: int, count: int) -> Words:
+    powers: Words = np.cumprod(np.full(count, base, dtype=np.uint64), dtype=np.uint64)
+    return powers
+
+
+_UP = _powers(_BASE, _PLACES)
+_DOWN = np.concatenate([np.ones(1, np.uint64), _powers(pow(_BASE, -1, 1 << 64), _PLACES)])
+
+
+class KeyColumn(Protocol):
+    """What the key index wants of a column. Thread safety. One thread at a time (keep); the rest from any thread.
+
+    `equal` is asked only for rows that were kept before the asker learnt of them.
+    """
+
+    def values(self, column: pa.ChunkedArray) -> pa.Array | Codes:
+        """The column in the form the other methods take. Requires: no nulls."""
+
+    def codes(self, values: pa.Array | Codes) -> Codes:
+        """int64 [m]; read-only."""
+
+    def keep(self, values: pa.Array | Codes, first: int) -> None:
+        """Keep the values of the rows first, first + 1, ...: the next ones, or some that are kept once more."""
+
+    def equal(self, rows: Positions, values: pa.Array | Codes, places: Positions) -> Mask:
+        """Whether the value kept for rows[i] is values[places[i]]: bool [i]. Requires: `places` ascending."""
+
+    def kept(self, row: int) -> int | bytes:
+        """The value kept for a row."""
+
+    def given(self, values: pa.Array | Codes, place: int) -> int | bytes:
+        """One of the values, as kept() would give it."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes kept."""
+
+
+def key_column(kind: pa.DataType) -> KeyColumn:
+    """The form for a column type; schema.is_key_type has passed it."""
+    return FixedColumn() if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else VariableColumn()
+
+
+class FixedColumn:
+    """Integers of any width and booleans; see KeyColumn."""
+
+    def __init__(self) -> None:
+        self._kept = GrowableArray(np.int64)
+
+    def values(self, column: pa.ChunkedArray) -> Codes:
+        """As int64; uint64 bit by bit."""
+        values: Codes = column.to_numpy().astype(np.int64, copy=False)
+        return values
+
+    def codes(self, values: Codes) -> Codes:
+        """The values themselves."""
+        return values
+
+    def keep(self, values: Codes, first: int) -> None:
+        """8 bytes a row."""
+        self._kept.write(first, values)
+
+    def equal(self, rows: Positions, values: Codes, places: Positions) -> Mask:
+        """See KeyColumn."""
+        same: Mask = self._kept.data[rows] == values[places]
+        return same
+
+    def kept(self, row: int) -> int:
+        """See KeyColumn."""
+        return int(self._kept.data[row])
+
+    def given(self, values: Codes, place: int) -> int:
+        """See KeyColumn."""
+        return int(values[place])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes kept."""
+        return self._kept.bytes
+
+
+class VariableColumn:
+    """Text and bytes; see KeyColumn."""
+
+    def __init__(self) -> None:
+        self._kept = GrowableArray(np.uint8)
+        self._ends = GrowableArray(np.int64)
+        self._ends.extend(np.zeros(1, dtype=np.int64))
+
+    def values(self, column: pa.ChunkedArray) -> pa.Array:
+        """As one array."""
+        if column.num_chunks == 1:
+            return column.chunk(0)
+        whole = column.combine_chunks()
+        if isinstance(whole, pa.ChunkedArray):  # more than 32-bit offsets can address
+            whole = column.cast(pa.large_binary()).combine_chunks()
+        return whole
+
+    def codes(self, values: pa.Array) -> Codes:
+        """Their hashes."""
+        return hashes(*_buffers(values))
+
+    def keep(self, values: pa.Array, first: int) -> None:
+        """The bytes and 8 more a row."""
+        ends, data = _buffers(values)
+        start = int(self._ends.data[first])
+        self._kept.write(start, data[ends[0] : ends[-1]])
+        self._ends.write(first + 1, ends[1:] + (start - ends[0]))
+
+    def equal(self, rows: Positions, values: pa.Array, places: Positions) -> Mask:
+        """See KeyColumn."""
+        if len(rows) <= _FEW:
+            pairs = zip(rows.tolist(), places.tolist(), strict=True)
+            return np.fromiter((self.kept(row) == self.given(values, place) for row, place in pairs), dtype=bool)
+        count = int(rows.max()) + 1  # what lies behind may be under way
+        buffers = [None, pa.py_buffer(self._ends.data[: count + 1]), pa.py_buffer(self._kept.data)]
+        kept = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, buffers).take(pa.array(rows))
+        given = values if len(places) == len(values) else values.take(pa.array(places))
+        same: Mask = pc.equal(kept, given.cast(pa.large_binary())).to_numpy(zero_copy_only=False)
+        return same
+
+    def kept(self, row: int) -> bytes:
+        """See KeyColumn."""
+        return self._kept.data[self._ends.data[row] : self._ends.data[row + 1]].tobytes()
+
+    def given(self, values: pa.Array, place: int) -> bytes:
+        """See KeyColumn."""
+        found: bytes = values[place].as_buffer().to_pybytes()
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Bytes kept."""
+        return self._kept.bytes + self._ends.bytes
+
+
+def hashes(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Codes:
+    """The hash of each text data[ends[i] : ends[i + 1]]: int64 [len(ends) - 1], the same in every batch and process."""
+    lengths = np.diff(ends)
+    if ends[-1] - ends[0] <= _PLACES:
+        found = _polynomials(ends - ends[0], data[ends[0] : ends[-1]])
+    else:
+        found = np.empty(len(lengths), dtype=np.uint64)
+        for first, last in _slices(ends):
+            found[first:last] = _polynomials(ends[first : last + 1] - ends[first], data[ends[first] : ends[last]])
+    if lengths.max(initial=0) > _LONG:
+        for place in np.flatnonzero(lengths > _LONG):
+            text = data[ends[place] : ends[place + 1]]
+            found[place] = int.from_bytes(hashlib.blake2b(text.tobytes(), digest_size=8).digest(), "little")
+    return mixed(found + lengths.view(np.uint64))
+
+
+def _slices(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of texts of at most _PLACES bytes together; a text that is longer by itself is in none."""
+    first = 0
+    while first < len(ends) - 1:
+        last = int(np.searchsorted(ends, ends[first] + _PLACES, side="right")) - 1
+        if last > first:
+            yield first, last
+        first = max(last, first + 1)
+
+
+def mixed(codes: Words) -> Codes:
+    """A bijection that spreads every bit of a code over all of it."""
+    codes = (codes ^ (codes >> np.uint64(32))) * np.uint64(_BASE)
+    return (codes ^ (codes >> np.uint64(29))).view(np.int64)
+
+
+def _polynomials(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Words:
+    starts = ends[:-1]
+    terms = np.zeros(len(data) + 1, dtype=np.uint64)  # one more, for empty texts at the end
+    np.multiply(data, _UP[: len(data)], out=terms[:-1])
+    sums: Words = np.add.reduceat(terms, starts)
+    sums[ends[1:] == starts] = 0  # of an empty text reduceat gives the term that follows
+    sums *= _DOWN[starts]
+    return sums
+
+
+def _buffers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets and bytes of an array of text or bytes."""
+    _, ends, data = values.buffers()
+    width = np.int64 if pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type) else np.int32
+    offsets = np.frombuffer(ends, dtype=width)[values.offset : values.offset + len(values) + 1]
+    bytes_ = np.empty(0, np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    return offsets.astype(np.int64, copy=False), bytes_
