@@ -7,22 +7,28 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from memtable.narrowing import Condition, conditions
+from memtable.narrowing import Narrowing, narrowing
 from memtable.predicate import referenced, translate
 from memtable.schema import TOMBSTONE
 
-# Plans kept, and the longest text of one: together they bound what is held, which no memtable counts.
+# Plans kept, and from which length of the text on only a few are: together they bound what is held, which no memtable
+# counts. Few are enough for one reader, who asks the same of one memtable and SST after the other.
 KEPT = 128
-LONGEST_KEPT = 2_000
+LONG = 2_000
+LONG_KEPT = 4
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class FilterPlan:
-    """A filter as DataFusion's SQL, the columns it may mention, and the conditions an index may narrow."""
+    """A filter as DataFusion's SQL, the columns it may mention, and what an index may narrow (None: nothing).
+
+    `valid`: DataFusion took it once, so that it need not be asked of no rows.
+    """
 
     sql: str
     columns: tuple[str, ...]
-    conditions: tuple[Condition, ...]
+    narrowing: Narrowing | None
+    valid: bool = False
 
 
 def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
@@ -30,7 +36,7 @@ def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterP
 
     Thread safety: any thread. Raises InvalidRows for a filter with too many operators.
     """
-    make = _kept if len(predicate) <= LONGEST_KEPT else _plan
+    make = _kept if len(predicate) <= LONG else _long_kept
     return make(predicate, schema, indexed)
 
 
@@ -38,7 +44,8 @@ def _plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> Filter
     base = pa.schema([f for f in schema if f.name != TOMBSTONE])
     sql = translate(predicate, base)
     kinds = {name: schema.field(name).type for name in indexed}
-    return FilterPlan(sql, tuple(referenced(predicate, base)), tuple(conditions(sql, kinds)))
+    return FilterPlan(sql, tuple(referenced(predicate, base)), narrowing(sql, kinds))
 
 
 _kept = lru_cache(maxsize=KEPT)(_plan)
+_long_kept = lru_cache(maxsize=LONG_KEPT)(_plan)

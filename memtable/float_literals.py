@@ -65,7 +65,11 @@ def _left_of_comparison(tokens: Sequence[Token], left: int) -> str | None:
     if _at(tokens, left).kind == "compare":
         return _plain_column(tokens, left - 1, left - 2)
     start = left
-    while _at(tokens, start).text in (",", "-") or _at(tokens, start).kind == "number":
+    while (
+        _at(tokens, start).text in (",", "-")
+        or _at(tokens, start).kind == "number"
+        or _at(tokens, start).lower == "null"
+    ):
         start -= 1
     if _at(tokens, start).text == "(" and _at(tokens, start - 1).lower == "in":
         return _before_not(tokens, start - 2)

@@ -18,20 +18,27 @@ from memtable.errors import InvalidRows
 IndexKind = Literal["ivf_pq", "fts", "btree"]
 METRICS = ("l2", "cosine", "dot")
 TRAIN_ROWS = 1024
+NGRAM_LENGTHS: Mapping[str, int] = {"min_ngram_length": 3, "max_ngram_length": 3}
+TOKENIZERS = ("simple", "whitespace", "raw", "ngram")
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "ivf_pq": ("metric", "num_partitions", "num_sub_vectors", "train_rows"),
     "fts": (
         "with_position",
         "base_tokenizer",
+        "min_ngram_length",
+        "max_ngram_length",
+        "prefix_only",
         "language",
         "max_token_length",
         "lower_case",
         "stem",
         "remove_stop_words",
+        "custom_stop_words",
         "ascii_folding",
     ),
     "btree": (),
 }
+_COUNTS = ("num_partitions", "num_sub_vectors", "train_rows", "max_token_length", *NGRAM_LENGTHS)
 _WANTED: Mapping[str, str] = {
     "ivf_pq": "a fixed_size_list of float16, float32 or float64",
     "fts": "string or large_string",
@@ -145,6 +152,13 @@ def _check_parameters(spec: IndexSpec, kind: pa.DataType) -> None:
                 f"index {spec.kind} on column {spec.column!r}: {name} = {value!r}, {problem}",
                 column=spec.column,
             )
+    shortest, longest = (spec.parameters.get(name, default) for name, default in NGRAM_LENGTHS.items())
+    if shortest > longest:
+        raise InvalidRows(
+            f"index {spec.kind} on column {spec.column!r}: min_ngram_length = {shortest} is more than"
+            f" max_ngram_length = {longest}; raise that one",
+            column=spec.column,
+        )
 
 
 def _value_problem(name: str, value: Any, kind: pa.DataType) -> str | None:
@@ -154,8 +168,11 @@ def _value_problem(name: str, value: Any, kind: pa.DataType) -> str | None:
     if name == "language":
         return None if value in _LANGUAGES else f"it must be one of {', '.join(_LANGUAGES)}"
     if name == "base_tokenizer":
-        return None if value in ("simple", "whitespace", "raw") else "it must be simple, whitespace or raw"
-    if name in ("num_partitions", "num_sub_vectors", "train_rows", "max_token_length"):
+        return None if value in TOKENIZERS else f"it must be one of {', '.join(TOKENIZERS)}"
+    if name == "custom_stop_words":
+        words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+        return None if words or value is None else "it must be a list of words"
+    if name in _COUNTS:
         if name == "max_token_length" and value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

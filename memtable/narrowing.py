@@ -1,162 +1,253 @@
 """Which rows a predicate could select at all, told by the conditions an index can answer.
 
-Only the conditions of the outermost AND are looked at, and only where the comparison of the index is provably
-that of DataFusion: numbers with numbers, text with text, dates and timestamps with their own literals.
-Everything else narrows nothing and costs only time: the predicate is evaluated on whatever is left.
+Only AND and OR are looked into, and a condition counts only where the comparison of the index is provably that of
+DataFusion: numbers with numbers, text with text, dates and timestamps with their own literals. Everything else narrows
+nothing and costs only time: the predicate is evaluated on whatever is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
-from memtable.scalar_index import Bounds, sort_form
+from memtable.scalar_index import Asked, sort_form
 
 # Parsing a longer predicate costs more than the index saves.
 LONGEST = 100_000
 
+Kinds: TypeAlias = Mapping[str, pa.DataType]
+"""The indexed columns."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Condition:
-    """One condition on one column: a range, or a set of values (either, never both). Values in sort_form."""
+    """The values that one column must have."""
 
     column: str
-    bounds: Bounds | None = None
-    values: tuple[Any, ...] = ()
+    asked: Asked
 
 
-def conditions(sql: str, columns: Mapping[str, pa.DataType]) -> list[Condition]:
-    """The conditions in `sql` (as predicate.translate gives it) on `columns`, all of which must hold."""
-    if len(sql) > LONGEST:
-        return []
+@dataclass(frozen=True, eq=False)
+class AllOf:
+    """Conditions that must all hold."""
+
+    parts: tuple[Narrowing, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class AnyOf:
+    """Conditions of which one must hold."""
+
+    parts: tuple[Narrowing, ...]
+
+
+Narrowing: TypeAlias = Condition | AllOf | AnyOf
+
+
+class _Lance(sqlglot.Dialect):
+    """What sqlglot's own dialect lacks: X'00'."""
+
+    class Tokenizer(sqlglot.Tokenizer):
+        HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012 - sqlglot's way to declare it
+
+
+def narrowing(sql: str, kinds: Kinds) -> Narrowing | None:
+    """What `sql` (as predicate.translate gives it) asks of the columns `kinds`; None: nothing an index can answer."""
+    if len(sql) > LONGEST or not kinds:
+        return None
     try:
-        tree = sqlglot.parse_one(sql)
-        found = [_condition(part, columns) for part in _conjuncts(tree)]
+        tree = sqlglot.parse_one(sql, dialect=_Lance)
+        # DataFusion takes all that follows IS DISTINCT FROM for its right side, sqlglot the next operand.
+        return _narrowing(tree, kinds) if tree.find(exp.NullSafeEQ, exp.NullSafeNEQ) is None else None
     except (sqlglot.errors.SqlglotError, RecursionError):
-        return []
-    return [condition for condition in found if condition is not None]
+        return None
 
 
-def _conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
-    pending = [tree]
-    while pending:
-        part = pending.pop().unnest()
-        if isinstance(part, exp.And):
-            pending += [part.this, part.expression]
+def _narrowing(part: exp.Expr, kinds: Kinds) -> Narrowing | None:
+    part = part.unnest()
+    if isinstance(part, (exp.And, exp.Or)):
+        sides = [_narrowing(side, kinds) for side in part.flatten()]
+        known = [side for side in sides if side is not None]
+        if isinstance(part, exp.Or):
+            return AnyOf(tuple(known)) if len(known) == len(sides) else None
+        return _all_of(known)
+    return _condition(part, kinds)
+
+
+def _all_of(parts: Sequence[Narrowing]) -> Narrowing | None:
+    """The conjunction, where the lower and the upper bound of a column have become one range."""
+    merged: list[Narrowing] = []
+    for part in parts:
+        for at, other in enumerate(merged):
+            if (both := _one_range(other, part)) is not None:
+                merged[at] = both
+                break
         else:
-            yield part
+            merged.append(part)
+    return AllOf(tuple(merged)) if len(merged) > 1 else next(iter(merged), None)
 
 
-def _condition(part: exp.Expr, columns: Mapping[str, pa.DataType]) -> Condition | None:
-    if isinstance(part, exp.Between):
-        return _range(part.this, part.args["low"], part.args["high"], columns)
-    if isinstance(part, exp.In):
-        return _values(part.this, part.expressions, columns) if part.expressions else None
-    if not isinstance(part, (exp.EQ, exp.GT, exp.GTE, exp.LT, exp.LTE)):
+def _one_range(first: Narrowing, second: Narrowing) -> Condition | None:
+    if not (isinstance(first, Condition) and isinstance(second, Condition) and first.column == second.column):
         return None
-    left, right = part.this, part.expression
-    kind: type[exp.Expr] = type(part)
-    if not isinstance(left, exp.Column):
-        mirrored: dict[type[exp.Expr], type[exp.Expr]] = {
-            exp.GT: exp.LT,
-            exp.GTE: exp.LTE,
-            exp.LT: exp.GT,
-            exp.LTE: exp.GTE,
-        }
-        left, right, kind = right, left, mirrored.get(kind, kind)
-    if kind is exp.EQ:
-        return _values(left, [right], columns)
+    for lower, upper in ((first.asked, second.asked), (second.asked, first.asked)):
+        if lower.low is not None and lower.high is None and upper.low is None and upper.high is not None:
+            return Condition(first.column, replace(lower, high=upper.high, high_inclusive=upper.high_inclusive))
+    return None
+
+
+_MIRRORED: Mapping[type[exp.Expr], type[exp.Expr]] = {
+    exp.EQ: exp.EQ,
+    exp.GT: exp.LT,
+    exp.GTE: exp.LTE,
+    exp.LT: exp.GT,
+    exp.LTE: exp.GTE,
+}
+
+
+def _condition(part: exp.Expr, kinds: Kinds) -> Condition | None:
+    """The condition on one column that `part` is; None where it is none, or none that is understood."""
+    negated = isinstance(part, exp.Not)
+    if negated:
+        part = part.this.unnest()
+    if part.args.get("negate"):
+        return None
+    column, other, kind = part.this, part.args.get("expression"), type(part)
+    if kind is exp.Column:
+        column, other, kind = part, exp.Boolean(this=not negated), exp.EQ
+    elif negated and not (kind is exp.Is and isinstance(other, exp.Null)):
+        return None
+    elif kind in _MIRRORED and not isinstance(column, exp.Column):
+        column, other, kind = other, column, _MIRRORED[kind]
+    if not isinstance(column, exp.Column) or column.table or column.name not in kinds:
+        return None
+    if kind is exp.Is and isinstance(other, exp.Null):
+        return Condition(column.name, Asked(nulls=not negated))
+    asked = _asked(part, kind, other, kinds[column.name])
+    return None if asked is None else Condition(column.name, asked)
+
+
+def _asked(part: exp.Expr, kind: type[exp.Expr], other: exp.Expr | None, column: pa.DataType) -> Asked | None:
+    """What a comparison of the sort `kind` with `other` asks of a column of the type `column`."""
+    if kind is exp.Between:
+        low, high = _literals([part.args["low"]], column), _literals([part.args["high"]], column)
+        return None if low is None or high is None else _widened(Asked(low, high))
+    if kind is exp.Like:
+        return _prefixed(other, column)
+    if kind is exp.Is:
+        kind = exp.EQ if isinstance(other, exp.Boolean) else kind
+    literals = [each for each in part.expressions if not isinstance(each, exp.Null)] if kind is exp.In else [other]
+    values = _literals(literals, column)
+    if values is None:
+        return None
+    if kind in (exp.EQ, exp.In):
+        return _widened(Asked(values, values))
     if kind in (exp.GT, exp.GTE):
-        return _range(left, right, None, columns, strict=kind is exp.GT)
-    return _range(left, None, right, columns, strict=kind is exp.LT)
+        return _widened(Asked(low=values, low_inclusive=kind is exp.GTE))
+    if kind in (exp.LT, exp.LTE):
+        return _widened(Asked(high=values, high_inclusive=kind is exp.LTE))
+    return None
 
 
-def _range(
-    column: exp.Expr,
-    low: exp.Expr | None,
-    high: exp.Expr | None,
-    columns: Mapping[str, pa.DataType],
-    *,
-    strict: bool = False,
-) -> Condition | None:
-    kind = _column_type(column, columns)
-    if kind is None:
+def _prefixed(pattern: exp.Expr | None, column: pa.DataType) -> Asked | None:
+    """LIKE: the texts that begin as the pattern does before its first wildcard or escape."""
+    values = None if pattern is None or not _is_text(column) else _literals([pattern], column)
+    if values is None:
         return None
-    floating = pa.types.is_floating(kind)
-    ends = [None if side is None else _literal(side, kind) for side in (low, high)]
-    if any(side is not None and end is None for side, end in zip((low, high), ends, strict=True)):
+    text = values[0].as_py()
+    prefix = text[: min((at for at, letter in enumerate(text) if letter in "%_\\"), default=len(text))]
+    if not prefix:
         return None
-    if floating:
-        return Condition(column.name, Bounds(*_widened(ends[0], ends[1])))
-    return Condition(column.name, Bounds(ends[0], ends[1], not strict, not strict))
+    beyond = _after(prefix)
+    high = None if beyond is None else sort_form(pa.array([beyond], column))
+    return Asked(sort_form(pa.array([prefix], column)), high, high_inclusive=False)
 
 
-def _values(column: exp.Expr, literals: list[exp.Expr], columns: Mapping[str, pa.DataType]) -> Condition | None:
-    kind = _column_type(column, columns)
-    if kind is None:
+def _after(prefix: str) -> str | None:
+    """The first text after all those that begin with `prefix`, by code point; None where there is none."""
+    while prefix:
+        code = ord(prefix[-1]) + 1
+        if code <= 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if code == 0xD800 else code)  # surrogates are no text
+        prefix = prefix[:-1]
+    return None
+
+
+def _literals(literals: Sequence[exp.Expr | None], column: pa.DataType) -> pa.Array | None:
+    """The distinct literals in the column's type and sort_form; None where one is not surely comparable with it."""
+    texts = [_text(literal, column) for literal in literals]
+    if not texts or any(text is None for text in texts):
         return None
-    values = [_literal(literal, kind) for literal in literals]
-    if any(value is None for value in values):
+    try:
+        if pa.types.is_binary(column) or pa.types.is_large_binary(column):
+            values = pa.array([bytes.fromhex(text or "") for text in texts], column)
+        else:
+            values = pa.array(texts, pa.string()).cast(column)
+    except (ValueError, pa.ArrowNotImplementedError):  # pa.ArrowInvalid is a ValueError
         return None
-    if pa.types.is_floating(kind):
-        if len(values) > 1:
-            return None
-        return Condition(column.name, Bounds(*_widened(values[0], values[0])))
-    return Condition(column.name, values=tuple(dict.fromkeys(values)))
+    return pc.unique(sort_form(values))
 
 
-def _column_type(column: exp.Expr, columns: Mapping[str, pa.DataType]) -> pa.DataType | None:
-    if not isinstance(column, exp.Column) or column.table:
-        return None
-    return columns.get(column.name)
-
-
-def _literal(literal: exp.Expr, kind: pa.DataType) -> Any:
-    """The literal in the column's type and sort_form; None where the two are not surely comparable."""
+def _text(literal: exp.Expr | None, column: pa.DataType) -> str | None:
+    """The literal as Arrow's cast to the column's type wants it; None where the two are not surely comparable."""
+    types = pa.types
+    if isinstance(literal, exp.HexString):
+        return str(literal.this) if types.is_binary(column) or types.is_large_binary(column) else None
+    if isinstance(literal, exp.Boolean):
+        return str(literal.this).lower() if types.is_boolean(column) else None
     cast_to = ""
     if isinstance(literal, exp.Cast):
         cast_to = literal.to.sql().upper()
         literal = literal.this
     negative = isinstance(literal, exp.Neg)
-    if negative:
+    if negative and literal is not None:
         literal = literal.this
     if isinstance(literal, exp.Anonymous) and literal.name.lower() == "arrow_cast":
         literal = literal.expressions[0]  # put there by predicate.translate
     if not isinstance(literal, exp.Literal):
         return None
     text = ("-" if negative else "") + literal.this
-    if not _comparable(literal.is_string, text, cast_to, kind):
-        return None
-    try:
-        value = sort_form(pa.array([text], pa.string()).cast(kind))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-    return value[0].as_py() if isinstance(value, pa.Array) else value[0].item()
+    return text if _comparable(literal.is_string, text, cast_to, column) else None
 
 
-def _comparable(quoted: bool, text: str, cast_to: str, kind: pa.DataType) -> bool:
+def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> bool:
     types = pa.types
-    if types.is_integer(kind):
+    if types.is_integer(column):
         return not quoted and not cast_to and text.lstrip("-").isdecimal()
-    if types.is_floating(kind):
+    if types.is_floating(column):
         return not quoted and not cast_to
-    if types.is_string(kind) or types.is_large_string(kind):
+    if _is_text(column):
         return quoted and not cast_to
-    if types.is_date32(kind):
+    if types.is_date32(column):
         return quoted and cast_to == "DATE"
-    return types.is_timestamp(kind) and kind.tz is None and quoted and cast_to in ("DATE", "TIMESTAMP")
+    if not (types.is_timestamp(column) and column.tz is None and quoted):
+        return False
+    # Of a DATE with a time DataFusion drops the time; as a timestamp it would keep it.
+    return cast_to == "TIMESTAMP" or (cast_to == "DATE" and len(text) <= len("2000-01-01"))
 
 
-def _widened(low: float | None, high: float | None) -> tuple[float | None, float | None]:
-    """Bounds one float32 step wider: the engine may round a literal to the column's width first."""
-    if low is not None:
-        low = float(np.nextafter(np.float32(low), np.float32(-np.inf)))
-    if high is not None:
-        high = float(np.nextafter(np.float32(high), np.float32(np.inf)))
-    return low, high
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _widened(asked: Asked) -> Asked:
+    """Bounds of floats one float32 step wider: the engine may round a literal to the column's width first."""
+    kind = (asked.low if asked.low is not None else asked.high).type  # type: ignore[union-attr]
+    if not pa.types.is_floating(kind):
+        return asked
+
+    def step(values: pa.Array | None, towards: float) -> pa.Array | None:
+        if values is None:
+            return None
+        with np.errstate(over="ignore"):
+            narrow = values.to_numpy().astype(np.float32)
+        return pa.array(np.nextafter(narrow, np.float32(towards)), kind)
+
+    return Asked(step(asked.low, -np.inf), step(asked.high, np.inf))

@@ -1,136 +1,209 @@
-"""B-tree stand-in of one column: a sorted run with a short unsorted tail, enough to narrow a filter.
+"""One column by value: sorted runs that are merged as they grow, and the newest rows, not sorted yet.
 
-It answers "which rows may lie between these bounds", never "which do": the predicate itself is always
-evaluated on the rows it names (see snapshot.Snapshot.where). So it may name too many rows and must never miss
-one.
+It answers "which rows may pass", never "which do": the predicate itself is always evaluated on the rows it names (see
+snapshot.Snapshot.where). So it may name too many rows and must never miss one.
+
+    rows      0 ................................. end ........ n
+              [ run ][ run ][run][.]               waiting       a run: its values ascending, and the row of each
+
+A put does nothing here. Reads bring the runs up to date from the rows themselves, once they have looked at the waiting
+rows so often that sorting them would have cost less.
 """
 
 from __future__ import annotations
 
-import bisect
 import threading
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memtable.arrays import Positions
+from memtable.arrays import Mask, Positions
+from memtable.shielded import shielded
 
-TAIL_ROWS = 4_096
+# Sorting a row costs about as much as evaluating a predicate on it so many times.
+LOOKS = 8
+# A run of so many rows is not merged any more: it would keep one read waiting to save a microsecond of each.
+LONGEST_RUN = 131_072
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """A range of values of one column; None is an open end. Values are in the form sort_form() gives."""
-
-    low: Any = None
-    high: Any = None
-    low_inclusive: bool = True
-    high_inclusive: bool = True
+Column = Callable[[], pa.ChunkedArray]
+"""Gives the first n values of the column, n as passed beside it; called only where they are needed."""
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Values ascending (nulls left out; NaN last) with their rows, covering every row below `end`."""
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Values asked for: those between low[i] and high[i] for any i, or the nulls.
 
-    values: Any
-    rows: Positions
-    end: int
-
-
-def sort_form(values: pa.Array | pa.ChunkedArray) -> Any:
-    """Values without nulls as the index compares them: NumPy for fixed widths, Arrow for text and bytes."""
-    kind = values.type
-    if pa.types.is_date32(kind):
-        values = values.cast(pa.int32())
-    elif pa.types.is_date64(kind) or pa.types.is_timestamp(kind):
-        values = values.cast(pa.int64())
-    if pa.types.is_float32(kind):
-        values = values.cast(pa.float64())
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if pa.types.is_primitive(values.type):
-        return values.to_numpy(zero_copy_only=False)
-    return values
-
-
-class ScalarIndex:
-    """Rows of one column by value.
-
-    Thread safety. add() by one writer; candidates() from any thread.
-    Invariants. Sorting happens in candidates(), when the tail has outgrown TAIL_ROWS and an eighth of the
-    run, so a put only notes its column.
+    `low`, `high`: in the form sort_form() gives; None: open on that side. `nulls`: the nulls and nothing else.
     """
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self.kind = kind
-        self._lock = threading.Lock()
-        self._columns: list[pa.ChunkedArray] = []
-        self._size = 0
-        self._merged_bytes = 0
-        self._run = _Run(sort_form(pa.array([], kind)), np.empty(0, dtype=np.int64), 0)
+    low: pa.Array | None = None
+    high: pa.Array | None = None
+    low_inclusive: bool = True
+    high_inclusive: bool = True
+    nulls: bool = False
 
-    def add(self, column: pa.ChunkedArray) -> None:
-        """Note the values of the next rows."""
-        with self._lock:
-            self._columns.append(column)
-            self._size += len(column)
 
-    def candidates(self, bounds: Bounds, n: int, limit: int) -> Positions | None:
-        """Rows below n that may lie in `bounds`, in any order; None if they are more than `limit`."""
-        with self._lock:
-            if self._size - self._run.end > max(TAIL_ROWS, self._run.end // 8):
-                self._sort()
-            run, size = self._run, self._size
-        start, stop = _slice(run, bounds)
-        tail = max(0, min(n, size) - run.end)
-        if stop - start + tail > limit:
-            return None
-        rows = np.concatenate([run.rows[start:stop], run.rows[_first_nan(run.values) :]])
-        return np.concatenate([rows[rows < n], np.arange(run.end, run.end + tail, dtype=np.int64)])
+def sort_form(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The values as one array, text and bytes with offsets wide enough for any number of rows."""
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        values = values.cast(pa.large_string() if pa.types.is_string(kind) else pa.large_binary())
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
-    def _sort(self) -> None:
-        column = pa.chunked_array([c for column in self._columns for c in column.chunks], type=self.kind)
-        if column.num_chunks > 1:
-            column = pa.chunked_array([column.combine_chunks()])
-            self._columns, self._merged_bytes = [column], int(column.nbytes)
-        # Arrow sorts NaN after every number and nulls at the very end.
-        order = pc.sort_indices(column)
-        order = order.slice(0, len(column) - column.null_count)
-        rows = order.to_numpy(zero_copy_only=False).astype(np.int64)
-        self._run = _Run(sort_form(column.take(order)), rows, len(column))
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Some rows by value: `values` ascending, `rows` the row of each; the rows without order beside them."""
+
+    values: pa.Array
+    rows: Positions
+    nans: Positions
+    nulls: Positions
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.nans) + len(self.nulls)
+
+    def named(self, asked: Asked) -> tuple[Positions, Positions]:
+        """Places [start, stop) in `rows` of each range asked for."""
+        every = np.array([0]), np.array([len(self.rows)])
+        starts = every[0] if asked.low is None else self._places(asked.low, right=not asked.low_inclusive)
+        stops = every[1] if asked.high is None else self._places(asked.high, right=asked.high_inclusive)
+        return starts, np.maximum(starts, stops)
+
+    def _places(self, values: pa.Array, *, right: bool) -> Positions:
+        found = pc.search_sorted(self.values, values, side="right" if right else "left")
+        return found.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
     @property
     def bytes(self) -> int:
-        """Bytes of the sorted copy and of the merged column; others share the buffers of the rows."""
-        run = self._run
-        return int(run.values.nbytes) + int(run.rows.nbytes) + self._merged_bytes
+        """Bytes held."""
+        return int(self.values.nbytes + self.rows.nbytes + self.nans.nbytes + self.nulls.nbytes)
 
 
-def _slice(run: _Run, bounds: Bounds) -> tuple[int, int]:
-    """Half-open range of the run inside the bounds."""
-    start, stop = 0, len(run.rows)
-    if bounds.low is not None:
-        start = _bisect(run.values, bounds.low, right=not bounds.low_inclusive)
-    if bounds.high is not None:
-        stop = _bisect(run.values, bounds.high, right=bounds.high_inclusive)
-    return start, max(start, stop)
+@dataclass(frozen=True, eq=False)
+class _Sorted:
+    """The rows below `end`, in runs of falling length."""
+
+    runs: tuple[_Run, ...] = ()
+    end: int = 0
+
+    def extended(self, column: pa.ChunkedArray) -> _Sorted:
+        """With the rows from `end` to the end of `column`."""
+        runs, run = list(self.runs), _sorted_run(sort_form(column.slice(self.end)), self.end)
+        while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= LONGEST_RUN:
+            run = _merged([runs.pop(), run])
+        return _Sorted((*runs, run), len(column))
 
 
-def _bisect(values: Any, probe: Any, *, right: bool) -> int:
-    if isinstance(values, np.ndarray):
-        return int(np.searchsorted(values, probe, side="right" if right else "left"))
-    find = bisect.bisect_right if right else bisect.bisect_left
-    return find(range(len(values)), probe, key=lambda place: values[place].as_py())
+@dataclass
+class ScalarIndex:
+    """Rows of one column of type `kind` by value.
 
-
-def _first_nan(values: Any) -> int:
-    """Where the NaNs of a sorted float array begin (its length where there are none).
-
-    NaNs are named by every range: DataFusion orders them above and below the numbers by their sign bit.
+    Thread safety. Any thread. A read that finds another one sorting goes on without.
+    Invariants. What is sorted is replaced as a whole, by one assignment.
     """
-    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
-        return int(np.searchsorted(values, np.nan, side="left"))
-    return len(values)
+
+    kind: pa.DataType
+    _sorted: _Sorted = field(default_factory=_Sorted)
+    _looks: int = 0
+    _sorting: threading.Lock = field(default_factory=threading.Lock)
+
+    def candidates(self, asked: Asked, column: Column, n: int, limit: int) -> Positions | None:
+        """Rows below n that may hold a value asked for, in any order, some maybe twice; None if more than `limit`."""
+        held = self._up_to_date(column, n, limit)
+        waiting = np.arange(held.end, max(n, held.end), dtype=np.int64)
+        spans = [((run.nulls, *_NOTHING) if asked.nulls else (run.nans, *run.named(asked))) for run in held.runs]
+        count = len(waiting) + sum(len(others) + int((stops - starts).sum()) for others, starts, stops in spans)
+        if count > limit:
+            return None
+        parts = [waiting]
+        for run, (others, starts, stops) in zip(held.runs, spans, strict=True):
+            parts += [others, run.rows[_expanded(starts, stops)]]
+        rows = np.concatenate(parts)
+        return rows[rows < n] if held.end > n else rows
+
+    def in_order(self, asked: Asked, column: Column, mask: Mask) -> Positions:
+        """The rows of `mask` whose value lies in the one range asked for, ascending by value; no nulls, no NaN."""
+        n = len(mask)
+        if not n:
+            return np.empty(0, dtype=np.int64)
+        if self._sorted.end < n:
+            shielded(partial(self._sort, column, n))
+        held = self._sorted
+        parts = []
+        for run in held.runs:
+            (start,), (stop,) = run.named(asked)
+            rows = run.rows[start:stop]
+            passing = (rows < n) & mask[np.minimum(rows, n - 1)]
+            values = run.values.slice(start, stop - start)
+            parts.append(_Run(values.filter(pa.array(passing)), rows[passing], *_NOTHING))
+        return _merged(parts).rows if parts else np.empty(0, dtype=np.int64)
+
+    def _up_to_date(self, column: Column, n: int, limit: int) -> _Sorted:
+        """What is sorted, after sorting the rows below n that wait where that is worth it by now."""
+        waiting = max(0, n - self._sorted.end)
+        # More waiting rows than `limit` have all n looked at. Two threads may lose a count, which costs only time.
+        self._looks += waiting if waiting <= limit else n
+        if waiting > 0 and self._looks >= LOOKS * waiting and not self._sorting.locked():
+            shielded(partial(self._sort, column, n))
+        return self._sorted
+
+    def _sort(self, column: Column, n: int) -> None:
+        with self._sorting:
+            if self._sorted.end < n:
+                self._sorted = self._sorted.extended(column())
+            self._looks = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the sorted copy."""
+        return sum(run.bytes for run in self._sorted.runs)
+
+
+_NOTHING: tuple[Positions, Positions] = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def _expanded(starts: Positions, stops: Positions) -> Positions:
+    """All integers of the ranges [starts[i], stops[i]), one range after the other."""
+    counts = stops - starts
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+
+
+def _sorted_run(values: pa.Array, first: int) -> _Run:
+    """The run of new rows first, first + 1, ..."""
+    rows = np.arange(first, first + len(values), dtype=np.int64)
+    nans = nulls = _NOTHING[0]
+    if values.null_count:
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        values, rows, nulls = values.drop_null(), rows[valid], rows[~valid]
+    if pa.types.is_floating(values.type):
+        number = ~np.isnan(values.to_numpy())
+        values, rows, nans = values.filter(pa.array(number)), rows[number], rows[~number]
+    return _by_value(values, rows, nans, nulls)
+
+
+def _merged(runs: list[_Run]) -> _Run:
+    """One run of several. Both ways of sorting recognise runs, and merge them."""
+    values = pa.concat_arrays([run.values for run in runs])
+    parts = zip(*((run.rows, run.nans, run.nulls) for run in runs), strict=True)
+    return _by_value(values, *(np.concatenate(part) for part in parts))
+
+
+def _by_value(values: pa.Array, rows: Positions, nans: Positions, nulls: Positions) -> _Run:
+    order = _order(values)
+    return _Run(values.take(pa.array(order)), rows[order], nans, nulls)
+
+
+def _order(values: pa.Array) -> Positions:
+    """Places of the values, ascending: by NumPy, which merges runs of fixed width three times as fast as Arrow."""
+    kind = values.type
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return pc.sort_indices(values).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+    if pa.types.is_temporal(kind):  # as integers: to NumPy the smallest is "not a time", and last
+        values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    return np.argsort(values.to_numpy(zero_copy_only=False), kind="stable")
