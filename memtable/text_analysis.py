@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import tantivy
 
 from memtable.errors import InvalidRows
-from memtable.index_spec import IndexSpec
+from memtable.index_spec import NGRAM_LENGTHS, IndexSpec
 from memtable.stop_words import ENGLISH
 
 MAX_TOKEN_LENGTH = 40
@@ -14,39 +17,56 @@ MAX_TOKEN_LENGTH = 40
 def analyzer(spec: IndexSpec) -> tantivy.TextAnalyzer:
     """The analyzer for an fts index; Lance's defaults where the spec says nothing.
 
-    Order of the filters as in Lance (checked against pylance 14.0.2 by matching): long tokens out, lower
-    case, stem, stop words, ASCII folding. Raises InvalidRows where the language has no stemmer or stop words.
+    Order of the filters as in Lance (tested against `lance.tokenize`): long tokens out, lower case, stem, stop words,
+    ASCII folding. Raises InvalidRows where tantivy has no stop words of the language.
     """
     given = spec.parameters
     language = str(given.get("language", "English"))
-    tokenizers = {
-        "simple": tantivy.Tokenizer.simple,
-        "whitespace": tantivy.Tokenizer.whitespace,
-        "raw": tantivy.Tokenizer.raw,
-    }
-    builder = tantivy.TextAnalyzerBuilder(tokenizers[given.get("base_tokenizer", "simple")]())
+    of_words = given.get("base_tokenizer") != "ngram"
+    builder = _cased(given)
+    if given.get("stem", of_words):
+        builder = builder.filter(tantivy.Filter.stemmer(language))
+    if given.get("remove_stop_words", of_words):
+        try:
+            builder = builder.filter(_stop_words(language, given.get("custom_stop_words")))
+        except ValueError:
+            raise InvalidRows(
+                f"index fts on column {spec.column!r}: no stop words of language {language!r} are known;"
+                " give custom_stop_words or set remove_stop_words = false",
+                column=spec.column,
+            ) from None
+    return _folded(builder, given)
+
+
+def begins(spec: IndexSpec) -> tantivy.TextAnalyzer:
+    """The analyzer for the beginning of a word, which has no stem and is no stop word."""
+    return _folded(_cased(spec.parameters), spec.parameters)
+
+
+def _cased(given: Mapping[str, Any]) -> tantivy.TextAnalyzerBuilder:
+    builder = tantivy.TextAnalyzerBuilder(_tokenizer(given))
     longest = given.get("max_token_length", MAX_TOKEN_LENGTH)
     if longest is not None:
         builder = builder.filter(tantivy.Filter.remove_long(longest))
-    if given.get("lower_case", True):
-        builder = builder.filter(tantivy.Filter.lowercase())
-    try:
-        if given.get("stem", True):
-            builder = builder.filter(tantivy.Filter.stemmer(language))
-        if given.get("remove_stop_words", True):
-            builder = builder.filter(_stop_words(language))
-    except ValueError:
-        raise InvalidRows(
-            f"index fts on column {spec.column!r}: no stemmer or stop words for language {language!r};"
-            " set stem = false and remove_stop_words = false",
-            column=spec.column,
-        ) from None
-    if given.get("ascii_folding", True):
-        builder = builder.filter(tantivy.Filter.ascii_fold())
-    return builder.build()
+    return builder.filter(tantivy.Filter.lowercase()) if given.get("lower_case", True) else builder
 
 
-def _stop_words(language: str) -> tantivy.Filter:
+def _folded(builder: tantivy.TextAnalyzerBuilder, given: Mapping[str, Any]) -> tantivy.TextAnalyzer:
+    return (builder.filter(tantivy.Filter.ascii_fold()) if given.get("ascii_folding", True) else builder).build()
+
+
+def _tokenizer(given: Mapping[str, Any]) -> tantivy.Tokenizer:
+    kind = given.get("base_tokenizer", "simple")
+    if kind == "ngram":
+        shortest, longest = (given.get(name, default) for name, default in NGRAM_LENGTHS.items())
+        return tantivy.Tokenizer.ngram(shortest, longest, given.get("prefix_only", False))
+    kinds = {"whitespace": tantivy.Tokenizer.whitespace, "raw": tantivy.Tokenizer.raw}
+    return kinds.get(kind, tantivy.Tokenizer.simple)()
+
+
+def _stop_words(language: str, custom: list[str] | None) -> tantivy.Filter:
+    if custom is not None:
+        return tantivy.Filter.custom_stopword(custom)
     if language == "English":
         return tantivy.Filter.custom_stopword(list(ENGLISH))
     return tantivy.Filter.stopword(language)

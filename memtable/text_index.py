@@ -1,120 +1,251 @@
 """Full-text search of one text column: tantivy in memory.
 
-Documents are handed over at put and committed by the first match that follows: a commit costs tens of
-milliseconds, a document microseconds, so puts stay cheap and a match still sees every row put before it.
+A put only notes its texts. index_step() hands them to tantivy, whose own thread analyses them, and commits when many
+are there; a match hands over and commits what is left, so that it sees every row put before it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import tantivy
+from tantivy import Occur, Query
 
 from memtable.arrays import Mask, Positions, Scores
 from memtable.index_spec import IndexSpec
+from memtable.shielded import shielded
 from memtable.text_analysis import analyzer
+from memtable.text_query import Clause, TextParser, TextQuery
 
 _TEXT, _ROW, _TOKENIZER = "text", "row", "memtable"
+_OCCUR = {"should": Occur.Should, "must": Occur.Must, "must_not": Occur.MustNot}
 HEAP_BYTES = 15_000_000  # the least tantivy accepts for one thread; it starts a segment when it is used up
-# Bytes held per byte of text and per document, measured on package descriptions and on longer prose, rounded
-# up.
-BYTES_PER_TEXT_BYTE = 2
-BYTES_PER_DOCUMENT = 64
+BLOCK_ROWS = 256
+"""Handed over in one step: 1 ms in which the GIL is held."""
+COMMIT_DOCUMENTS = 16_384
+"""Handed over between two commits of index_step(). One takes 3 ms and 2 us a document, and a match waits for the last;
+texts a second with commits after 1,024, 4,096, 16,384: 40,000, 95,000, 120,000."""
+# What the process grows by, fitted to its resident size over short, long and very varied texts: most of it is what
+# tantivy frees and malloc keeps, so it follows what went through tantivy rather than what is there.
+WRITER_BYTES = 22 << 20
+WRITER_BYTES_PER_DOCUMENT = 6 << 10  # until WRITER_BYTES are reached
+BYTES_PER_TEXT_BYTE = {"freq": 0.8, "position": 1.1}
+BYTES_PER_DOCUMENT = 20
+BYTES_PER_TERM = 56
+SAMPLE = 32
+"""One text in so many is read for the number of distinct words."""
 FETCH_SLACK = 64
+SPARSE = 100
+MAX_RUNS = 32
+"""A mask of one row in SPARSE or fewer, in at most so many runs, goes into the query: 0.1 ms a run per 100,000 rows."""
+
+
+class Vocabulary:
+    """An estimate of the number of distinct words, from the words of one text in SAMPLE."""
+
+    def __init__(self) -> None:
+        self._once: set[str] = set()
+        self._again: set[str] = set()
+
+    def sample(self, texts: list[str | None]) -> None:
+        """Count the words of some texts."""
+        for text in texts:
+            words = set(text.split()) if text else set()
+            self._again |= words & self._once
+            self._once |= words
+
+    @property
+    def size(self) -> int:
+        """Words seen in the sample, and for each that one text alone had its like in the texts not looked at."""
+        return len(self._once) + (len(self._once) - len(self._again)) * (SAMPLE - 1)
 
 
 class TextIndex:
     """Texts of one column by row position.
 
-    Thread safety. add() by one writer; searcher() and match() from any thread: one lock guards the index
-    writer.
-    Invariants. (1) Null and empty texts are not documents, as in Lance. (2) A document's row
-    never changes.
-    Units. Scores are BM25 (k1 = 1.2, b = 0.75), higher is better, statistics over all rows of the index.
+    Thread safety. add() and close_writer() by one writer, neither ever waits; everything else from any thread: one
+    lock guards tantivy's writer.
+    Invariants. (1) Null and empty texts are not documents, as in Lance. (2) A document's row never changes. (3) Every
+    row added is either in `_waiting` or handed over, in order.
+    Units. Scores are BM25 (k1 = 1.2, b = 0.75), higher is better, statistics over all rows of the index; a prefix
+    scores 1.
     """
 
     def __init__(self, spec: IndexSpec) -> None:
         self.column = spec.column
-        self.analyzer = analyzer(spec)
+        self.parser = TextParser(spec)
+        self._option = "position" if spec.parameters.get("with_position", False) else "freq"
         builder = tantivy.SchemaBuilder()
-        builder.add_text_field(_TEXT, tokenizer_name=_TOKENIZER, index_option="freq")
+        builder.add_text_field(_TEXT, tokenizer_name=_TOKENIZER, index_option=self._option)
         builder.add_integer_field(_ROW, fast=True)
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema)
-        self._index.register_tokenizer(_TOKENIZER, self.analyzer)
+        self._index.register_tokenizer(_TOKENIZER, analyzer(spec))
+        # By itself tantivy reloads in a thread of its own after each commit; ours then waits 100 ms for its lock.
+        self._index.config_reader("manual")
         self._writer: Any = None
         self._lock = threading.Lock()
-        self._uncommitted = False
+        self._waiting: deque[tuple[pa.ChunkedArray, int]] = deque()
+        self._uncommitted = 0
+        self._closed = self._finished = False
         self._documents = 0
         self._text_bytes = 0
+        self._vocabulary = Vocabulary()
 
     def add(self, texts: pa.ChunkedArray, first: int) -> None:
-        """Hand over the texts of the rows first, first+1, ..."""
+        """Note the texts of the rows first, first+1, ..."""
         present = len(texts) - texts.null_count
         if not present:
             return
-        with self._lock:
-            self._hand_over(texts, first)
-            self._uncommitted = True
         self._documents += present
-        self._text_bytes += int(pc.sum(pc.binary_length(texts)).as_py() or 0)
+        self._text_bytes += texts.nbytes  # offsets too; counting the characters takes longer than all the rest
+        self._waiting.append((texts, first))
+
+    def index_step(self) -> bool:
+        """Hand over the next block of waiting rows, and commit when it is time; False when none waits."""
+        return not self._is_idle() and shielded(self._step)
+
+    def _step(self) -> bool:
+        with self._lock:
+            self._hand_over()
+            if self._uncommitted >= COMMIT_DOCUMENTS:
+                self._commit()
+            self._finish()
+            return bool(self._waiting)
 
     def close_writer(self) -> None:
-        """Commit and end tantivy's threads: no add() follows. Called when the memtable freezes."""
-        with self._lock:
-            self._commit()
-            self._writer = None
+        """No add() follows. The index_step() or match that commits the last row ends tantivy's threads."""
+        self._closed = True
 
     def searcher(self) -> Any:
         """A fixed view of all documents added so far; later adds do not change what it answers."""
+        return self._index.searcher() if self._is_idle() else shielded(self._up_to_date)
+
+    def _is_idle(self) -> bool:
+        """Whether every row added so far is committed, and nothing is left to give back."""
+        # In this order: a document counts as uncommitted before it stops waiting.
+        return not self._waiting and not self._uncommitted and self._finished == self._closed
+
+    def _up_to_date(self) -> Any:
         with self._lock:
+            while self._waiting:
+                self._hand_over()
             self._commit()
+            self._finish()
             return self._index.searcher()
 
-    def match(self, searcher: Any, text: str, k: int, mask: Mask) -> tuple[Positions, Scores]:
-        """The k rows of `mask` that match any word of `text` best, descending by score, ties by row position.
+    def match(self, searcher: Any, query: TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
+        """The k rows of `mask` that match `query` best, descending by score, of equal ones the lower row first.
 
         mask: bool [n]. Returns (int64 [<=k], float32 [<=k]); fewer than k only where fewer rows of the mask
-        match.
+        match. Which of the rows with the k-th score are returned is not promised.
         """
-        words = list(dict.fromkeys(self.analyzer.analyze(text)))
-        documents = searcher.num_docs
-        if not words or k < 1 or not documents:
+        documents, allowed = searcher.num_docs, int(np.count_nonzero(mask))
+        if not query.clauses or k < 1 or not documents or not allowed:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        terms = [tantivy.Query.term_query(self._schema, _TEXT, word, "freq") for word in words]
-        query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
-        limit = k + FETCH_SLACK
+        built = self._boolean([(clause.occur, self._clause(clause)) for clause in query.clauses])
+        if allowed * SPARSE < documents:
+            built = self._within(built, mask)
+        limit = k * documents // allowed + FETCH_SLACK
         while True:
-            hits = searcher.search(query, limit=min(limit, documents), count=False).hits
+            hits = searcher.search(built, limit=min(limit, documents), count=False).hits
             rows, scores = _allowed(searcher, hits, mask)
             if len(rows) >= k or len(hits) < limit:
                 order = np.lexsort((rows, -scores))[:k]
                 return rows[order], scores[order]
-            limit *= 4
+            limit *= 8
 
-    def _hand_over(self, texts: pa.ChunkedArray, first: int) -> None:
+    def _within(self, query: Query, mask: Mask) -> Query:
+        """`query` for no other rows than those of the mask, where these are few runs."""
+        runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
+        if len(runs) > MAX_RUNS:
+            return query
+        kind = tantivy.FieldType.Integer
+        spans = [("should", Query.range_query(self._schema, _ROW, kind, low, end - 1)) for low, end in runs]
+        return self._boolean([("must", query), ("must", Query.const_score_query(self._boolean(spans), 0.0))])
+
+    def _clause(self, clause: Clause) -> Query:
+        if clause.kind == "phrase":
+            # Lance scores a phrase as its words, wherever in the text these are.
+            phrase = Query.phrase_query(self._schema, _TEXT, list(clause.tokens))
+            words = [("must", self._term(token)) for _, token in clause.tokens]
+            return self._boolean([("must", Query.const_score_query(phrase, 0.0)), *words])
+        if clause.kind == "prefix":
+            (_, begin), *whole = clause.tokens
+            beginning = Query.fuzzy_term_query(self._schema, _TEXT, begin, distance=0, prefix=True)
+            parts = [("should", beginning), *(("should", self._term(token)) for _, token in whole)]
+            return Query.const_score_query(self._boolean(parts), 1.0)
+        occur = "should" if clause.kind == "any" else "must"
+        return self._boolean([(occur, self._term(token)) for _, token in clause.tokens])
+
+    def _term(self, token: str) -> Query:
+        return Query.term_query(self._schema, _TEXT, token, self._option)
+
+    def _boolean(self, parts: list[tuple[str, Query]]) -> Query:
+        if len(parts) == 1 and parts[0][0] != "must_not":
+            return parts[0][1]
+        return Query.boolean_query([(_OCCUR[occur], part) for occur, part in parts])
+
+    def _hand_over(self) -> None:
+        """Give tantivy the next block of waiting rows, if any."""
+        if not self._waiting:
+            return
+        texts, first = self._waiting[0]
         if self._writer is None:
             self._writer = self._index.writer(HEAP_BYTES, 1)
-        add = self._writer.add_document
-        # tantivy takes documents one by one: the one loop per row on the put path.
-        for row, text in enumerate(texts.to_pylist(), start=first):
-            if text:
-                add(tantivy.Document(text=text, row=row))
+        add, make, schema = self._writer.add_document, tantivy.Document.from_dict, self._schema
+        block = _as_strings(texts.slice(0, BLOCK_ROWS))
+        self._vocabulary.sample(block[-first % SAMPLE :: SAMPLE])
+        done = 0
+        try:
+            for text in block:  # tantivy takes documents one by one
+                if text:
+                    add(make({_TEXT: text, _ROW: first + done}, schema))
+                    self._uncommitted += 1
+                done += 1
+        finally:  # for want of memory too: a document added twice would be found twice
+            if done < len(texts):
+                self._waiting[0] = (texts.slice(done), first + done)
+            else:
+                self._waiting.popleft()
 
     def _commit(self) -> None:
         if self._uncommitted:
             self._writer.commit()
             self._index.reload()
-            self._uncommitted = False
+            self._uncommitted = 0
+
+    def _finish(self) -> None:
+        """Commit, once nothing waits and nothing follows, and give back what only the writer needs."""
+        if not self._finished and self._closed and not self._waiting:
+            self._commit()
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.wait_merging_threads()
+                self._index.reload()
+            self._finished = True
 
     @property
     def bytes(self) -> int:
-        """Estimate from the texts and the number of documents; tantivy does not tell what it holds."""
-        return self._text_bytes * BYTES_PER_TEXT_BYTE + self._documents * BYTES_PER_DOCUMENT
+        """Estimate from what was added; tantivy does not tell what it holds."""
+        kept = BYTES_PER_TEXT_BYTE[self._option] * self._text_bytes
+        kept += BYTES_PER_DOCUMENT * self._documents + BYTES_PER_TERM * self._vocabulary.size
+        writing = min(WRITER_BYTES, WRITER_BYTES_PER_DOCUMENT * self._documents + self._text_bytes)
+        return int(kept) + (0 if self._finished else writing)
+
+
+def _as_strings(texts: pa.ChunkedArray) -> list[str | None]:
+    """The texts; what is not UTF-8 in them, which the ingest side refuses, replaced."""
+    try:
+        found: list[str | None] = texts.to_numpy().tolist()
+    except (pa.ArrowException, UnicodeDecodeError):
+        raw = texts.cast(pa.large_binary()).to_pylist()
+        found = [None if text is None else text.decode(errors="replace") for text in raw]
+    return found
 
 
 def _allowed(searcher: Any, hits: list[tuple[float, Any]], mask: Mask) -> tuple[Positions, Scores]:

@@ -1,5 +1,9 @@
 """Text search: the words Lance would match, masks, and texts that could break a tokenizer."""
 
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from memtable import IndexMode, IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, text_index, with_tombstone
+from memtable.text_analysis import analyzer
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())])
 ROWS = row_schema(BASE, ["id"])
@@ -26,6 +31,10 @@ TEXTS = [
     "editor for editing texts: an editor",
 ]
 
+LANGUAGES = (
+    *("Arabic", "Danish", "Dutch", "English", "Finnish", "French", "German", "Greek", "Hungarian", "Italian"),
+    *("Norwegian", "Portuguese", "Romanian", "Russian", "Spanish", "Swedish", "Tamil", "Turkish"),
+)
 PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
 
 
@@ -40,8 +49,12 @@ def put(table: MemTable, first: int, texts: list[str | None]) -> None:
     table.apply(with_tombstone(pa.table({"id": ids, "body": pa.array(texts, pa.string())}), ROWS))
 
 
+def empty(mode: IndexMode = "async", **parameters: Any) -> MemTable:
+    return MemTable(ROWS, ["id"], [IndexSpec("body", "fts", parameters)], 1, index_mode=mode)
+
+
 def build(texts: list[str | None], **parameters: Any) -> Snapshot:
-    table = MemTable(ROWS, ["id"], [IndexSpec("body", "fts", parameters)], 1)
+    table = empty(**parameters)
     put(table, 0, texts)
     return table.snapshot()
 
@@ -52,34 +65,57 @@ def matched(snapshot: Snapshot, text: str, k: int = 1_000) -> set[int]:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"stem": False}, {"remove_stop_words": False}, {"ascii_folding": False, "max_token_length": None}],
+    [
+        {},
+        {"stem": False},
+        {"remove_stop_words": False},
+        {"ascii_folding": False, "max_token_length": None},
+        {"lower_case": False},
+        {"base_tokenizer": "whitespace"},
+        {"base_tokenizer": "raw"},
+        {"base_tokenizer": "ngram"},
+        {"base_tokenizer": "ngram", "min_ngram_length": 2, "max_ngram_length": 4, "stem": True},
+        {"base_tokenizer": "ngram", "max_ngram_length": 5, "prefix_only": True},
+        {"custom_stop_words": ["editor", "library"]},
+        {"custom_stop_words": []},
+        *({"language": language, "remove_stop_words": False} for language in LANGUAGES),
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_lance(real_packages: pa.Table, parameters: dict[str, Any]) -> None:
+    ours = analyzer(IndexSpec("body", "fts", parameters))
+    # tantivy folds some punctuation too, which Lance does not, and only tokens with punctuation can tell.
+    texts = [text.replace("\u2012", "-") for text in real_packages["description"].to_pylist()[:1_000]]
+    for text in TEXTS + texts:
+        tokens = ours.pre_tokenize(text).tokens
+        found = [(token.text, token.position - tokens[0].position) for token in tokens]
+        assert found == [(token.text, token.position) for token in lance.tokenize(text, **parameters)], text
+
+
+@pytest.mark.parametrize("language", ["Arabic", "Greek", "Romanian", "Tamil", "Turkish"])
+def test_a_language_without_stop_words_is_refused_with_the_remedy(language: str) -> None:
+    with pytest.raises(InvalidRows, match="custom_stop_words"):
+        empty(language=language)
+    assert matched(build(["one two"], language=language, custom_stop_words=["one"]), "one two") == {0}
+
+
+# tantivy rounds the length of a text of more than 40 tokens, and ngrams are many.
+@pytest.mark.parametrize(
+    ("parameters", "digits"), [({}, 1e-3), ({"stem": False}, 1e-3), ({"base_tokenizer": "ngram"}, 5e-2)], ids=str
 )
 def test_rows_and_scores_are_those_of_lance(
-    tmp_path: Path, real_packages: pa.Table, parameters: dict[str, Any]
+    tmp_path: Path, real_packages: pa.Table, parameters: dict[str, Any], digits: float
 ) -> None:
     texts = TEXTS + real_packages["description"].to_pylist()[:1_000]
     dataset = lance.write_dataset(pa.table({"id": range(len(texts)), "body": texts}), tmp_path / "t")
     dataset.create_scalar_index("body", "INVERTED", **parameters)
     snapshot = build(texts, **parameters)
-    words = sorted({word for text in texts[:200] for word in text.split()})[::3]
-    for query in [
-        *words,
-        "text editor for programs",
-        "the",
-        "not",
-        "do",
-        "cafe",
-        "ecole",
-        "it's",
-        "running",
-        "3.14",
-    ]:
+    words = sorted({word.replace('"', "").strip("+-*") for text in texts[:200] for word in text.split()})[::3]
+    for query in [*words, "text editor for programs", "editor editors", "the", "it's", "running", "3.14"]:
         found = dataset.to_table(full_text_query=query, columns=["id", "_score"], limit=2_000)
         rows, scores = snapshot.match("body", query, 2_000, snapshot.live())
         truth = dict(zip(found["id"].to_pylist(), found["_score"].to_pylist(), strict=True))
-        assert set(rows.tolist()) == set(truth), query
-        if len(set(query.split())) == 1:
-            assert dict(zip(rows.tolist(), scores.tolist(), strict=True)) == pytest.approx(truth, rel=1e-3), query
+        assert dict(zip(rows.tolist(), scores.tolist(), strict=True)) == pytest.approx(truth, rel=digits), query
 
 
 def test_scores_fall_and_rank_the_better_match_first() -> None:
@@ -99,15 +135,25 @@ def test_any_word_matches_and_more_words_match_better() -> None:
     assert set(rows.tolist()) == {0, 1, 2}
 
 
-def test_a_mask_never_costs_results() -> None:
-    snapshot = build(["same words here"] * 3_000)
+@pytest.mark.parametrize("allowed", [[0], [5, 2_990, 2_999], range(700, 760), range(0, 3_000, 40), range(3_000)])
+@pytest.mark.parametrize("asked", ["words", "+words here", "wor*"])
+def test_a_mask_never_costs_results_nor_changes_scores(allowed: Sequence[int], asked: str) -> None:
+    """Whether few runs of rows are allowed, or many rows here and there."""
+    snapshot = build(["same words here", "same words"] * 1_500)
+    every = dict(zip(*snapshot.match("body", asked, 3_000, snapshot.live()), strict=True))
     mask = np.zeros(3_000, dtype=bool)
-    mask[[5, 2_990, 2_999]] = True
-    assert set(snapshot.match("body", "words", 3, mask)[0].tolist()) == {5, 2_990, 2_999}
+    mask[list(allowed)] = True
+    for k in (1, 50, 3_000):
+        rows, scores = snapshot.match("body", asked, k, mask)
+        assert len(rows) == min(k, len(allowed))
+        assert set(rows.tolist()) <= set(allowed)
+        assert scores.tolist() == pytest.approx([every[row] for row in rows])
+        best = sorted((every[row] for row in allowed), reverse=True)[:k]
+        assert scores.tolist() == pytest.approx(best)
 
 
 def test_a_row_is_found_by_the_first_match_after_its_put_and_by_no_older_snapshot() -> None:
-    table = MemTable(ROWS, ["id"], [IndexSpec("body", "fts")], 1)
+    table = empty()
     put(table, 0, ["first word"])
     before = table.snapshot()
     assert matched(before, "word") == {0}
@@ -120,7 +166,7 @@ def test_a_row_is_found_by_the_first_match_after_its_put_and_by_no_older_snapsho
 
 
 def test_scores_of_a_snapshot_stay_once_asked() -> None:
-    table = MemTable(ROWS, ["id"], [IndexSpec("body", "fts")], 1)
+    table = empty()
     put(table, 0, ["rare word", "common word"])
     snapshot = table.snapshot()
     first = snapshot.match("body", "rare", 5, snapshot.live())[1].tolist()
@@ -146,11 +192,6 @@ def test_texts_that_could_break_a_tokenizer() -> None:
     assert matched(snapshot, "x" * 10_000) == set()
 
 
-@pytest.mark.parametrize("text", ["", "  ", "the of and", '"AND" (', "body:word", "a OR NOT", "🙂", "\x00", "*:*"])
-def test_a_query_is_words_never_a_language(text: str) -> None:
-    assert matched(build(["plain text"]), text) == set()
-
-
 def test_an_unlimited_token_length_survives_a_token_beyond_the_engines_own() -> None:
     snapshot = build(["x" * 70_000 + " tail"], max_token_length=None)
     assert matched(snapshot, "tail") == {0}
@@ -161,6 +202,186 @@ def test_other_languages_stem(language: str) -> None:
     snapshot = build(["Häuser bauen", "maisons", "casas grandes"], language=language)
     word = {"German": "Haus bauten baut", "French": "maison", "Spanish": "casa"}[language]
     assert matched(snapshot, word) == {{"German": 0, "French": 1, "Spanish": 2}[language]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"base_tokenizer": "icu"}, "simple, whitespace, raw, ngram"),
+        ({"base_tokenizer": "ngram", "min_ngram_length": 4}, "max_ngram_length = 3"),
+        ({"base_tokenizer": "ngram", "max_ngram_length": 0}, "at least 1"),
+        ({"base_tokenizer": "ngram", "prefix_only": "yes"}, "true or false"),
+        ({"custom_stop_words": "the"}, "a list of words"),
+        ({"custom_stop_words": [1]}, "a list of words"),
+    ],
+    ids=str,
+)
+def test_parameters_that_only_one_side_has_or_none_are_refused(parameters: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRows, match=named) as caught:
+        empty(**parameters)
+    assert "\n" not in str(caught.value)
+
+
+def test_invalid_utf8_that_nobody_refused_poisons_nothing() -> None:
+    """The ingest side refuses it; here the words around it are found."""
+    offsets = pa.py_buffer(np.array([0, 5, 14], dtype=np.int32).tobytes())
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"first\xff\xfe second")])
+    for mode in ("sync", "async"):
+        table = empty(mode)
+        rows = pa.table({"id": [0, 1], "body": broken, "_tombstone": [False, False]}, schema=ROWS)
+        table.apply(rows)
+        put(table, 2, ["third"])
+        assert matched(table.snapshot(), "first second third") == {0, 1, 2}
+
+
+# ---- when rows enter the index
+
+
+def test_scores_do_not_depend_on_when_rows_are_indexed(real_packages: pa.Table) -> None:
+    texts = real_packages["description"].to_pylist()
+    ways: dict[str, MemTable] = {"sync": empty("sync"), "async": empty(), "stepped": empty(), "closed": empty()}
+    for at in range(0, len(texts), 300):
+        for way, table in ways.items():
+            put(table, at, texts[at : at + 300])
+            if way == "stepped" and at % 900 == 0:
+                table.index_step()
+    ways["closed"].freeze()
+    while ways["closed"].index_step():
+        pass
+    for query in ("python library", "+web -server", "deb*"):
+        found = []
+        for table in ways.values():
+            snapshot = table.snapshot()
+            rows, scores = snapshot.match("body", query, 4_000, snapshot.live())
+            found.append(dict(zip(rows.tolist(), scores.tolist(), strict=True)))
+        assert len(found[0]) > 10
+        assert all(other == pytest.approx(found[0]) for other in found[1:])
+
+
+def test_a_step_is_one_block_and_a_put_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[int] = []
+    real = text_index._as_strings
+    monkeypatch.setattr(text_index, "_as_strings", lambda texts: handed.append(len(texts)) or real(texts))
+    table = empty()
+    put(table, 0, ["some words"] * 600)
+    put(table, 600, ["other words"])
+    assert handed == []
+    assert [table.index_step() for _ in range(5)] == [True, True, True, False, False]
+    assert handed == [256, 256, 88, 1]
+
+
+@pytest.mark.parametrize("rows", [255, 256, 257, 512, 513])
+def test_no_row_is_lost_between_two_blocks(rows: int) -> None:
+    table = empty()
+    put(table, 0, ["some words"] * rows)
+    assert matched(table.snapshot(), "words") == set(range(rows))
+
+
+def test_steps_commit_now_and_then_so_that_a_match_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_index, "COMMIT_DOCUMENTS", 300)
+    table = empty("sync")
+    put(table, 0, ["some words", None, ""] * 300)
+    index = table._indexes.texts["body"]
+    index._index.reload()
+    assert index._index.searcher().num_docs == 300
+    put(table, 900, ["some words"])
+    index._index.reload()
+    assert index._index.searcher().num_docs == 300
+    assert index.searcher().num_docs == 301
+
+
+@pytest.mark.parametrize("by", ["step", "match"])
+def test_after_a_freeze_rows_are_still_indexed_and_then_the_writer_goes(by: str) -> None:
+    table = empty()
+    put(table, 0, ["some words"] * 1_000)
+    table.index_step()
+    index = table._indexes.texts["body"]
+    writing = index.bytes
+    table.freeze()
+    assert index._writer is not None
+    if by == "step":
+        while table.index_step():
+            pass
+    else:
+        assert len(matched(table.snapshot(), "words")) == 1_000
+    assert index._writer is None
+    assert index.bytes < writing
+    assert not table.index_step()
+    assert len(matched(table.snapshot(), "words")) == 1_000
+
+
+def test_an_index_that_took_no_text_is_frozen_too() -> None:
+    table = empty()
+    put(table, 0, [None, ""])
+    table.freeze()
+    assert not table.index_step()
+    assert matched(table.snapshot(), "word") == set()
+
+
+def test_steps_matches_and_puts_at_once_lose_no_row() -> None:
+    table = empty()
+    done = threading.Event()
+    seen: list[int] = []
+
+    def step() -> None:
+        while not done.is_set():
+            table.index_step()
+
+    def match() -> None:
+        while not done.is_set():
+            snapshot = table.snapshot()
+            seen.append(len(matched(snapshot, "words", 10_000)) - snapshot.n)
+
+    threads = [threading.Thread(target=work) for work in (step, step, match)]
+    for thread in threads:
+        thread.start()
+    for at in range(0, 6_000, 100):
+        put(table, at, ["some words"] * 100)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert set(seen) <= {0}
+    assert len(matched(table.snapshot(), "words", 10_000)) == 6_000
+
+
+GROWTH = """
+import ctypes, gc, sys
+import numpy as np, pyarrow as pa
+from memtable import IndexSpec
+from memtable.text_index import TextIndex
+
+kind, rows = sys.argv[1], int(sys.argv[2])
+rng = np.random.default_rng(0)
+if kind == "varied":
+    words = rng.integers(1 << 40, size=(rows, 5))
+else:
+    words = (20_000 * rng.random((rows, {"short": 7, "long": 600}[kind])) ** 4).astype(int)
+texts = pa.array([" ".join(map("w{:x}".format, row)) for row in words.tolist()])
+del words
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+warm = TextIndex(IndexSpec("c", "fts"))
+warm.add(pa.chunked_array([texts[:10]]), 0)
+warm.searcher()
+del warm
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+before = resident()
+index = TextIndex(IndexSpec("c", "fts"))
+for at in range(0, rows, 1000):
+    index.add(pa.chunked_array([texts[at : at + 1000]]), at)
+    while index.index_step():
+        pass
+index.searcher()
+print(index.bytes / (resident() - before))
+"""
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("short", 40_000), ("long", 2_500), ("varied", 30_000)])
+def test_bytes_are_what_the_process_grows_by(kind: str, rows: int) -> None:
+    """Within 20 % on the machine it was fitted on; malloc differs a little from run to run."""
+    ran = subprocess.run([sys.executable, "-c", GROWTH, kind, str(rows)], capture_output=True, text=True, check=True)
+    assert 0.7 < float(ran.stdout) < 1.35, ran.stdout
 
 
 def test_a_column_without_index_is_refused_with_the_remedy() -> None:

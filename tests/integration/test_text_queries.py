@@ -1,0 +1,259 @@
+"""Text queries over the levels: the memtable's answer and Lance's are the same rows, with the same scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ingest
+from flush import BaseTable
+from ingest.base_reads import BaseReads
+from ingest.errors import Invalid
+from memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
+from memtable.text_query import TextParser
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("body", pa.string())])
+ROWS = row_schema(SCHEMA, ["id"])
+FTS = {"type": "fts", "with_position": True}
+SPEC = IndexSpec("body", "fts", {"with_position": True})
+PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
+COUNT = 1_500
+INDEXED = 1_000
+
+
+def texts() -> list[str | None]:
+    """Package descriptions, and some rows without words."""
+    files = sorted(PACKAGES.glob("01-packages-*.parquet"))
+    found = pa.concat_tables([pq.read_table(file) for file in files])["description"].to_pylist()
+    return [*found[: COUNT - 4], None, "", "the of and", "web " * 300]
+
+
+class Sides:
+    """The same rows in a memtable and in a Lance table, of which Lance has indexed the first."""
+
+    def __init__(self, path: Path) -> None:
+        rows = pa.table({"id": np.arange(COUNT), "body": texts()}, schema=SCHEMA)
+        table = MemTable(ROWS, ["id"], [SPEC], 1)
+        table.apply(with_tombstone(rows, ROWS))
+        self.snapshot: Snapshot = table.snapshot()
+        base = BaseTable.create(str(path / "t.lance"), SCHEMA, ["id"], 1, [SPEC])
+        dataset = lance.dataset(base.uri)
+        dataset.insert(rows.slice(0, INDEXED))
+        dataset.optimize.optimize_indices()
+        dataset.insert(rows.slice(INDEXED))
+        self.base = BaseReads(base.latest())
+        self.parser = TextParser(SPEC)
+
+    def memtable_answer(self, text: str, k: int, mask: Any) -> dict[int, float]:
+        positions, scores = self.snapshot.match("body", text, k, mask)
+        return dict(zip(positions.tolist(), scores.tolist(), strict=True))
+
+    def base_answer(self, text: str, k: int, filter: str | None) -> dict[int, float]:
+        rows = self.base.match("body", self.parser.parse(text), k, filter, ["id"])
+        assert rows.column_names == ["id", "_score"]
+        scores = rows["_score"].to_pylist()
+        assert scores == sorted(scores, reverse=True)
+        return dict(zip(rows["id"].to_pylist(), scores, strict=True))
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Sides:
+    return Sides(tmp_path_factory.mktemp("sides"))
+
+
+WORDS = st.sampled_from(
+    [
+        *("library", "libraries", "python", "Web", "server", "the", "of", "for", "data", "files", "development", "zzz"),
+        *("runtime", "tools", "debug", "C++", "command-line", "'s", "GNU", "shared", "and", "3"),
+    ]
+)
+PHRASES = st.sampled_from(
+    [
+        *('"shared library"', '"development files"', '"library for"', '"for the"', '"command line tool"'),
+        *('"files for the"', '"shared library for"', '"library"', '"python library"', '"library python"'),
+    ]
+)
+PREFIXES = st.sampled_from(["lib*", "librar*", "library*", "py*", "de*", "tool*", "zzz*"])
+SIGNS = st.sampled_from(["", "", "+", "-"])
+FILTERS = {None: lambda ids: ids >= 0, "id >= 700": lambda ids: ids >= 700, "id % 97 = 3": lambda ids: ids % 97 == 3}
+
+
+def queries(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.lists(st.tuples(SIGNS, parts).map("".join), min_size=1, max_size=5).map(" ".join)
+
+
+def check(sides: Sides, text: str, filter: str | None, k: int) -> None:
+    mask = FILTERS[filter](np.arange(COUNT))
+    every = sides.memtable_answer(text, COUNT, mask)
+    assert set(sides.base_answer(text, COUNT, filter)) == set(every)
+    best = sides.base_answer(text, k, filter)
+    assert len(best) == len(sides.memtable_answer(text, k, mask)) == min(k, len(every))
+    assert set(best) <= set(every)
+
+
+AGREE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@AGREE
+@given(queries(WORDS | PHRASES), st.sampled_from(list(FILTERS)), st.sampled_from([1, 10, 200]))
+def test_both_sides_find_the_same_rows(sides: Sides, text: str, filter: str | None, k: int) -> None:
+    check(sides, text, filter, k)
+
+
+@pytest.mark.parametrize(
+    "text", ["+command-line", "tool -command-line", '+"the library" tool', '-"for the" +of library']
+)
+def test_both_sides_read_a_marked_word_of_several_tokens_alike(sides: Sides, text: str) -> None:
+    check(sides, text, None, 10)
+    assert sides.base_answer(text, 10, None)
+
+
+@settings(AGREE, max_examples=15)
+@given(queries(WORDS | PHRASES | PREFIXES | PREFIXES), st.sampled_from(list(FILTERS)), st.sampled_from([1, 10]))
+def test_both_sides_find_the_same_rows_by_prefix(sides: Sides, text: str, filter: str | None, k: int) -> None:
+    check(sides, text, filter, k)
+
+
+def test_a_prefix_of_the_base_is_looked_for_in_parts(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sides.base_answer("lib*", COUNT, None)
+    monkeypatch.setattr("ingest.base_reads.ROWS_PER_INDEX", 100)
+    assert sides.base_answer("lib*", COUNT, None) == whole
+    assert len(whole) > 100
+    assert len(sides.base_answer("lib*", 7, None)) == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "library",
+        "python library",
+        "+shared +library files",
+        '"shared library"',
+        '+"development files" -python',
+        "web web",
+    ],
+)
+def test_scores_are_those_of_lance_where_it_indexed_every_row(tmp_path: Path, text: str) -> None:
+    rows = pa.table({"id": np.arange(COUNT - 1), "body": texts()[:-1]}, schema=SCHEMA)
+    base = BaseTable.create(str(tmp_path / "t.lance"), SCHEMA, ["id"], 1, [SPEC])
+    lance.dataset(base.uri).insert(rows)
+    lance.dataset(base.uri).optimize.optimize_indices()
+    table = MemTable(ROWS, ["id"], [SPEC], 1)
+    table.apply(with_tombstone(rows, ROWS))
+    found = BaseReads(base.latest()).match("body", TextParser(SPEC).parse(text), COUNT, None, ["id"])
+    positions, scores = table.snapshot().match("body", text, COUNT, table.snapshot().live())
+    truth = dict(zip(found["id"].to_pylist(), found["_score"].to_pylist(), strict=True))
+    assert dict(zip(positions.tolist(), scores.tolist(), strict=True)) == pytest.approx(truth, rel=1e-2)
+
+
+# ---- a table
+
+
+@pytest.fixture(scope="module", params=["latest", "flushed", "committed"])
+def leveled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
+    """A table with rows at the level named, and the newest versions of some of them there too."""
+    rows = {1: "web server", 2: "server of the web", 3: "a library", 4: "web library", 5: "gone web server"}
+    with ingest.open(
+        str(tmp_path_factory.mktemp("leveled") / "t.lance"),
+        schema=SCHEMA,
+        key="id",
+        regions=2,
+        indexes={"body": FTS},
+        settings={"commit": {"interval": 0}},
+    ) as table:
+        table.put([{"id": key, "body": "old web server library"} for key in rows])
+        if request.param != "latest":
+            table.flush()
+        table.put([{"id": key, "body": body} for key, body in rows.items()])
+        table.delete([5])
+        if request.param != "latest":
+            table.flush()
+        if request.param == "committed":
+            table.commit()
+        yield table, request.param
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("web server", {1, 2, 4}),
+        ("+web +server", {1, 2}),
+        ('"web server"', {1}),
+        ("web -server", {4}),
+        ("lib*", {3, 4}),
+        ("+lib* -web", {3}),
+        ("old", set()),
+        ("-web", set()),
+        ("", set()),
+        ('the "of" -', set()),
+    ],
+)
+def test_every_level_answers_alike(leveled: tuple[Any, str], text: str, found: set[int]) -> None:
+    table, level = leveled
+    assert set(table.match("body", text, columns=["id"], level=level)["id"].to_pylist()) == found
+    some = table.match("body", text, 1, columns=["id"], level=level)
+    assert some.num_rows == min(1, len(found))
+    kept = table.match("body", text, filter="id <> 4", columns=["id"], level=level)
+    assert set(kept["id"].to_pylist()) == found - {4}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [(7, "is a int"), ("web \udc80", "surrogate"), ("web " * 2_000, "at most 1024"), ('"web server"', "with_position")],
+    ids=["no text", "surrogate", "many words", "phrase"],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line_and_the_table_lives_on(
+    tmp_path: Path, text: Any, named: str
+) -> None:
+    with ingest.open(str(tmp_path / "t.lance"), schema=SCHEMA, key="id", regions=1, indexes={"body": "fts"}) as table:
+        table.put([{"id": 1, "body": "web server"}])
+        with pytest.raises(Invalid, match=named) as caught:
+            table.match("body", text)
+        assert len(str(caught.value).splitlines()) == 1
+        assert table.match("body", "web")["id"].to_pylist() == [1]
+
+
+BAD = {
+    "empty": "",
+    "null": None,
+    "spaces": " \t\n" * 1_000,
+    "control characters": "\x00\x01\x1b[31m needle \x7f",
+    "long token": "y" * 10_000 + " needle",
+    "megabyte": "alpha beta " * 95_000 + "needle",
+    "one token of a megabyte": "z" * 1_000_000,
+    "not characters": "\ufffe needle \uffff \ue000",
+    "right to left": "\u202eneedle\u202c \u200f",
+    "query signs": '+ - * " needle "',
+}
+
+
+@pytest.mark.parametrize("level", ["latest", "flushed", "committed"])
+def test_texts_that_could_break_an_index_are_kept_and_found(tmp_path: Path, level: str) -> None:
+    holding = {number for number, text in enumerate(BAD.values()) if text and "needle" in text}
+    with ingest.open(
+        str(tmp_path / "t.lance"),
+        schema=SCHEMA,
+        key="id",
+        regions=1,
+        indexes={"body": FTS},
+        settings={"commit": {"interval": 0}},
+    ) as table:
+        table.put([{"id": number, "body": text} for number, text in enumerate(BAD.values())])
+        if level != "latest":
+            table.flush()
+        if level == "committed":
+            table.commit()
+        for text in ("needle", "+needle -zzz", "need*"):
+            found = table.match("body", text, 100, columns=["id"], level=level)
+            assert set(found["id"].to_pylist()) == holding
+        rows = {row["id"]: row["body"] for row in table.scan(level=level).to_pylist()}
+        assert rows == dict(enumerate(BAD.values()))

@@ -1,0 +1,202 @@
+"""What a text asks for, and the rows that answer it, against a reading of every text."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from memtable.text_query import MAX_CHARACTERS, MAX_WORDS, TextParser
+
+ROWS = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())]), ["id"])
+WORDS = ("web", "the", "server", "serve", "lib", "library")
+STEMS = {"server": "server", "serve": "serv", "library": "librari"}
+
+
+def parsed(text: str, **parameters: Any) -> list[tuple[str, str, str]]:
+    parser = TextParser(IndexSpec("body", "fts", {"with_position": True, **parameters}))
+    return [(clause.occur, clause.kind, clause.text) for clause in parser.parse(text).clauses]
+
+
+def build(texts: list[str | None], mode: Any = "async", **parameters: Any) -> Snapshot:
+    spec = IndexSpec("body", "fts", {"with_position": True, **parameters})
+    table = MemTable(ROWS, ["id"], [spec], 1, index_mode=mode)
+    rows = pa.table({"id": np.arange(len(texts)), "body": pa.array(texts, pa.string())})
+    table.apply(with_tombstone(rows, ROWS))
+    return table.snapshot()
+
+
+def matched(snapshot: Snapshot, text: str) -> list[int]:
+    return sorted(snapshot.match("body", text, 1_000, snapshot.live())[0].tolist())
+
+
+# ---- the notation
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses"),
+    [
+        ("web  server", [("should", "any", "web  server")]),
+        ("+web -server cheap", [("must", "all", "web"), ("must_not", "all", "server"), ("should", "any", "cheap")]),
+        ('"web server"', [("should", "phrase", "web server")]),
+        ('+"web server" -"old one"', [("must", "phrase", "web server"), ("must_not", "phrase", "old one")]),
+        ("serv* -lib*", [("should", "prefix", "serv"), ("must_not", "prefix", "lib")]),
+        ("+kebab-case", [("must", "all", "kebab-case")]),
+        ('"single"', [("should", "all", "single")]),
+        ("+the web", [("should", "any", "web")]),
+        ("-web", []),
+        ("-web +the", []),
+        ("the of", []),
+        ("", []),
+    ],
+)
+def test_the_notation(text: str, clauses: list[tuple[str, str, str]]) -> None:
+    assert parsed(text) == clauses
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "kebab-case and C++",
+        '5" disk and 3" disk',
+        'he said "hello and left',
+        "a - b + c",
+        "--help ---",
+        "*emphasis* **bold** a*b *:*",
+        "title:web AND (server OR NOT cheap) ~2 ^3 [a TO b]",
+        "lib-foo*",
+        'a"quoted part"b',
+        "\\ / ! && || ? '",
+        "\x00 \x1b[31m \u202e \U0001f642",
+    ],
+)
+def test_prose_is_words(prose: str) -> None:
+    """And of the words no other than the ones a tokenizer would find."""
+    assert parsed(prose) in ([("should", "any", prose)], [])
+
+
+def test_a_raw_tokenizer_is_asked_for_the_text_as_it_stands() -> None:
+    assert parsed("two  spaces", base_tokenizer="raw") == [("should", "any", "two  spaces")]
+    assert matched(build(["two  spaces", "two spaces"], base_tokenizer="raw"), "two  spaces") == [0]
+
+
+def test_a_phrase_needs_positions_and_a_word_in_quotes_does_not() -> None:
+    snapshot = build(["web server", "server web"], with_position=False)
+    with pytest.raises(InvalidRows, match="with_position = true") as caught:
+        snapshot.match("body", 'some "web server"', 5, snapshot.live())
+    assert "\n" not in str(caught.value)
+    assert matched(snapshot, '"server"') == [0, 1]
+    assert matched(snapshot, '+web +"the server"') == [0, 1]
+
+
+def test_a_phrase_of_ngrams_is_refused() -> None:
+    with pytest.raises(InvalidRows, match="leave out the quotes"):
+        parsed('"web server"', base_tokenizer="ngram")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (5, "int"),
+        (None, "NoneType"),
+        (b"web", "bytes"),
+        ("web \ud800", "surrogate pair at 4"),
+        ("web " * (MAX_WORDS + 1), f"has {MAX_WORDS + 1} words; ask for at most {MAX_WORDS}"),
+        ("+web " * (MAX_WORDS + 1), "at most"),
+        ("web* " * MAX_WORDS, "at most"),
+        ('" ' * 500_000, f"has 1000000 characters; ask for at most {MAX_CHARACTERS}"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(text: Any, named: str) -> None:
+    snapshot = build(["web"])
+    with pytest.raises(InvalidRows, match=re.escape(named)) as caught:
+        snapshot.match("body", text, 5, snapshot.live())
+    assert "\n" not in str(caught.value)
+    assert matched(snapshot, "web") == [0]
+
+
+@pytest.mark.parametrize(
+    "padding",
+    ["x" * 60_000, "+" + "x" * 60_000, "x" * 60_000 + "*", " " * 60_000, '" ' * 30_000, "+-" * 30_000],
+    ids=len,
+)
+def test_a_long_query_of_few_words_finds_what_is_there(padding: str) -> None:
+    assert matched(build(["web", "x" * 40]), padding + " web") == [0]
+
+
+# ---- the rows
+
+
+def test_a_prefix_is_of_terms_and_a_whole_word_its_own_prefix() -> None:
+    snapshot = build(["library", "librarian", "libs", "running", "runner", "Café", "caff"])
+    assert matched(snapshot, "librar*") == [0, 1]
+    assert matched(snapshot, "library*") == [0]  # the term of "library" is "librari"
+    assert matched(snapshot, "LIB*") == [0, 1, 2]
+    assert matched(snapshot, "running*") == [3]
+    assert matched(snapshot, "runn*") == [4]  # the term of "running" is "run"
+    assert matched(snapshot, "café*") == [5]
+    assert matched(snapshot, "caf*") == [5, 6]
+    assert matched(snapshot, "the*") == []
+    assert matched(build(["running", "runner"], stem=False), "runn*") == [0, 1]
+    _, scores = snapshot.match("body", "lib*", 5, snapshot.live())
+    assert scores.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_phrase_keeps_the_gaps_of_stop_words_as_lance_does() -> None:
+    snapshot = build(["quick brown fox", "quick the fox", "quick fox", "fox quick", "the quick and the fox"])
+    assert matched(snapshot, '"quick fox"') == [2]
+    assert matched(snapshot, '"quick the fox"') == [0, 1]
+    assert matched(snapshot, '"the quick"') == [0, 1, 2, 3, 4]
+
+
+def test_a_repeated_word_weighs_twice_as_in_lance() -> None:
+    snapshot = build(["web server", "server"])
+    once = snapshot.match("body", "web", 5, snapshot.live())[1]
+    assert snapshot.match("body", "web web", 5, snapshot.live())[1] == pytest.approx(2 * once)
+
+
+SIGNS = st.sampled_from(["", "", "+", "-"])
+BASIC = st.sampled_from(WORDS) | st.lists(st.sampled_from(WORDS), min_size=2, max_size=3).map(
+    lambda w: f'"{" ".join(w)}"'
+)
+PARTS = st.tuples(SIGNS, BASIC | st.sampled_from(["serv*", "lib*", "librar*", "we*"]))
+TEXTS = st.lists(st.none() | st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join), min_size=1, max_size=9)
+
+
+def terms(text: str | None) -> dict[int, str]:
+    """Place -> term, stop words left out."""
+    return {at: STEMS.get(word, word) for at, word in enumerate((text or "").split()) if word != "the"}
+
+
+def holds(text: str | None, part: str) -> bool:
+    there = terms(text)
+    if part.endswith("*"):
+        return any(term.startswith(part[:-1]) for term in there.values())
+    wanted = terms(part.strip('"'))
+    starts = range(-3, 6)
+    return any(all(there.get(start + at) == term for at, term in wanted.items()) for start in starts)
+
+
+@settings(max_examples=80, deadline=None)
+@given(TEXTS, st.lists(PARTS, min_size=1, max_size=4), st.sampled_from(["sync", "async"]))
+def test_boolean_queries_against_reading_every_text(
+    texts: list[str | None], parts: list[tuple[str, str]], mode: str
+) -> None:
+    asked = [(sign, part) for sign, part in parts if part.endswith("*") or terms(part.strip('"'))]
+    must = [part for sign, part in asked if sign == "+"]
+    may = [part for sign, part in asked if not sign]
+    never = [part for sign, part in asked if sign == "-"]
+    wanted = [
+        row
+        for row, text in enumerate(texts)
+        if (must or may)
+        and all(holds(text, part) for part in must)
+        and (must or any(holds(text, part) for part in may))
+        and not any(holds(text, part) for part in never)
+    ]
+    assert matched(build(texts, mode), " ".join(sign + part for sign, part in parts)) == wanted
