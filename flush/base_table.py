@@ -29,7 +29,8 @@ from flush.table_setup import (
     read_setup,
     setup_metadata,
 )
-from memtable import IndexSpec, InvalidRows, check_indexes, key_columns, row_schema
+from flush.vector_models import vector_models
+from memtable import IndexSpec, InvalidRows, VectorModel, check_indexes, key_columns, row_schema
 from wal import EntryCodec, ObjectStore, WalFormat, codec_for, open_store
 
 
@@ -179,6 +180,10 @@ class BaseTable:
         store = open_store(self.uri, self.storage_options)
         dataset = lance.dataset(self.uri, storage_options=store.storage_options, session=self.dataset.session())
         return _view(self.uri, dataset, store)
+
+    def vector_models(self) -> dict[str, VectorModel]:
+        """By column, what its vector indexes were trained to; columns without an index that serves are absent."""
+        return vector_models(self.dataset, self.indexes, self.storage_options)
 
     def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
         """Bucket of every row, int32 in row order: a pure function of the key. `rows` need hold the key

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memtable.arrays import Mask, Vectors
+from memtable.arrays import Mask, Scores, Vectors
 from memtable.errors import InvalidRows
 from memtable.index_spec import vector_width
 
@@ -16,6 +16,8 @@ from memtable.index_spec import vector_width
 # still fits float32 (3.4e38). Beyond it every distance would be inf and training would put inf into the
 # centroids.
 MAX_SQUARED_LENGTH = 8e37
+# Below this a squared length has lost digits to underflow: float32 numbers end at 1e-38, less precise ones at 1e-45.
+PRECISE_SQUARED_LENGTH = 1e-30
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,19 @@ class VectorBatch:
 def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch:
     """The vectors of a batch in the form the index stores (unit length under cosine).
 
-    Null vectors are not indexed; nor are zero vectors under cosine, which have no direction (Lance returns
-    neither). Raises InvalidRows naming the column and the row of the first vector with a null, NaN or
-    infinite number, or one too long for float32 distances.
+    Null vectors are not indexed; nor are, under cosine, zero vectors, which have no direction, and those of numbers
+    below 1e-23, whose squares are zero in float32. Raises InvalidRows naming the column and the row of the first vector
+    with a null, NaN or infinite number, or one too long for float32 distances.
     """
     width = vector_width(column.type)
     assert width is not None, "check_indexes lets only vector columns through"
     present = column.is_valid().to_numpy()
-    vectors = np.zeros((len(column), width), dtype=np.float32)
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf and is refused below
-        vectors[present] = _numbers(column, name, width, present).reshape(-1, width)
-        squared = np.einsum("ij,ij->i", vectors, vectors)
+        vectors = _numbers(column, name, width, present).reshape(-1, width).astype(np.float32, copy=False)
+    if len(vectors) < len(column):
+        there, vectors = vectors, np.zeros((len(column), width), dtype=np.float32)
+        vectors[present] = there
+    squared = _squared_lengths(vectors)
     refused = ~(squared <= MAX_SQUARED_LENGTH)  # not "squared > ...": NaN must count as refused
     if refused.any():
         row = int(np.flatnonzero(refused)[0])
@@ -55,15 +59,28 @@ def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch
 
 
 def unit_length(vectors: Vectors) -> Vectors:
-    """Each row scaled to length 1; zero rows stay zero.
+    """Each row scaled to length 1; zero rows stay zero."""
+    squared = _squared_lengths(vectors)
+    length: Scores = np.sqrt(np.maximum(squared, np.float32(PRECISE_SQUARED_LENGTH)))
+    unit: Vectors = vectors * (np.float32(1) / length)[:, None]
+    tiny = squared < PRECISE_SQUARED_LENGTH
+    if tiny.any():
+        unit[tiny] = _unit_length_of_tiny(vectors[tiny])
+    return unit
 
-    Scaled by the largest component first: the square of a tiny number underflows float32.
-    """
+
+def _unit_length_of_tiny(vectors: Vectors) -> Vectors:
+    """As unit_length, scaled by the largest number first: the square of a tiny one underflows."""
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
     scaled = vectors / np.where(largest > 0, largest, 1)
     length = np.linalg.norm(scaled, axis=1, keepdims=True)
-    unit: Vectors = (scaled / np.where(length > 0, length, 1)).astype(np.float32, copy=False)
-    return unit
+    return (scaled / np.where(length > 0, length, 1)).astype(np.float32, copy=False)
+
+
+def _squared_lengths(vectors: Vectors) -> Scores:
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Scores = np.einsum("ij,ij->i", vectors, vectors)
+    return found
 
 
 def query_vector(vector: npt.ArrayLike, name: str, width: int, metric: str) -> Vectors:
