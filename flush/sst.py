@@ -31,8 +31,8 @@ from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from wal.layout import sst_key, sst_name
 
-_ONE_FILE = 2**62
-"""Rows and bytes above any memtable: an SST has exactly one fragment."""
+_ROWS_OF_A_FILE, _BYTES_OF_A_FILE = 2**31 - 1, 2**62
+"""More than any memtable has: an SST has exactly one fragment. Lance keeps 32 bits of the rows."""
 
 
 def write_sst(
@@ -148,8 +148,8 @@ def _write_data(rows: pa.Table, directory: str, storage_version: str | None, sto
         directory,
         schema=rows.schema,
         mode="create",
-        max_rows_per_file=_ONE_FILE,
-        max_bytes_per_file=_ONE_FILE,
+        max_rows_per_file=_ROWS_OF_A_FILE,
+        max_bytes_per_file=_BYTES_OF_A_FILE,
         data_storage_version=version,
         storage_options=store.storage_options,
     )

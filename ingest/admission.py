@@ -20,6 +20,8 @@ from ingest.rows import check_encoding
 from ingest.write_queue import Write
 from memtable import TOMBSTONE, Checked, InvalidRows, with_tombstone
 
+_PUT = pa.array(np.zeros(1 << 14, dtype=np.bool_))
+"""The `_tombstone` column of most groups, made once."""
 SURELY_SMALL = 1 << 20
 """Bytes of the buffers behind some rows that need no closer look."""
 
@@ -36,6 +38,7 @@ class Admission:
         self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
         self._tombstone = context.schema.field(TOMBSTONE)
         self._nothing = self._columns.empty_table()
+        self._no_batch = pa.RecordBatch.from_pylist([], self._columns)
 
     def conform(self, given: pa.Table) -> pa.Table:
         """A caller's rows in the table's columns, nothing copied where they are already.
@@ -60,15 +63,20 @@ class Admission:
 
         Raises: anything where they do not pass as a whole; which is at fault, and why, `check` says.
         """
-        # With an empty table in front every column has two chunks at least, so that combining always copies.
-        rows = pa.concat_tables([self._nothing, *(write.rows for write in writes)])
+        rows = writes[0].rows if len(writes) == 1 else pa.concat_tables([write.rows for write in writes])
         rows.validate(full=True)  # before the copy, which believes the offsets of texts and lists
         for name in self._required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
                 raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)
-        owned = rows.combine_chunks()
+        owned = self._copied(rows, single=len(writes) == 1)
         size = owned.get_total_buffer_size() + len(rows)  # exact: the buffers are our own, cut to fit
         return self._checker.check(owned.append_column(self._tombstone, _tombstones(writes)), size)
+
+    def _copied(self, rows: pa.Table, *, single: bool) -> pa.Table:
+        """`rows` in one chunk of our own memory. Something empty goes in front: one piece alone would not be copied."""
+        if single and len(batches := rows.to_batches()) == 1:  # most puts, and two thirds of the time of the other way
+            return pa.Table.from_batches([pa.concat_batches([self._no_batch, *batches])])
+        return pa.concat_tables([self._nothing, rows]).combine_chunks()
 
 
 def size_bound(rows: pa.Table) -> int:
@@ -82,6 +90,7 @@ def _is_missing(write: Write, name: str) -> bool:
 
 
 def _tombstones(writes: Sequence[Write]) -> pa.Array:
-    if len(writes) == 1:
-        return pa.array(np.full(writes[0].rows.num_rows, writes[0].deletes))
+    rows = sum(write.rows.num_rows for write in writes)
+    if rows <= len(_PUT) and not any(write.deletes for write in writes):
+        return _PUT.slice(0, rows)
     return pa.array(np.repeat([write.deletes for write in writes], [write.rows.num_rows for write in writes]))

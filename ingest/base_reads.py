@@ -23,9 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.query import MatchQuery
+from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
 from flush import BaseTable
+from memtable.text_index import TextIndex
+from memtable.text_query import Clause, TextQuery
 
 DISTANCE = "_distance"
 SCORE = "_score"
@@ -34,6 +36,9 @@ KEYS_PER_FILTER = 1000
 INT64_MIN = -(2**63)
 PROBES = 20
 REFINE = 20
+ROWS_PER_INDEX = 16_384
+"""Rows that a prefix is looked for in at a time, indexed in memory: some 25 MB beside their texts."""
+_OCCUR = {"should": Occur.SHOULD, "must": Occur.MUST, "must_not": Occur.MUST_NOT}
 Positions = npt.NDArray[np.int64]
 
 
@@ -47,7 +52,7 @@ class BaseReads:
         self._base = base
         self._dataset: lance.LanceDataset = base.dataset
         self._key = list(base.key)
-        self._index_names = {spec.column: spec.name for spec in base.indexes}
+        self._specs = {spec.column: spec for spec in base.indexes}
 
     def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
         """The rows whose key is among `keys` (distinct, one at least), with `columns`, and for each the position of its
@@ -105,14 +110,17 @@ class BaseReads:
             found = self._nearest(column, vector, metric, k, filter, columns, use_index=False)
         return found
 
-    def match(self, column: str, text: str, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
-        """The `k` rows that hold words of `text`, with `columns` and `_score` (BM25), descending.
+    def match(self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """The `k` rows that match `query` best, with `columns` and `_score` (BM25), descending.
 
-        Words are OR'd, as in Lance's match query; rows that the index does not cover yet are searched too.
+        Rows that the index does not cover yet are searched too. Lance knows no prefixes: for a query with one, the
+        rows that pass `filter` are read and indexed in memory, 60,000 to 100,000 a second.
         """
+        if query.has_prefix:
+            return self._match_by_scan(column, query, k, filter, columns)
         return self._dataset.scanner(
             columns=[*columns, SCORE],
-            full_text_query=MatchQuery(text, column),
+            full_text_query=_for_lance(query, column),
             limit=k,
             filter=filter,
             prefilter=True,
@@ -128,9 +136,30 @@ class BaseReads:
     # ---- inside
     # --------------------------------------------------------------------------------------------------
 
+    def _match_by_scan(
+        self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]
+    ) -> pa.Table:
+        """What the memtable's own index answers; scores of words are by the statistics of ROWS_PER_INDEX rows."""
+        wanted = list(dict.fromkeys([*columns, column]))
+        score = pa.field(SCORE, pa.float32())
+        schema = pa.schema([*(self._dataset.schema.field(name) for name in columns), score])
+        best = schema.empty_table()
+        scanner = self._dataset.scanner(columns=wanted, filter=filter, batch_size=ROWS_PER_INDEX)
+        for batch in scanner.to_batches():
+            rows = pa.Table.from_batches([batch])
+            index = TextIndex(self._specs[column])
+            index.add(rows.column(column), 0)
+            index.close_writer()
+            at, scores = index.match(index.searcher(), query, k, np.ones(rows.num_rows, dtype=np.bool_))
+            found = rows.select(list(columns)).take(pa.array(at)).append_column(score, pa.array(scores))
+            best = pa.concat_tables([best, found.cast(schema)])
+            order = np.argsort(-best.column(SCORE).to_numpy(), kind="stable")[:k]
+            best = best.take(pa.array(order))
+        return best
+
     def _is_approximate(self, column: str) -> bool:
         """Whether the index on `column` exists yet; a vector index is built once there are rows enough."""
-        return self._index_names.get(column) in {index.name for index in self._dataset.describe_indices()}
+        return self._specs[column].name in {index.name for index in self._dataset.describe_indices()}
 
     def _many(self, keys: int) -> bool:
         return keys * ROWS_PER_KEY > self._dataset.count_rows()
@@ -174,6 +203,21 @@ class BaseReads:
             prefilter=True,
             disable_scoring_autoprojection=True,
         ).to_table()
+
+
+def _for_lance(query: TextQuery, column: str) -> FullTextQuery:
+    """The same query for Lance, whose index makes the same tokens of a text."""
+
+    def part(clause: Clause) -> FullTextQuery:
+        if clause.kind == "phrase":
+            return PhraseQuery(clause.text, column)
+        every = FullTextOperator.OR if clause.kind == "any" else FullTextOperator.AND
+        return MatchQuery(clause.text, column, operator=every)
+
+    parts = [(_OCCUR[clause.occur], part(clause)) for clause in query.clauses]
+    if not parts:
+        return MatchQuery("", column)
+    return parts[0][1] if len(parts) == 1 else BooleanQuery(parts)
 
 
 def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]:

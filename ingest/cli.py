@@ -92,7 +92,10 @@ def query(
         str | None,
         typer.Option(help="COLUMN=[0.1,…] | COLUMN=@file.json | COLUMN=key:VALUE (the vector of that row)"),
     ] = None,
-    match: Annotated[str | None, typer.Option(help="COLUMN=words")] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(help='COLUMN=words; +word must be there, -word must not, "a phrase", begin*'),
+    ] = None,
     columns: Annotated[str | None, typer.Option(help="comma-separated columns")] = None,
     limit: Annotated[int, typer.Option(min=1, help="rows at most")] = 10,
     level: Annotated[str, typer.Option(help="committed, flushed, durable or latest")] = "latest",

@@ -95,6 +95,7 @@ def _region(
         "generation": manifest.current_generation,
         "memtable_rows": tail_rows,
         "memtable_bytes": 0,
+        "unindexed_rows": 0,
         "failure": None,
         "ssts": [
             {

@@ -17,6 +17,7 @@ _GAUGES = {
     "generation": "generation of the active memtable",
     "memtable_rows": "rows in the memtables of the region",
     "memtable_bytes": "bytes of the memtables of the region, indexes counted",
+    "unindexed_rows": "rows in the memtables of the region that searches look at one by one, not indexed yet",
 }
 
 

@@ -20,6 +20,7 @@ from ingest.region_context import Limits, OnReplay, RegionContext, Upkeep
 from ingest.replay_progress import replay_bar
 from ingest.settings import Settings, load
 from ingest.table import Table
+from ingest.vector_models import VectorModels
 from memtable import check_indexes, required_columns, row_schema
 
 SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
@@ -78,6 +79,8 @@ def open_table(
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
     wal.probe(store, ids, clock, limits)
     rows = row_schema(base.schema, base.key)
+    models = VectorModels()
+    models.read(base)
     context = RegionContext(
         store=store,
         codec=base.codec,
@@ -91,6 +94,8 @@ def open_table(
         field_ids=base.row_field_ids,
         limits=_limits(settings, base.wal_format),
         wal_options=limits,
+        index_mode=settings.memtable.index_mode,
+        models=models,
     )
     commit, gc = settings.commit, settings.gc
     upkeep = Upkeep(commit.interval, commit.retries, gc.interval, gc.wal_age_min)

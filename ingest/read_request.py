@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from ingest.errors import Invalid
 from ingest.keys import nearest
-from memtable import IndexSpec
+from memtable import IndexSpec, InvalidRows
+from memtable.text_query import TextParser, TextQuery
 
 _ADD = {"ivf_pq": '"ivf_pq"', "fts": '"fts"'}
 
@@ -61,6 +62,14 @@ def indexed(column: str, kind: str, what: str, schema: pa.Schema, specs: Sequenc
         f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{there}; "
         f"a table gets its indexes when it is created: indexes = {{{column} = {_ADD[kind]}}}"
     )
+
+
+def checked_text(text: Any, parser: TextParser) -> TextQuery:
+    """What `text` asks for. Raises: Invalid for what is no string, or asks for what the index does not keep."""
+    try:
+        return parser.parse(text)
+    except InvalidRows as error:
+        raise Invalid(str(error)) from None
 
 
 def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[np.float32]:

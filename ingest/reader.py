@@ -26,10 +26,11 @@ from ingest.keys import normalise_keys
 from ingest.levels import OverTaken, RegionView, Stack
 from ingest.moment import Moment, Ranking
 from ingest.predicates import unknown_column
-from ingest.read_request import checked_columns, checked_k, checked_limit, checked_vector, indexed
+from ingest.read_request import checked_columns, checked_k, checked_limit, checked_text, checked_vector, indexed
 from ingest.sst_cache import CACHE_BYTES, SstCache
 from ingest.sst_loader import load_sst
 from ingest.top_k import concatenate, in_order, merge
+from memtable.text_query import TextParser
 from wal import ObjectStore
 
 _FILTERS_REMEMBERED = 1000
@@ -53,6 +54,7 @@ class Reader:
         self._lock = threading.Lock()
         self._base = base
         self._indexes = base.indexes
+        self._parsers = {spec.column: TextParser(spec) for spec in base.indexes if spec.kind == "fts"}
         self._key = list(base.key)
         self._schema = pa.schema([pa.field(f.name, f.type, f.name not in self._key) for f in base.schema])
         self._planned: set[str] = set()
@@ -147,21 +149,20 @@ class Reader:
         filter: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """The `k` rows that hold words of `text` (any of them) and pass `filter`, with `_score` (float32,
-        descending).
+        """The `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
-        Scores are BM25 with the statistics of the level a row lies in, as in Lance's own reads over several
-        levels.
+        `text`: `web server` any word; `+web -server` with, without; `"web server"` a phrase; `serv*` a prefix
+        (`memtable.text_query`). Scores are BM25 with the statistics of the level a row lies in, as in Lance's own
+        reads over several levels.
         """
         out, most = checked_columns(columns, self._schema), checked_k(k)
         indexed(column, "fts", "match", self._schema, self._indexes)
-        if not isinstance(text, str):
-            raise Invalid(f"match: the text for column '{column}' is a {type(text).__name__}; give a string of words")
+        query = checked_text(text, self._parsers[column])
         moment = self._moment(views, column)
         self._check_filter(moment, filter)
         ranking = Ranking(
-            lambda level, n, mask: level.match(column, text, n, mask),
-            lambda base, n, names: base.match(column, text, n, filter, names),
+            lambda level, n, mask: level.match(column, query, n, mask),
+            lambda base, n, names: base.match(column, query, n, filter, names),
             SCORE,
         )
         best = moment.best(most, filter, out, ranking)

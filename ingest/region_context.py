@@ -10,7 +10,8 @@ from uuid import UUID
 import pyarrow as pa
 
 import wal
-from memtable import IndexSpec, MemTable
+from ingest.vector_models import VectorModels
+from memtable import IndexMode, IndexSpec, MemTable
 
 OnReplay = Callable[[UUID, str, int, int], None]
 """Told, while a region is opened: the region, "reading" or "applying", entries done, entries in all."""
@@ -62,6 +63,13 @@ class RegionContext:
     """See `BaseTable.row_field_ids`."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))
     on_replay: OnReplay | None = None
+    index_mode: IndexMode = "async"
+    models: VectorModels = field(default_factory=VectorModels)
+
+    @property
+    def has_indexes(self) -> bool:
+        """Whether there are indexes that rows enter after they were applied: of vectors or text."""
+        return any(spec.kind != "btree" for spec in self.indexes)
 
     def replayed(self, region: UUID, step: str, done: int, total: int) -> None:
         """Tell whoever wants to know how far `region` is opened."""
@@ -69,5 +77,11 @@ class RegionContext:
             self.on_replay(region, step, done, total)
 
     def memtable(self, generation: int) -> MemTable:
-        """An empty memtable with all of the table's indexes."""
-        return MemTable(self.schema, self.key, self.indexes, generation)
+        """An empty memtable with all of the table's indexes, and the vector models of this moment.
+
+        Its own mode is "async" in both modes of a region: `RegionIndexes` calls its steps, so that one that fails
+        breaks nothing and a replay is indexed as a whole.
+        """
+        return MemTable(
+            self.schema, self.key, self.indexes, generation, index_mode="async", models=self.models.current()
+        )

@@ -1,8 +1,8 @@
 """The protocol of one region, without threads: append, apply, ack; freeze; publish in order.
 
-A driver calls it: `ingest.region_writer` with two threads and a queue, a simulation with greenlets of one thread. No
-method waits for anything but storage, and none holds a lock while it asks storage, so that two parties may be under
-way at once, one inside `serve` and one inside `publish_next`.
+A driver calls it: `ingest.region_writer` with threads and a queue, a simulation with greenlets of one thread. No method
+waits for anything but storage, and none holds a lock while it asks storage, so that several parties may be under way at
+once, one inside `serve`, one inside `publish_next` and one inside `index_step`.
 
 What the core promises, whatever storage answers:
 
@@ -21,8 +21,8 @@ What the core promises, whatever storage answers:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +33,7 @@ import wal
 from ingest.admission import Admission, size_bound
 from ingest.levels import RegionView
 from ingest.region_context import RegionContext
+from ingest.region_indexes import RegionIndexes
 from ingest.region_levels import RegionLevels
 from ingest.region_log import RegionLog
 from ingest.write_queue import Ack, Write
@@ -48,11 +49,30 @@ RETRY_FLUSH = (*NOTHING_WRITTEN, wal.OutcomeUnknown, flush_package.SstInvalid, O
 """Failures of a flush that leave the region as it was: `publish_next` may be called again, those behind it wait."""
 
 
+class _Ending:
+    """A context: whatever breaks out of the block ends the region, except what leaves it as it was.
+
+    Reusable, and no generator, since every put passes several.
+    """
+
+    def __init__(self, core: RegionCore, survives: tuple[type[Exception], ...]) -> None:
+        self._core, self._survives = core, survives
+
+    def __enter__(self) -> None:
+        if self._core.levels.failure is not None:
+            raise self._core.levels.failure
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, self._survives):
+            self._core.end(error)
+
+
 class RegionCore:
     """One claimed region; its promises are numbered in the module's text.
 
-    Thread safety. Two parties: the serving one calls `serve`, `keep_limits`, `freeze`, `durable_view` and `close`, the
-    publishing one `publish_next`; the rest from anybody. Each party is one thread (or greenlet) at a time.
+    Thread safety. Three parties: the serving one calls `serve`, `keep_limits`, `freeze`, `durable_view` and `close`,
+    the publishing one `publish_next`, the indexing one `index_step` (index mode "async" only); the rest from anybody.
+    Each party is one thread (or greenlet) at a time.
     Durability. `serve` acknowledges durable writes only once they are on storage.
     """
 
@@ -69,9 +89,15 @@ class RegionCore:
             _appender(context, region, claim), context.ids, context.limits.entry_size_max, self._applied
         )
         self.levels = RegionLevels(region, claim.manifest, context.memtable)
+        self._indexes = RegionIndexes(region, self.levels, context.log)
+        self._index_at_once = False  # not while the log is replayed
+        self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
         self._active_since = context.clock.monotonic()
         self._frozen_to = claim.manifest.replay_after
         self._replay(claim.entries)
+        self._index_at_once = context.index_mode == "sync" and context.has_indexes
+        if self._index_at_once:
+            self._index()
 
     @classmethod
     def open(cls, context: RegionContext, region: UUID) -> RegionCore:
@@ -119,6 +145,7 @@ class RegionCore:
             "epoch": self.guard.epoch,
             "wal_position": self._log.position,
             **self.levels.status(),
+            "unindexed_rows": self._indexes.waiting() if self._context.has_indexes else 0,
         }
 
     def end(self, error: BaseException) -> BaseException:
@@ -135,7 +162,7 @@ class RegionCore:
         Raises: what ended the region; every write is answered all the same.
         """
         try:
-            with self._ending():
+            with self._ending:
                 for group in self._groups(writes):
                     if taken := [write for write in group if write.take()]:
                         self._write(taken)
@@ -151,7 +178,7 @@ class RegionCore:
         Raises: StoreUnavailable or StoreRefused, to be called again later; what ended the region.
         """
         now, limits = self._context.clock.monotonic(), self._context.limits
-        with self._ending():
+        with self._ending:
             if self._log.lingers_since is not None and now - self._log.lingers_since >= limits.linger_max:
                 self._append_lingering()
             if self._full() or (self.levels.active.rows and now - self._active_since >= limits.age_max):
@@ -172,19 +199,19 @@ class RegionCore:
 
         Raises: as `keep_limits`.
         """
-        with self._ending():
+        with self._ending:
             self._freeze()
             return self.levels.active.generation
 
     def durable_view(self) -> RegionView:
         """The levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
-        with self._ending():
+        with self._ending:
             self._append_lingering()
             return self.levels.view()
 
     def close(self) -> None:
         """Append what lingers. Nothing is flushed: the WAL holds it. Raises: what kept visible rows from the WAL."""
-        with self._ending():
+        with self._ending:
             self._append_lingering()
 
     # ---- the publishing party ------------------------------------------------------------------------------------
@@ -195,7 +222,7 @@ class RegionCore:
         Raises: RETRY_FLUSH (nothing is published, call again), what ended the region.
         """
         context = self._context
-        with self._ending(survives=RETRY_FLUSH):
+        with self._ending_flush:
             frozen = self.levels.oldest_frozen()
             if frozen is None:
                 return False
@@ -214,23 +241,19 @@ class RegionCore:
             self.levels.published(manifest)
             return True
 
-    # ---- inside --------------------------------------------------------------------------------------------------
+    # ---- the indexing party --------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _ending(self, survives: tuple[type[Exception], ...] = NOTHING_WRITTEN) -> Iterator[None]:
-        """Whatever breaks out of the block ends the region, except what leaves it as it was."""
-        if self.levels.failure is not None:
-            raise self.levels.failure
-        try:
-            yield
-        except survives:
-            raise
-        except BaseException as error:
-            self.end(error)
-            raise
+    def index_step(self) -> bool:
+        """Move one block of waiting rows into vector and text indexes; False when none waits, or the region ended."""
+        return not self.levels.ended and self._indexes.step()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     def _groups(self, writes: Sequence[Write]) -> Iterator[list[Write]]:
         """Runs of writes that fit into one entry together."""
+        if len(writes) == 1:
+            yield list(writes)
+            return
         group: list[Write] = []
         size = 0
         for write in writes:
@@ -269,6 +292,8 @@ class RegionCore:
         self._applied = applied
         if checked is not None:
             self._apply(checked)
+            if self._index_at_once:
+                self._index()
         self._acknowledge(group, fresh, position)
 
     @staticmethod
@@ -320,7 +345,11 @@ class RegionCore:
         if not self.levels.active.rows:
             self._active_since = self._context.clock.monotonic()
         self.levels.active.apply(rows)
-        self.levels.measure()
+        self.levels.applied()
+
+    def _index(self) -> None:
+        while self._indexes.step():
+            pass
 
     def _replay(self, entries: Sequence[wal.Entry]) -> None:
         covers = 0
@@ -358,6 +387,8 @@ class RegionCore:
         if self.levels.active.rows:
             self._frozen_to = self._log.position if covers is None else covers
             self.levels.freeze(self._frozen_to)
+            if self._index_at_once:
+                self._index()
 
 
 def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.WalAppender:

@@ -1,6 +1,7 @@
 """The levels of one region that its writer holds: active memtable, frozen ones, the SSTs of its manifest.
 
-Three parties share them: callers take views and wait, the region's thread freezes, the flusher's thread publishes.
+Four parties share them: callers take views and wait, the region's thread applies and freezes, the flusher's thread
+publishes, the indexer's keeps the memtables' indexes up.
 Every change of what a view shows is one assignment under one lock, so a view never misses a row and never shows half
 of a change.
 """
@@ -31,8 +32,8 @@ class Frozen:
 class RegionLevels:
     """What a region holds above the base table, and the error that ended it.
 
-    Thread safety. `active` and `freeze` belong to the region's thread, `oldest_frozen`, `wait_for_frozen`,
-    `flush_failed` and `published` to the flusher's, everything else to anybody.
+    Thread safety. `active`, `applied` and `freeze` belong to the region's thread, `oldest_frozen`, `wait_for_frozen`,
+    `flush_failed` and `published` to the flusher's, `wait_for_rows` to the indexer's, everything else to anybody.
     Invariants. (1) Generations ascend from the manifest's SSTs over the frozen memtables to the active one. (2) Once
     `failure` is set, views, waits and later freezes raise it.
     """
@@ -41,6 +42,7 @@ class RegionLevels:
         """`empty`: makes the memtable of a generation."""
         self._region, self._empty = region, empty
         self._changed = threading.Condition()
+        self._fresh = threading.Event()
         self._frozen: list[Frozen] = []
         self._flush_error: Exception | None = None
         self._closing = False
@@ -77,7 +79,7 @@ class RegionLevels:
         flushes fail, or the region is closed meanwhile.
         """
         with self._changed:
-            while (first := self.manifest.current_generation) <= generation and not self._ended():
+            while (first := self.manifest.current_generation) <= generation and not self.ended:
                 moved = self._changed.wait_for(partial(self._published_beyond, first), timeout)
                 if not moved and self._flush_error is not None:
                     break
@@ -96,13 +98,37 @@ class RegionLevels:
         with self._changed:
             self.failure = self.failure or error
             self._changed.notify_all()
+            self._fresh.set()
             return self.failure
 
     def close(self) -> None:
-        """Let the flusher's thread end; what is frozen stays in the WAL."""
+        """Let the flusher's thread and the indexer's end; what is frozen stays in the WAL."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            self._fresh.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the region is closed or failed."""
+        return self._closing or self.failure is not None
+
+    def memtables(self) -> list[MemTable]:
+        """All of them at this moment, newest first."""
+        with self._changed:
+            return self._memtables()
+
+    def measure(self) -> None:
+        """Count the bytes of all memtables anew, after their indexes have grown."""
+        with self._changed:
+            active, frozen = self.active, list(self._frozen)
+        # Not under the lock: what an index weighs may be told only after a step that is under way.
+        active_bytes, frozen_bytes = active.bytes, sum(each.memtable.bytes for each in frozen)
+        with self._changed:
+            if self.active is active:
+                self.active_bytes = active_bytes
+            if self._frozen == frozen:
+                self._frozen_bytes = frozen_bytes
 
     def status(self) -> dict[str, Any]:
         """The levels' part of a region's status."""
@@ -127,20 +153,24 @@ class RegionLevels:
 
     # ---- the region's thread -------------------------------------------------------------------------------------
 
-    def measure(self) -> None:
-        """Count the active memtable's bytes anew; to be called after each change of it."""
+    def applied(self) -> None:
+        """The active memtable has more rows: count its bytes, and let them be indexed."""
         self.active_bytes = self.active.bytes
+        if not self._fresh.is_set():
+            self._fresh.set()
 
     def freeze(self, covers: int) -> None:
         """Swap in an empty memtable; the full one, whose rows reach WAL position `covers`, waits for the flusher."""
         frozen = Frozen(self.active, covers)
         frozen.memtable.freeze()
+        fresh = self._empty(frozen.memtable.generation + 1)
         with self._changed:
             self._frozen.append(frozen)
             self._frozen_bytes = sum(each.memtable.bytes for each in self._frozen)
-            self.active = self._empty(frozen.memtable.generation + 1)
-            self.measure()
+            self.active = fresh
+            self.active_bytes = self.active.bytes
             self._changed.notify_all()
+            self._fresh.set()
 
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
@@ -152,8 +182,8 @@ class RegionLevels:
     def wait_for_frozen(self) -> bool:
         """Return True when a memtable is frozen, False when the region ends."""
         with self._changed:
-            self._changed.wait_for(lambda: self._frozen or self._ended())
-            return not self._ended()
+            self._changed.wait_for(lambda: self._frozen or self.ended)
+            return not self.ended
 
     def published(self, manifest: wal.RegionManifest) -> None:
         """The oldest frozen memtable is an SST of `manifest` now."""
@@ -171,13 +201,18 @@ class RegionLevels:
             self._flush_error = error
             self._changed.wait_for(lambda: self._closing, pause)
 
+    # ---- the indexer's thread ------------------------------------------------------------------------------------
+
+    def wait_for_rows(self) -> bool:
+        """Return True when rows were applied or frozen since the last call, False when the region ends."""
+        self._fresh.wait()
+        self._fresh.clear()
+        return not self.ended
+
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _ended(self) -> bool:
-        return self._closing or self.failure is not None
-
     def _published_beyond(self, generation: int) -> bool:
-        return self.manifest.current_generation > generation or self._ended()
+        return self.manifest.current_generation > generation or self.ended
 
     def _memtables(self) -> list[MemTable]:
         """Newest first."""

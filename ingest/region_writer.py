@@ -1,4 +1,4 @@
-"""Threads around a region's core: callers hand in writes and wait, one thread serves them, another flushes.
+"""Threads around a region's core: callers hand in writes and wait, one thread serves them, one flushes, one indexes.
 
 The put path of a region, in order:
 
@@ -9,7 +9,8 @@ The put path of a region, in order:
    frozen memtables in generation order while writes go on.
 
 Writes that do not ask for durability are applied and acked first and ride with the next entry, at the latest after
-`wal.linger_max`.
+`wal.linger_max`. Where the table has vector or text indexes and `memtable.index_mode` is "async", a thread of its own
+moves applied rows into them; nobody waits for it but `close`, and that for the step under way only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from ingest.region_context import RegionContext
 from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
 from ingest.worker import Worker
 from ingest.write_queue import DurableView, Freeze, Item, Write, WriteQueue
+
+WORK, REST = 0.001, 0.005
+"""Seconds that the indexer works, one step at least, and then rests, as it does before it begins. A put that comes
+while it works waits: 3,900 packages in puts of 500 took 26 ms, with an indexer that does nothing 24 ms."""
 
 
 class RegionWriter:
@@ -45,6 +50,8 @@ class RegionWriter:
         self._queue = WriteQueue(context.clock)
         self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
         self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
+        beside = context.has_indexes and context.index_mode == "async"
+        self._indexer = Worker(f"indexer-{bucket}", self._index) if beside else None
 
     # ---- callers' side -------------------------------------------------------------------------------------------
 
@@ -105,15 +112,17 @@ class RegionWriter:
         return {"bucket": self.bucket, **self._core.status()}
 
     def close(self) -> None:
-        """Append what lingers, stop both threads. Nothing is flushed: the WAL holds it.
+        """Append what lingers, stop the threads. Nothing is flushed: the WAL holds it.
 
-        Raises: the error that kept visible rows from the WAL; both threads have ended all the same.
+        Raises: the error that kept visible rows from the WAL; the threads have ended all the same.
         """
         alive = self._core.failure is None
         self._queue.close(Unavailable(f"region {self.region} is closed; open the table again"))
         self._server.wait()
         self._levels.close()
         self._flusher.wait()
+        if self._indexer is not None:
+            self._indexer.wait()
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
 
@@ -169,6 +178,18 @@ class RegionWriter:
                 generation = self._levels.manifest.current_generation
                 self._context.log.warning("flush of generation %d failed, will retry: %s", generation, error)
                 self._levels.flush_failed(error, self._context.limits.retry_delay)
+
+    # ---- the indexer's thread ------------------------------------------------------------------------------------
+
+    def _index(self) -> None:
+        clock = self._context.clock
+        while self._levels.wait_for_rows():
+            more = True
+            while more:
+                clock.sleep(REST)
+                until = clock.monotonic() + WORK
+                while (more := self._core.index_step()) and clock.monotonic() < until:
+                    pass
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -52,11 +53,18 @@ def check_encoding(rows: pa.Table) -> None:
     Such a value would be durable before the first reader fails on it. Raises: Invalid naming the column.
     """
     for name, column in zip(rows.column_names, rows.columns, strict=True):
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            reason = str(error).splitlines()[0].removeprefix("In chunk 0: Invalid: ")
-            raise Invalid(f"column '{name}': {reason}; mend the value, text must be UTF-8") from None
+        if reason := _fault(column):
+            row = bisect_left(range(len(column)), True, key=lambda row: bool(_fault(column.slice(0, row + 1))))
+            raise Invalid(f"column '{name}': row {row}: {reason}; mend the value, text must be UTF-8")
+
+
+def _fault(column: pa.ChunkedArray) -> str:
+    """What Arrow says is wrong with a column, without where; nothing for one that is sound."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error).splitlines()[0].rpartition("Invalid: ")[2].partition(" at string index")[0]
+    return ""
 
 
 def _from_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -72,5 +80,18 @@ def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
         # Asked for integers, Arrow cuts fractions off in silence; a cast of what it finds by itself does not.
         fractions = pa.types.is_integer(wanted) and any(isinstance(value, float) for value in values)
         return pa.array(values, pa.float64()).cast(wanted) if fractions else pa.array(values, wanted)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise Invalid(f"column '{name}', which is {wanted}: {str(error).splitlines()[0]}") from None
+    except _NOT_TAKEN as error:
+        row = next((row for row, value in enumerate(values) if not _is_taken(value, wanted)), None)
+        where = "" if row is None else f", in row {row}"
+        raise Invalid(f"column '{name}', which is {wanted}{where}: {str(error).splitlines()[0]}") from None
+
+
+_NOT_TAKEN = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
+
+
+def _is_taken(value: Any, wanted: pa.DataType) -> bool:
+    try:
+        pa.array([value], wanted)
+    except _NOT_TAKEN:
+        return False
+    return True

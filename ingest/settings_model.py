@@ -79,6 +79,10 @@ class MemtableSettings(Section):
     rows_max: int = Field(1_000_000, ge=1, description="freeze at this many rows")
     age_max: Duration = Field(60.0, gt=0, description="freeze when the oldest row is this old")
     unflushed_max: Size = Field(1 << 30, gt=0, description="puts wait while a region has more bytes unflushed")
+    index_mode: Literal["sync", "async"] = Field(
+        "async",
+        description="vector and text indexes take rows before a put returns, or behind it; reads find them either way",
+    )
     vector_train_rows: int = Field(
         1024, ge=256, description="vectors that IVF-PQ trains on; up to 8 times as many are searched exactly"
     )

@@ -4,6 +4,9 @@ An SST never changes and its directory name is never used again, so what was loa
 memory bounds it. Loading costs as much as putting the rows again. Of 16,000 packages with vectors of 384 dimensions
 the rows by key take 24 ms and 29 MB; with the vectors to search it is 49 ms and 53 MB, with the text index 190 ms. So
 an SST is loaded with no index but those asked for, and anew, with one more, by the first read that asks for that one.
+
+No thread indexes what was loaded: it may be asked once, and its rows are in the base table within seconds. Each read
+that asks for an index moves one block of rows into it, and looks at each of the others.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from memtable import MemTable, Snapshot
@@ -22,8 +26,8 @@ Columns = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
+    table: MemTable
     snapshot: Snapshot
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class _Kept:
     def bytes(self) -> int:
         """0 until it is loaded."""
         there = self.loaded.done() and self.loaded.exception() is None
-        return self.loaded.result().bytes if there else 0
+        return self.loaded.result().table.bytes if there else 0
 
 
 class SstCache:
@@ -66,7 +70,11 @@ class SstCache:
             self._kept.move_to_end(path)
         if mine:
             self._fill(path, kept, load)
-        return kept.loaded.result().snapshot
+        found = kept.loaded.result()
+        if columns:
+            with suppress(Exception):  # of memory, say: then this read and the next look at each row
+                found.table.index_step()
+        return found.snapshot
 
     def __len__(self) -> int:
         with self._lock:
@@ -81,7 +89,7 @@ class SstCache:
     def _fill(self, path: str, kept: _Kept, load: Callable[[Columns], MemTable]) -> None:
         try:
             table = load(kept.columns)
-            kept.loaded.set_result(_Loaded(table.snapshot(), table.bytes))
+            kept.loaded.set_result(_Loaded(table, table.snapshot()))
         except BaseException as error:  # noqa: BLE001 - those who wait must hear of it, whatever it is
             with self._lock:
                 # A load with more indexes may have taken its place meanwhile.

@@ -260,6 +260,8 @@ class Table(LevelReads):
         )
         for writer in self._regions:
             writer.refresh()
+        if report.ssts:
+            context.models.read(self._reader.base())
         return report
 
     def _collect(self, min_age: float) -> None:

@@ -85,7 +85,11 @@ class WriteQueue:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # Why not a Condition: it makes a lock for every wait, and a put waits here; this is one lock used as a latch.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._taker_waits = False
         self._writes: deque[Item] = deque()
         self._broken: BaseException | None = None
         self._closed = False
@@ -93,22 +97,41 @@ class WriteQueue:
 
     def submit(self, item: Item) -> None:
         """Queue an item. Raises: the error that broke the region."""
-        with self._changed:
+        with self._lock:
             if self._broken is not None:
                 raise self._broken
             self._writes.append(item)
-            self._changed.notify()
+        self._wake_taker()
 
     def take(self, timeout: float | None) -> list[Item] | None:
         """All writes that have gathered, waiting up to `timeout` seconds for the first; None once closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._writes or self._closed, timeout)
+        self._wait(timeout)
         self._let_gather()
-        with self._changed:
+        with self._lock:
             taken = list(self._writes)
             self._writes.clear()
             self._taken_last = len(taken)
             return None if self._closed and not taken else taken
+
+    def _wait(self, timeout: float | None) -> None:
+        """Return when there is something to take or the queue is closed, at the latest after `timeout` seconds."""
+        with self._lock:
+            if self._writes or self._closed:
+                return
+            self._taker_waits = True
+        if self._wake.acquire(timeout=-1 if timeout is None else timeout):
+            return
+        with self._lock:
+            woken = not self._taker_waits
+            self._taker_waits = False
+        if woken:  # at this very moment
+            self._wake.acquire()
+
+    def _wake_taker(self) -> None:
+        with self._lock:
+            waits, self._taker_waits = self._taker_waits, False
+        if waits:
+            self._wake.release()
 
     def _let_gather(self) -> None:
         """Let others run while more arrive, until there are as many as the last time."""
@@ -119,7 +142,7 @@ class WriteQueue:
 
     def break_off(self, error: BaseException) -> None:
         """Fail every queued write with `error`, and every later one."""
-        with self._changed:
+        with self._lock:
             self._broken = self._broken or error
             orphans = list(self._writes)
             self._writes.clear()
@@ -128,6 +151,6 @@ class WriteQueue:
 
     def close(self, error: BaseException) -> None:
         """Take no more: later submits raise `error`; what is queued is still taken."""
-        with self._changed:
+        with self._lock:
             self._closed, self._broken = True, self._broken or error
-            self._changed.notify()
+        self._wake_taker()

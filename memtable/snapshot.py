@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memtable.arrays import Mask, Positions, Scores
+from memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memtable.batch_store import Batches
 from memtable.conversion import convert
 from memtable.errors import InvalidRows
 from memtable.filter_plan import plan
 from memtable.index_spec import nearest
-from memtable.key_index import KeyIndex, key_values
-from memtable.narrowing import Condition
+from memtable.key_index import KeyIndex
+from memtable.narrowing import AnyOf, Condition, Narrowing
 from memtable.predicate import evaluate
-from memtable.scalar_index import Bounds, ScalarIndex
+from memtable.scalar_index import Asked, ScalarIndex, sort_form
 from memtable.schema import TOMBSTONE
 from memtable.text_index import TextIndex
+from memtable.text_query import TextQuery
 from memtable.vector_index import VectorIndex
-from memtable.versions import Versions
+
+# An index is of use where it names less than this part of the rows: one row fetched costs as much as this many, or for
+# texts half as many, evaluated where they lie.
+WORTH = 32
+# Rows of which all are evaluated as soon as any: fetching a few of them takes longer.
+SCANNED = 4_096
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,8 @@ class Indexes:
     """The structures a memtable maintains, shared by its snapshots; each tells its own thread safety."""
 
     keys: KeyIndex
-    versions: Versions
+    tombstones: GrowableArray
+    """bool [rows]: which rows delete their key."""
     vectors: Mapping[str, VectorIndex] = field(default_factory=dict)
     texts: Mapping[str, TextIndex] = field(default_factory=dict)
     scalars: Mapping[str, ScalarIndex] = field(default_factory=dict)
@@ -61,11 +69,11 @@ class Snapshot:
 
     def newest(self) -> Mask:
         """The newest row of each key, tombstones included. Read-only."""
-        return self._kept("newest", lambda: self._indexes.versions.newest(self.n))
+        return self._kept("newest", lambda: self._indexes.keys.newest(self.n))
 
     def tombstone(self) -> Mask:
         """The rows that delete their key, superseded ones included. Read-only."""
-        return self._kept("tombstone", lambda: self._column(TOMBSTONE).to_numpy())
+        return self._kept("tombstone", lambda: self._indexes.tombstones.data[: self.n])
 
     def live(self) -> Mask:
         """The newest row of each key where that is not a tombstone. Read-only."""
@@ -82,9 +90,7 @@ class Snapshot:
                 f"lookup takes exactly the key columns {', '.join(self.key)};"
                 f" found {', '.join(keys.column_names) or 'none'}"
             )
-        columns = [self._key_column(keys, name) for name in self.key]
-        values = key_values(pa.table(columns, names=list(self.key)), self.key)
-        return self._indexes.keys.lookup(values, len(values), self._indexes.versions, self.n)
+        return self._indexes.keys.lookup([self._key_column(keys, name) for name in self.key], self.n)
 
     def keys(self, mask: Mask) -> pa.Table:
         """The key columns of the rows of `mask`, in arrival order."""
@@ -96,13 +102,16 @@ class Snapshot:
         `columns`: names in the order wanted, `_tombstone` among them if wished; None: all base columns in
         base order. Raises InvalidRows for an unknown column and IndexError for a position outside 0..n-1.
         """
-        names = [f.name for f in self.schema if f.name != TOMBSTONE] if columns is None else list(columns)
-        for name in names:
-            self._check_column(name)
+        names = list(self.schema.names if columns is None else columns)
+        if columns is None:
+            names.remove(TOMBSTONE)
+        else:
+            for name in names:
+                self._check_column(name)
         positions = np.asarray(positions, dtype=np.int64)
-        if ((positions < 0) | (positions >= self.n)).any():
+        if (positions.view(np.uint64) >= self.n).any():  # a negative one is a very large one
             raise IndexError(f"row positions must lie in 0..{self.n - 1}")
-        return self._rows.table().select(names).take(pa.array(positions))
+        return self._rows.take(positions, names)
 
     def where(self, predicate: str, mask: Mask) -> Mask:
         """The rows of `mask` that satisfy an SQL predicate, with Lance's meaning (see predicate).
@@ -110,13 +119,44 @@ class Snapshot:
         Rows outside the mask are not evaluated, so an old version cannot make a cast or a division fail.
         Raises InvalidRows naming the predicate.
         """
-        planned = plan(predicate, self.schema, (*self.key, *self._indexes.scalars))
-        rows = self._narrowed(planned.conditions, np.flatnonzero(mask))
-        wanted = list(dict.fromkeys([*self.key, *planned.columns]))
-        table = self._rows.table().select(wanted)
-        if len(rows) < self.n:
-            table = table.take(pa.array(rows))
-        return evaluate(predicate, planned.sql, table, rows, self.n)
+        planned = plan(predicate, self.schema, tuple(self._indexes.scalars))
+        narrowed = self._narrowed(planned.narrowing, mask)
+        rows = np.flatnonzero(mask) if narrowed is None else narrowed
+        if not len(rows) and planned.valid:
+            return np.zeros(self.n, dtype=bool)
+        wanted = planned.columns or self.key
+        if narrowed is not None:
+            table = self._rows.take(rows, wanted)
+        else:
+            table = self._rows.table().select(wanted)
+            table = table if len(rows) == self.n else table.filter(pa.array(mask))
+        found = evaluate(predicate, planned.sql, table, rows, self.n)
+        planned.valid = True
+        return found
+
+    def in_key_order(
+        self, low: Sequence[Any] | None = None, high: Sequence[Any] | None = None, mask: Mask | None = None
+    ) -> Positions:
+        """Positions of the newest row of each key from `low` to before `high`, in key order, tombstones included.
+
+        The order is that of the key columns, one after the other: numbers by value, text and bytes by their bytes.
+        `low`, `high`: values of the key columns, or of the first few; None: no end. `mask`: its rows instead of the
+        newest, live() for example. Raises InvalidRows for a value that its column cannot hold.
+        """
+        mask = self.newest() if mask is None else mask
+        ends = [None if end is None else self._key_values(end) for end in (low, high)]
+        first, last = (None if end is None else end[0] for end in ends)
+        single = len(self.key) == 1
+        asked = Asked(first, last, high_inclusive=not single)
+        rows = self._indexes.scalars[self.key[0]].in_order(asked, partial(self._column, self.key[0]), mask)
+        if single:
+            return rows
+        keys = self._rows.take(rows, self.key)
+        order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in self.key])
+        keys = keys.take(order)
+        start, stop = (None if end is None else _first_from(keys, end) for end in ends)
+        ordered: Positions = rows[order.to_numpy()]
+        return ordered[start:stop]
 
     def search(self, column: str, vector: npt.ArrayLike, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """The k rows of `mask` nearest to `vector`, ascending by exact distance (float32, as Lance counts).
@@ -130,60 +170,55 @@ class Snapshot:
             raise self._not_indexed(column, "ivf_pq", "search")
         return index.search(vector, k, mask)
 
-    def match(self, column: str, text: str, k: int, mask: Mask) -> tuple[Positions, Scores]:
-        """The k rows of `mask` that match any word of `text` best, descending by BM25 score (float32).
+    def match(self, column: str, text: str | TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
+        """The k rows of `mask` that match `text` best, descending by BM25 score (float32).
 
-        Raises InvalidRows where the column has no fts index.
+        `text`: words, phrases and prefixes as `text_query` reads them, or the query made of them. Raises InvalidRows
+        where the column has no fts index, and for a text that cannot be answered.
         """
         index = self._indexes.texts.get(column)
         if index is None:
             raise self._not_indexed(column, "fts", "match")
+        query = text if isinstance(text, TextQuery) else index.parser.parse(text)
         searcher = self._searchers.get(column)
         if searcher is None:
             searcher = self._searchers.setdefault(column, index.searcher())
-        return index.match(searcher, text, k, mask)
+        return index.match(searcher, query, k, mask)
 
-    def _narrowed(self, conditions: Sequence[Condition], rows: Positions) -> Positions:
-        """`rows` without those an index proves not to satisfy one of the conditions."""
-        for condition in conditions:
-            possible = self._possible(condition, limit=len(rows) // 2)
-            if possible is not None:
-                named = np.zeros(self.n, dtype=bool)
-                named[possible] = True
-                rows = rows[named[rows]]
-        return rows
-
-    def _possible(self, condition: Condition, limit: int) -> Positions | None:
-        """Every row which may satisfy the condition, in any order; None where that is not worth knowing."""
-        if self.key == (condition.column,):
-            return self._possible_keys(condition, limit)
-        index = self._indexes.scalars.get(condition.column)
-        if index is None:
+    def _narrowed(self, narrowing: Narrowing | None, mask: Mask) -> Positions | None:
+        """The rows of `mask` that may pass, ascending; None where no index names so few that it is of use."""
+        named = None if narrowing is None else self._named(narrowing, int(np.count_nonzero(mask)) // WORTH)
+        if named is None or (len(named) and self.n <= SCANNED):
             return None
-        if condition.bounds is not None:
-            return index.candidates(condition.bounds, self.n, limit)
-        parts: list[Positions] = []
-        for value in condition.values:
-            part = index.candidates(Bounds(value, value), self.n, limit)
-            if part is None:
-                return None
-            limit -= len(part)  # rows not sorted yet come with every value
-            parts.append(part)
-        return np.concatenate(parts)
+        rows = np.sort(named[mask[named]])
+        return rows[np.diff(rows, prepend=-1) > 0]
 
-    def _possible_keys(self, condition: Condition, limit: int) -> Positions | None:
-        keys, versions = self._indexes.keys, self._indexes.versions
-        if condition.bounds is None:
-            newest = keys.lookup(condition.values, len(condition.values), versions, self.n)
-        else:
-            bounds = condition.bounds
-            inclusive = (bounds.low_inclusive, bounds.high_inclusive)
-            found = keys.in_range(bounds.low, bounds.high, inclusive, limit)
-            if found is None:
-                return None
-            newest = np.asarray(found, dtype=np.int64)
-        rows = versions.all_versions(newest)
-        return rows[rows < self.n]
+    def _named(self, narrowing: Narrowing, limit: int) -> Positions | None:
+        """Every row that may pass, in any order, some maybe twice; None where they may be more than `limit`."""
+        if isinstance(narrowing, Condition):
+            index = self._indexes.scalars[narrowing.column]
+            return index.candidates(narrowing.asked, partial(self._column, narrowing.column), self.n, limit)
+        parts = [self._named(part, limit) for part in narrowing.parts]
+        known = sorted((part for part in parts if part is not None), key=len)
+        if isinstance(narrowing, AnyOf):
+            return np.concatenate(known) if len(known) == len(parts) else None
+        for other in known[1:]:
+            in_both = np.zeros(self.n, dtype=bool)
+            in_both[other] = True
+            known[0] = known[0][in_both[known[0]]]
+        return known[0] if known else None
+
+    def _key_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """The values in the types of the first key columns, each as an array of one."""
+        found = []
+        for name, value in zip(self.key, values, strict=False):
+            try:
+                found.append(sort_form(pa.array([value], self.schema.field(name).type)))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise InvalidRows(f"key column {name!r} cannot hold {value!r}: {error}", column=name) from None
+            if value is None:
+                raise InvalidRows(f"key column {name!r} is never null: leave it and those after it out", column=name)
+        return found
 
     def _key_column(self, keys: pa.Table, name: str) -> pa.ChunkedArray:
         column = convert(keys.column(name), self.schema.field(name))
@@ -211,3 +246,13 @@ class Snapshot:
     def _not_indexed(self, column: str, kind: str, verb: str) -> InvalidRows:
         self._check_column(column)
         return InvalidRows(f"{verb} of column {column!r}: it has no {kind} index; add one to the table", column=column)
+
+
+def _first_from(keys: pa.Table, low: Sequence[pa.Array]) -> int:
+    """How many of the keys, in order, are before `low`: where each column narrows what the one before left equal."""
+    start, stop = 0, keys.num_rows
+    for column, value in zip(keys.columns, low, strict=False):
+        equal = sort_form(column.slice(start, stop - start))
+        ends = [pc.search_sorted(equal, value, side=side)[0].as_py() for side in ("left", "right")]
+        start, stop = start + ends[0], start + ends[1]
+    return start

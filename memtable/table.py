@@ -4,30 +4,35 @@ The order of steps in apply(), which makes it all-or-nothing and visible at once
 
     1. Check everything that can be wrong with the rows; nothing has changed so far.
     2. Hand the rows to the structures that are addressed by row position. No snapshot looks there beyond its
-       own rows.
-    3. Link versions, then move the key index. A reader follows a newer row back to its own prefix.
-    4. Publish the prefix: the one assignment from which on a snapshot includes the rows.
+       own rows. They note them, no more; in index mode "sync" the vector and text indexes take them in as well.
+    3. Publish the prefix: the one assignment from which on a snapshot includes the rows.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
+from memtable.arrays import GrowableArray
 from memtable.batch_store import BatchStore
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes, vector_width
-from memtable.key_index import KeyIndex, key_batch
+from memtable.key_index import KeyIndex
 from memtable.scalar_index import ScalarIndex
 from memtable.schema import TOMBSTONE, is_key_type
 from memtable.snapshot import Indexes, Snapshot
 from memtable.text_index import TextIndex
 from memtable.vector_column import VectorBatch, read_vectors
 from memtable.vector_index import VectorIndex
-from memtable.versions import Versions
+from memtable.vector_model import VectorModel
+
+IndexMode = Literal["sync", "async"]
+"""When rows enter the vector and text indexes: at put, or when somebody calls index_step(). Reads find them anyway."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,20 @@ class MemTable:
     apply() leave no trace.
     """
 
-    def __init__(self, schema: pa.Schema, key: Sequence[str], indexes: Sequence[IndexSpec], generation: int) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        key: Sequence[str],
+        indexes: Sequence[IndexSpec],
+        generation: int,
+        *,
+        index_mode: IndexMode = "async",
+        models: Mapping[str, VectorModel] | None = None,
+    ) -> None:
         """An empty memtable for rows of the row schema `schema` (schema.row_schema).
 
-        Raises InvalidRows where the key or an index does not fit the schema.
+        `models`: by column, what the base table's vector indexes were trained to; without one an index trains itself.
+        Raises InvalidRows where the key, an index or a model does not fit the schema.
         """
         _check_key(schema, key)
         check_indexes(schema, indexes)
@@ -70,7 +85,8 @@ class MemTable:
         self.generation = generation
         self.batches = 0
         self._store = BatchStore(schema)
-        self._indexes = _indexes(schema, self.key, self.specs)
+        self._index_mode = index_mode
+        self._indexes = _indexes(schema, self.key, self.specs, models or {})
         self._frozen = False
         self._failed = False
         self._writing = threading.Lock()
@@ -121,6 +137,17 @@ class MemTable:
             if checked.num_rows:
                 self._put(checked)
 
+    def index_step(self) -> bool:
+        """Move one bounded block of the waiting rows into each vector and text index; False when none waits any more.
+
+        Any thread, also after freeze(), beside apply() and reads; a call beside another one waits for it. Rows that
+        wait are found by reads at the cost of looking at each.
+        """
+        held = self._indexes
+        steps = [vector.index_step() for vector in held.vectors.values()]
+        steps += [text.index_step() for text in held.texts.values()]
+        return any(steps)
+
     def freeze(self) -> None:
         """Take no more rows. Reads go on; memory only an index writer needs is given back."""
         with self._writing:
@@ -142,7 +169,7 @@ class MemTable:
         held = self._indexes
         return {
             "rows": self._store.bytes,
-            "key": held.keys.bytes + held.versions.bytes,
+            "key": held.keys.bytes + held.tombstones.bytes,
             "vector": sum(index.bytes for index in held.vectors.values()),
             "text": sum(index.bytes for index in held.texts.values()),
             "scalar": sum(index.bytes for index in held.scalars.values()),
@@ -152,29 +179,32 @@ class MemTable:
         rows, held, first = checked.rows, self._indexes, self.rows
         self._failed = True  # until every step is done
         prefix = self._store.append(rows, checked.size)
-        keys = key_batch(rows, self.key)
         for name, text in held.texts.items():
             text.add(rows.column(name), first)
         for name, vector in held.vectors.items():
             vector.add(checked.vectors[name])
-        for name, scalar in held.scalars.items():
-            scalar.add(rows.column(name))
-        held.keys.put(keys, first, held.versions)
+        held.tombstones.extend(rows.column(TOMBSTONE).to_numpy())
+        held.keys.add(rows)
+        while self._index_mode == "sync" and self.index_step():
+            pass
         self._store.publish(prefix)
         self.batches += 1
         self._failed = False
 
 
-def _indexes(schema: pa.Schema, key: tuple[str, ...], specs: Sequence[IndexSpec]) -> Indexes:
-    def width(spec: IndexSpec) -> int:
-        return vector_width(schema.field(spec.column).type) or 0
+def _indexes(
+    schema: pa.Schema, key: tuple[str, ...], specs: Sequence[IndexSpec], models: Mapping[str, VectorModel]
+) -> Indexes:
+    def vector(spec: IndexSpec) -> VectorIndex:
+        return VectorIndex(spec, vector_width(schema.field(spec.column).type) or 0, models.get(spec.column))
 
+    btrees = [spec.column for spec in specs if spec.kind == "btree"]
     return Indexes(
         KeyIndex(schema, key),
-        Versions(),
-        {spec.column: VectorIndex(spec, width(spec)) for spec in specs if spec.kind == "ivf_pq"},
+        GrowableArray(np.bool_),
+        {spec.column: vector(spec) for spec in specs if spec.kind == "ivf_pq"},
         {spec.column: TextIndex(spec) for spec in specs if spec.kind == "fts"},
-        {spec.column: ScalarIndex(schema.field(spec.column).type) for spec in specs if spec.kind == "btree"},
+        {name: ScalarIndex(schema.field(name).type) for name in dict.fromkeys((*key, *btrees))},
     )
 
 
