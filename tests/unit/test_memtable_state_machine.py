@@ -1,5 +1,12 @@
-"""A memtable against a dict, its searches against exhaustive ones, over any order of puts and snapshots."""
+"""A memtable against a list of rows: every read, of the newest state and of snapshots kept, after any order of calls.
 
+The oracle knows nothing of indexes. It computes what a snapshot must answer from the rows put before it was taken:
+the newest row of each key, without deleted ones, then the filter, then the k nearest or the matching ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,182 +15,322 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memtable import (
-    TOMBSTONE,
     IndexSpec,
     MemTable,
+    MemTableFrozen,
     Snapshot,
     batch_store,
     row_schema,
     scalar_index,
+    tombstones,
     vector_index,
     with_tombstone,
 )
 
+WIDTH = 4
 WORDS = ("ash", "birch", "cedar", "elm")
-KEYS = st.tuples(st.integers(0, 6), st.sampled_from(["x", "y"]))
-VECTORS = st.none() | st.tuples(*[st.integers(-3, 3).map(float)] * 2)
+KEY_FIELDS: dict[str, list[tuple[str, pa.DataType]]] = {
+    "int64": [("number", pa.int64())],
+    "string": [("name", pa.string())],
+    "two strings": [("left", pa.string()), ("right", pa.string())],
+    "mixed": [("day", pa.int32()), ("raw", pa.binary()), ("flag", pa.bool_())],
+}
+KEYS: dict[str, list[tuple[Any, ...]]] = {
+    "int64": [(n,) for n in (0, 1, -1, 2, -(2**63), 2**63 - 1, 2**53 + 1, 2**53)],
+    "string": [(text,) for text in ("", "a", "ab", "a\0", "b", "é", "it's", "zz" * 40)],
+    "two strings": [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), ("", ""), ("b", "a"), ("b", "b"), ("é", "\0")],
+    "mixed": [(day, raw, flag) for day in (-1, 3) for raw in (b"", b"\xff\0") for flag in (False, True)],
+}
+VECTORS = st.none() | st.tuples(*[st.integers(-3, 3).map(float)] * WIDTH)
 TEXTS = st.none() | st.lists(st.sampled_from(WORDS), max_size=4).map(" ".join)
+ROWS = st.lists(st.tuples(st.integers(0, 7), st.none() | st.integers(0, 9), TEXTS, VECTORS), max_size=8)
+AGES = st.integers(0, 3)
 
 
 @dataclass(frozen=True)
 class Row:
     """One row as the oracle knows it."""
 
-    key: tuple[int, str]
-    price: int | None
-    text: str | None
-    vector: tuple[float, float] | None
-    deleted: bool
+    key: tuple[Any, ...]
+    price: int | None = None
+    text: str | None = None
+    vector: tuple[float, ...] | None = None
+    deleted: bool = False
 
 
-ROWS = st.builds(Row, KEYS, st.none() | st.integers(0, 20), TEXTS, VECTORS, st.just(False))
-DELETES = st.builds(Row, KEYS, st.none(), st.none(), st.none(), st.just(True))
-BATCHES = st.lists(ROWS | ROWS | DELETES, max_size=12)
+@dataclass(frozen=True)
+class Filter:
+    """A predicate as SQL, and what it means; `passes` is true where SQL's is, so never for a null."""
+
+    sql: str
+    passes: Callable[[Row], bool]
+
+
+def price_filter(low: int, high: int, shape: int) -> Filter:
+    """One of the shapes a filter may have, over price and text."""
+    word = WORDS[low % len(WORDS)]
+    return (
+        Filter(
+            f"price >= {low} AND price < {high}",
+            lambda row: row.price is not None and low <= row.price < high,
+        ),
+        Filter(f"price IN ({low}, {high})", lambda row: row.price in (low, high)),
+        Filter(f"price BETWEEN {low} AND {high}", lambda row: row.price is not None and low <= row.price <= high),
+        Filter("price IS NULL", lambda row: row.price is None),
+        Filter(f"price <> {low}", lambda row: row.price is not None and row.price != low),
+        Filter(f"price = {low} OR text IS NULL", lambda row: row.price == low or row.text is None),
+        Filter(
+            f"{low} <= price AND text LIKE '%{word}%'",
+            lambda row: row.price is not None and low <= row.price and word in (row.text or ""),
+        ),
+        Filter("true", lambda row: True),
+    )[shape]
+
+
+FILTERS = st.builds(price_filter, st.integers(0, 9), st.integers(0, 9), st.integers(0, 7))
+
+
+def distance(metric: str, query: Sequence[float], vector: Sequence[float]) -> float:
+    """As Lance counts: squared L2; 1 - cosine; 1 - dot product."""
+    inner = sum(a * b for a, b in zip(query, vector, strict=True))
+    if metric == "dot":
+        return 1 - inner
+    if metric == "cosine":
+        return float(1 - inner / (np.linalg.norm(query) * np.linalg.norm(vector)))
+    return sum((a - b) ** 2 for a, b in zip(query, vector, strict=True))
 
 
 class AgainstTheOracle(RuleBasedStateMachine):
-    """The oracle is the list of all rows; a snapshot must answer as computed from its prefix of that list."""
-
-    snapshots = Bundle("snapshots")
+    """`rows` are all rows put into the active memtable; `kept` are snapshots with the rows they must show."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-
-    def teardown(self) -> None:
-        self.patch.undo()
-
-    @initialize(composite=st.booleans(), metric=st.sampled_from(["l2", "dot"]), trained=st.booleans())
-    def create(self, composite: bool, metric: str, trained: bool) -> None:
-        self.trained = trained
-        if trained:  # limits so small that every search goes through the quantiser, every filter through a sorted run
-            for limit, value in {
-                "ADD_BLOCK": 2,
-                "EXACT_ROWS": 0,
-                "FETCH": 1,
-                "FETCH_PER_K": 1,
-                "PROBES": 1,
-            }.items():
-                self.patch.setattr(vector_index, limit, value)
-            self.patch.setattr(vector_index, "ROWS_PER_LIST", 2)
-            self.patch.setattr(scalar_index, "TAIL_ROWS", 2)
-            self.patch.setattr(batch_store, "MERGE_AT", 3)
-        self.key = ["number", "side"] if composite else ["number"]
-        self.metric = metric
-        self.base = pa.schema(
-            [
-                pa.field("number", pa.int32(), nullable=False),
-                pa.field("side", pa.string(), nullable=not composite),
-                ("price", pa.int64()),
-                ("text", pa.string()),
-                ("vector", pa.list_(pa.float32(), 2)),
-            ]
-        )
-        self.schema = row_schema(self.base, self.key)
-        vector = IndexSpec("vector", "ivf_pq", {"metric": metric, "train_rows": 4 if trained else 1_000})
-        indexes = [vector, IndexSpec("text", "fts"), IndexSpec("price", "btree")]
-        self.table = MemTable(self.schema, self.key, indexes, 1)
+        self.kept: list[tuple[Snapshot, list[Row]]] = []
+        self.tables: list[MemTable] = []
         self.rows: list[Row] = []
 
-    @rule(batch=BATCHES)
-    def apply(self, batch: list[Row]) -> None:
+    def teardown(self) -> None:
+        for snapshot, rows in self.kept:  # whatever was put, indexed or frozen since
+            self.check_all(snapshot, rows)
+        self.patch.undo()
+
+    @initialize(
+        kind=st.sampled_from(sorted(KEY_FIELDS)),
+        metric=st.sampled_from(["l2", "cosine", "dot"]),
+        half=st.booleans(),
+        mode=st.sampled_from(["sync", "async"]),
+        train_rows=st.sampled_from([2, 4, 1_000]),
+    )
+    def create(self, kind: str, metric: str, half: bool, mode: str, train_rows: int) -> None:
+        # So small that quantiser, sorted runs and merged batches are in use; what a search fetches still covers all.
+        self.patch.setattr(vector_index, "EXACT_ROWS", 0)
+        self.patch.setattr(scalar_index, "LOOKS", 1)
+        self.patch.setattr(batch_store, "MERGE_AT", 3)
+        self.kind, self.metric, self.mode = kind, metric, mode
+        keys = [pa.field(name, type, nullable=False) for name, type in KEY_FIELDS[kind]]
+        number = pa.float16() if half else pa.float32()
+        values = [("price", pa.int64()), ("text", pa.string()), ("vector", pa.list_(number, WIDTH))]
+        self.schema = row_schema(pa.schema([*keys, *values]), [field.name for field in keys])
+        self.key = [field.name for field in keys]
+        self.indexes = [
+            IndexSpec("vector", "ivf_pq", {"metric": metric, "train_rows": train_rows}),
+            IndexSpec("text", "fts"),
+            IndexSpec("price", "btree"),
+        ]
+        self.open()
+
+    def open(self) -> None:
+        generation = len(self.tables) + 1
+        self.table = MemTable(self.schema, self.key, self.indexes, generation, index_mode=self.mode)  # type: ignore[arg-type]
+        self.tables.append(self.table)
+        self.rows = []
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def arrow_keys(self, keys: Sequence[tuple[Any, ...]]) -> pa.Table:
         columns = {
-            "number": [row.key[0] for row in batch],
-            "side": [row.key[1] for row in batch],
-            "price": [row.price for row in batch],
-            "text": [row.text for row in batch],
-            "vector": [row.vector for row in batch],
+            name: pa.array([key[place] for key in keys], self.schema.field(name).type)
+            for place, name in enumerate(self.key)
         }
-        arrays = [pa.array(columns[field.name], field.type) for field in self.base]
-        rows = with_tombstone(pa.Table.from_arrays(arrays, schema=self.base), self.schema)
-        deleted = pa.array([row.deleted for row in batch], pa.bool_())
-        self.table.apply(rows.set_column(rows.num_columns - 1, self.schema.field(TOMBSTONE), deleted))
-        self.rows += batch
+        return pa.table(columns)
 
-    @rule(target=snapshots)
-    def snapshot(self) -> tuple[Snapshot, list[Row]]:
-        return self.table.snapshot(), list(self.rows)
+    def arrow_rows(self, rows: Sequence[Row]) -> pa.Table:
+        vectors = pa.array([row.vector for row in rows], pa.list_(pa.float32(), WIDTH))
+        table = self.arrow_keys([row.key for row in rows])
+        table = table.append_column("price", pa.array([row.price for row in rows], pa.int64()))
+        table = table.append_column("text", pa.array([row.text for row in rows], pa.string()))
+        return with_tombstone(table.append_column("vector", vectors), self.schema)
 
-    def newest(self, rows: list[Row]) -> dict[Any, int]:
-        return {row.key[: len(self.key)]: position for position, row in enumerate(rows)}
+    @rule(batch=ROWS, checked=st.booleans())
+    def put(self, batch: list[tuple[Any, ...]], checked: bool) -> None:
+        """Keys may be there twice, be there already, or have been deleted."""
+        rows = [Row(KEYS[self.kind][each[0]], *each[1:]) for each in batch]
+        table = self.arrow_rows(rows)
+        self.table.apply(self.table.check(table) if checked else table)
+        self.rows += rows
 
-    def live(self, rows: list[Row]) -> list[int]:
-        return sorted(position for position in self.newest(rows).values() if not rows[position].deleted)
+    @rule(numbers=st.lists(st.integers(0, 7), max_size=5))
+    def delete(self, numbers: list[int]) -> None:
+        keys = [KEYS[self.kind][number] for number in numbers]
+        self.table.apply(tombstones(self.arrow_keys(keys), self.schema))
+        self.rows += [Row(key, deleted=True) for key in keys]
 
-    @rule(taken=snapshots)
-    def check_masks(self, taken: tuple[Snapshot, list[Row]]) -> None:
-        snapshot, rows = taken
-        assert snapshot.n == len(rows)
-        assert np.flatnonzero(snapshot.newest()).tolist() == sorted(self.newest(rows).values())
-        assert np.flatnonzero(snapshot.live()).tolist() == self.live(rows)
-        assert snapshot.tombstone().tolist() == [row.deleted for row in rows]
+    @rule(steps=st.integers(1, 4), back=st.integers(1, 3))
+    def index(self, steps: int, back: int) -> None:
+        """Some of the waiting rows enter the indexes, of a frozen memtable too."""
+        table = self.tables[-min(back, len(self.tables))]
+        for _ in range(steps):
+            table.index_step()
 
-    @rule(taken=snapshots)
-    def check_rows(self, taken: tuple[Snapshot, list[Row]]) -> None:
-        snapshot, rows = taken
-        found = snapshot.take(np.flatnonzero(snapshot.live()), ["number", "side", "price", "text"]).to_pylist()
-        wanted = [rows[position] for position in self.live(rows)]
-        assert found == [
-            {"number": row.key[0], "side": row.key[1], "price": row.price, "text": row.text} for row in wanted
-        ]
+    @precondition(lambda self: len(self.rows) > 12 and len(self.tables) < 3)
+    @rule()
+    def freeze(self) -> None:
+        self.keep()
+        self.table.freeze()
+        with pytest.raises(MemTableFrozen):
+            self.table.apply(self.arrow_rows([Row(KEYS[self.kind][0])]))
+        self.keep()
+        self.open()
 
-    @rule(taken=snapshots, keys=st.lists(KEYS, max_size=5))
-    def check_lookup(self, taken: tuple[Snapshot, list[Row]], keys: list[tuple[int, str]]) -> None:
-        snapshot, rows = taken
-        columns = {"side": [key[1] for key in keys], "number": [key[0] for key in keys]}
-        asked = pa.table({name: pa.array(columns[name], self.base.field(name).type) for name in self.key})
+    @rule()
+    def keep(self) -> None:
+        self.kept.append((self.table.snapshot(), list(self.rows)))
+
+    # ---- the oracle ------------------------------------------------------------------------------------------------
+
+    def taken(self, age: int) -> tuple[Snapshot, list[Row]]:
+        """The state of now, or one kept."""
+        if age == 0 or not self.kept:
+            return self.table.snapshot(), self.rows
+        return self.kept[-min(age, len(self.kept))]
+
+    def newest(self, rows: list[Row]) -> dict[tuple[Any, ...], int]:
+        return {row.key: position for position, row in enumerate(rows)}
+
+    def live(self, rows: list[Row], filter: Filter | None = None) -> list[int]:
+        newest = (position for position in self.newest(rows).values() if not rows[position].deleted)
+        return sorted(position for position in newest if filter is None or filter.passes(rows[position]))
+
+    def masked(self, snapshot: Snapshot, rows: list[Row], filter: Filter | None) -> tuple[np.ndarray, list[int]]:
+        """The mask of the rows that pass, by the memtable; checked against the oracle's."""
+        mask = snapshot.live() if filter is None else snapshot.where(filter.sql, snapshot.live())
+        wanted = self.live(rows, filter)
+        assert np.flatnonzero(mask).tolist() == wanted, filter
+        return mask, wanted
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    @rule(age=AGES, numbers=st.lists(st.integers(0, 7), max_size=6))
+    def get(self, age: int, numbers: list[int]) -> None:
+        snapshot, rows = self.taken(age)
+        keys = [KEYS[self.kind][number] for number in numbers]
         newest = self.newest(rows)
-        assert snapshot.lookup(asked).tolist() == [newest.get(key[: len(self.key)], -1) for key in keys]
+        assert snapshot.lookup(self.arrow_keys(keys)).tolist() == [newest.get(key, -1) for key in keys]
 
-    @rule(taken=snapshots, low=st.integers(0, 20), number=st.integers(0, 6))
-    def check_where(self, taken: tuple[Snapshot, list[Row]], low: int, number: int) -> None:
-        snapshot, rows = taken
-        live = [(position, rows[position]) for position in self.live(rows)]
-        found = snapshot.where(f"price >= {low}", snapshot.live())
-        wanted = [position for position, row in live if row.price is not None and row.price >= low]
-        assert np.flatnonzero(found).tolist() == wanted
-        found = snapshot.where(f"number = {number} AND text LIKE '%elm%'", snapshot.live())
-        wanted = [position for position, row in live if row.key[0] == number and "elm" in (row.text or "")]
-        assert np.flatnonzero(found).tolist() == wanted
+    @rule(age=AGES)
+    def scan(self, age: int) -> None:
+        snapshot, rows = self.taken(age)
+        assert snapshot.n == len(rows)
+        newest = sorted(self.newest(rows).values())
+        assert np.flatnonzero(snapshot.newest()).tolist() == newest
+        assert snapshot.tombstone().tolist() == [row.deleted for row in rows]
+        found = snapshot.take(np.flatnonzero(snapshot.live())).to_pylist()
+        assert [tuple(row[name] for name in self.key) for row in found] == [rows[n].key for n in self.live(rows)]
+        for name in ("price", "text"):
+            assert [row[name] for row in found] == [getattr(rows[n], name) for n in self.live(rows)]
+        wanted = [rows[n].vector for n in self.live(rows)]
+        assert [None if row["vector"] is None else tuple(map(float, row["vector"])) for row in found] == wanted
+        kept_keys = snapshot.keys(snapshot.newest()).to_pylist()
+        assert [tuple(row[name] for name in self.key) for row in kept_keys] == [rows[n].key for n in newest]
 
-    @rule(taken=snapshots, query=st.tuples(*[st.integers(-3, 3).map(float)] * 2), k=st.integers(1, 30))
-    def check_search(self, taken: tuple[Snapshot, list[Row]], query: tuple[float, float], k: int) -> None:
-        snapshot, rows = taken
+    @rule(age=AGES, filter=FILTERS)
+    def scan_with_filter(self, age: int, filter: Filter) -> None:
+        self.masked(*self.taken(age), filter)
 
-        def distance(vector: tuple[float, float]) -> float:
-            if self.metric == "dot":
-                return 1 - sum(a * b for a, b in zip(query, vector, strict=True))
-            return sum((a - b) ** 2 for a, b in zip(query, vector, strict=True))
+    @rule(age=AGES, low=st.integers(0, 7), high=st.integers(0, 7), shape=st.integers(0, 3), filter=st.none() | FILTERS)
+    def key_range(self, age: int, low: int, high: int, shape: int, filter: Filter | None) -> None:
+        """Ranges over the first column of the key, alone or with another condition."""
+        name, ends = self.key[0], [KEYS[self.kind][n][0] for n in (low, high)]
+        below, above = [literal(end) for end in ends]
+        key, passes = (
+            (f"{name} >= {below} AND {name} < {above}", lambda value: ends[0] <= value < ends[1]),
+            (f"{name} BETWEEN {below} AND {above}", lambda value: ends[0] <= value <= ends[1]),
+            (f"{name} IN ({below}, {above})", lambda value: value in ends),
+            (f"{below} < {name}", lambda value: ends[0] < value),
+        )[shape]
+        both = Filter(
+            key if filter is None else f"{key} AND ({filter.sql})",
+            lambda row: passes(row.key[0]) and (filter is None or filter.passes(row)),
+        )
+        self.masked(*self.taken(age), both)
 
-        wanted = [
-            (distance(vector), position)
-            for position in self.live(rows)
-            if (vector := rows[position].vector) is not None
-        ]
-        positions, distances = snapshot.search("vector", np.array(query), k, snapshot.live())
-        found = list(zip(distances.tolist(), positions.tolist(), strict=True))
-        if not self.trained:
-            assert found == sorted(wanted)[:k]
-        assert len(found) == min(k, len(wanted))
-        assert found == sorted(found)
-        assert set(found) <= set(wanted)
+    @rule(age=AGES, query=VECTORS.filter(bool), k=st.integers(1, 12), filter=st.none() | FILTERS)
+    def search(self, age: int, query: tuple[float, ...], k: int, filter: Filter | None) -> None:
+        self.check_search(*self.taken(age), query, k, filter)
 
-    @rule(taken=snapshots, word=st.sampled_from(WORDS))
-    def check_match(self, taken: tuple[Snapshot, list[Row]], word: str) -> None:
-        snapshot, rows = taken
-        positions, scores = snapshot.match("text", word, 100, snapshot.live())
-        wanted = [position for position in self.live(rows) if word in (rows[position].text or "").split()]
-        assert sorted(positions.tolist()) == wanted
+    def check_search(
+        self, snapshot: Snapshot, rows: list[Row], query: tuple[float, ...], k: int, filter: Filter | None
+    ) -> None:
+        mask, passing = self.masked(snapshot, rows, filter)
+        cosine = self.metric == "cosine"
+        true = {
+            n: distance(self.metric, query, vector)
+            for n in passing
+            if (vector := rows[n].vector) is not None and not (cosine and not (any(vector) and any(query)))
+        }
+        positions, distances = snapshot.search("vector", np.array(query), k, mask)
+        assert len(set(positions.tolist())) == len(positions)
+        assert distances.tolist() == pytest.approx([true[n] for n in positions.tolist()], rel=1e-5, abs=1e-6)
+        assert distances.tolist() == pytest.approx(sorted(true.values())[:k], rel=1e-5, abs=1e-6)
+
+    @rule(
+        age=AGES,
+        words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=3),
+        k=st.sampled_from([1, 3, 1_000]),
+        filter=st.none() | FILTERS,
+    )
+    def match(self, age: int, words: list[str], k: int, filter: Filter | None) -> None:
+        self.check_match(*self.taken(age), words, k, filter)
+
+    def check_match(self, snapshot: Snapshot, rows: list[Row], words: list[str], k: int, filter: Filter | None) -> None:
+        mask, passing = self.masked(snapshot, rows, filter)
+        wanted = {n for n in passing if set(words) & set((rows[n].text or "").split())}
+        positions, scores = snapshot.match("text", " ".join(words), k, mask)
+        assert len(set(positions.tolist())) == len(positions) == min(k, len(wanted))
+        assert set(positions.tolist()) <= wanted
+        assert (scores > 0).all()
         assert (np.diff(scores) <= 0).all()
 
+    def check_all(self, snapshot: Snapshot, rows: list[Row]) -> None:
+        """Every kind of read of one snapshot."""
+        newest = self.newest(rows)
+        keys = KEYS[self.kind]
+        assert snapshot.n == len(rows)
+        assert snapshot.lookup(self.arrow_keys(keys)).tolist() == [newest.get(key, -1) for key in keys]
+        for filter in (None, price_filter(2, 7, 0), price_filter(2, 7, 5)):
+            self.check_search(snapshot, rows, (1.0, 0.0, -2.0, 3.0), 5, filter)
+            self.check_match(snapshot, rows, [WORDS[0], WORDS[3]], 1_000, filter)
+
     @invariant()
-    def counts(self) -> None:
-        if hasattr(self, "table"):
+    def sizes(self) -> None:
+        if self.tables:
             assert self.table.rows == len(self.rows)
+            usage = self.table.usage()
+            assert min(usage.values()) >= 0
+            assert self.table.bytes == sum(usage.values())
+
+
+def literal(value: Any) -> str:
+    """A key value in SQL."""
+    if isinstance(value, str):
+        quoted = value.replace("'", "''")
+        return f"'{quoted}'"
+    return str(value)
 
 
 TestAgainstTheOracle = AgainstTheOracle.TestCase
-TestAgainstTheOracle.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAgainstTheOracle.settings = settings(max_examples=200, stateful_step_count=35, deadline=None)

@@ -1,11 +1,13 @@
-"""One writer and several readers at once: every snapshot is a whole number of batches and never changes."""
+"""One writer, readers and indexers at once: every snapshot is a whole number of batches and never changes."""
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
-from memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from memtable import IndexMode, IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 
 WIDTH = 16
 KEYS = 300
@@ -73,37 +75,98 @@ def check(snapshot: Snapshot, query: np.ndarray) -> None:
     assert len(matched) == sum(batch % 5 == 2 for batch in wanted.values())
 
 
-def test_readers_of_a_memtable_being_written() -> None:
-    table = MemTable(ROWS, ["id"], INDEXES, 1)
+class Threads:
+    """Threads whose first failure is the test's."""
+
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as failure:  # noqa: BLE001 - handed to the test
+                self.failures.append(failure)
+
+        self._threads.append(threading.Thread(target=guarded))
+        self._threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        assert self.failures == []
+
+
+def read_until(written: threading.Event, table: MemTable, reader: int) -> None:
+    """Check snapshots until all is written, five at the least; in the end again those that were kept."""
+    query = np.random.default_rng(reader).standard_normal(WIDTH).astype(np.float32)
+    kept: list[Snapshot] = []
+    checked = 0
+    while not written.is_set() or checked < 5:
+        snapshot = table.snapshot()
+        check(snapshot, query)
+        if checked % 3 == 0:
+            kept.append(snapshot)
+        checked += 1
+    for snapshot in kept:
+        check(snapshot, query)
+
+
+def index_until(written: threading.Event, table: MemTable) -> None:
+    """Index as long as there is something to; another thread may be at it, so nothing waits only in the end."""
+    while not written.is_set():
+        table.index_step()
+    while table.index_step():
+        pass
+
+
+@pytest.mark.parametrize(("mode", "indexers"), [("sync", 0), ("async", 0), ("async", 1), ("async", 2), ("sync", 1)])
+def test_readers_of_a_memtable_being_written(mode: IndexMode, indexers: int) -> None:
+    table = MemTable(ROWS, ["id"], INDEXES, 1, index_mode=mode)
     written = threading.Event()
-    failures: list[BaseException] = []
-    checked = [0, 0, 0]
+    threads = Threads()
+    for reader in range(2):
+        threads.start(lambda reader=reader: read_until(written, table, reader))
+    for _ in range(indexers):
+        threads.start(lambda: index_until(written, table))
+    try:
+        for batch in range(BATCHES):
+            table.apply(batch_rows(batch))
+            assert table.bytes > 0
+        table.freeze()
+    finally:
+        written.set()
+        threads.join()
+    assert not indexers or not table.index_step()
+    check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
 
-    def read(reader: int) -> None:
-        query = np.random.default_rng(reader).standard_normal(WIDTH).astype(np.float32)
-        kept: list[Snapshot] = []
-        try:
-            while not written.is_set() or checked[reader] < 5:
-                snapshot = table.snapshot()
-                check(snapshot, query)
-                if checked[reader] % 3 == 0:
-                    kept.append(snapshot)
-                checked[reader] += 1
-            for snapshot in kept:
-                check(snapshot, query)
-        except BaseException as failure:  # noqa: BLE001 - handed to the test
-            failures.append(failure)
 
-    threads = [threading.Thread(target=read, args=(reader,)) for reader in range(len(checked))]
-    for thread in threads:
-        thread.start()
+def test_what_the_writer_put_it_reads_at_once_whatever_indexers_do() -> None:
+    table = MemTable(ROWS, ["id"], INDEXES, 1, index_mode="async")
+    written = threading.Event()
+    threads = Threads()
+    threads.start(lambda: index_until(written, table))
+    try:
+        for batch in range(BATCHES // 2):
+            table.apply(batch_rows(batch))
+            check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
+    finally:
+        written.set()
+        threads.join()
+
+
+def test_the_rows_of_a_frozen_memtable_are_indexed_while_they_are_read() -> None:
+    table = MemTable(ROWS, ["id"], INDEXES, 1, index_mode="async")
     for batch in range(BATCHES):
         table.apply(batch_rows(batch))
-        assert table.bytes > 0
     table.freeze()
+    written = threading.Event()
+    threads = Threads()
+    threads.start(lambda: index_until(written, table))
+    threads.start(lambda: read_until(written, table, 1))
+    for _ in range(10):
+        check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
     written.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert min(checked) >= 5
-    check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
+    threads.join()
+    assert not table.index_step()
