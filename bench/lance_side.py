@@ -7,7 +7,7 @@ each side does what it promises, and the floor in the same chart says what the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,18 +41,20 @@ class LanceShard:
         self,
         at: Path,
         base: pa.Table,
-        key: str,
+        key: str | Sequence[str],
         indexes: Mapping[str, Mapping[str, Any]],
         writer: Mapping[str, Any],
     ) -> None:
         """Create the table with the rows and indexes of `base` and claim its shard. `writer`: its settings."""
         self._settings = dict(writer)
-        fields = [each.with_metadata(_PRIMARY_KEY) if each.name == key else each for each in base.schema]
+        names = [key] if isinstance(key, str) else list(key)
+        fields = [each.with_metadata(_PRIMARY_KEY) if each.name in names else each for each in base.schema]
         self._schema = pa.schema(fields)
         self.dataset = lance.write_dataset(base.cast(self._schema), str(at / "table.lance"))
         for column, index in indexes.items():
             self._create_index(column, dict(index))
-        self.dataset.initialize_mem_wal(bucket_column=key, num_buckets=1)
+        one = {"bucket_column": names[0], "num_buckets": 1} if len(names) == 1 else {"unsharded": True}
+        self.dataset.initialize_mem_wal(**one)
         self._path = at / "table.lance" / "_mem_wal" / SHARD
         self._planners: dict[str, Any] = {}
         self.writer: ShardWriter = self._claim()

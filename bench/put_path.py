@@ -48,11 +48,11 @@ class Puts(Contender):
         settings: Mapping[str, Any],
         open_at: Callable[[Path], Target],
         callers: Sequence[Sequence[pa.Table]],
-        key: str,
+        key: str | Sequence[str],
         **more: str,
     ) -> None:
         super().__init__(name, side, settings, **more)
-        self._open, self._callers, self._key = open_at, callers, key
+        self._open, self._callers, self._key = open_at, callers, [key] if isinstance(key, str) else list(key)
 
     def round(self, at: Path, watch: Watch) -> Sample:
         """One table."""
@@ -63,7 +63,7 @@ class Puts(Contender):
                     latencies = timed_each(target.put, self._callers[0])
             else:
                 latencies = timed_callers(target.put, self._callers, watch)
-            found = rows_digest(target.rows(), [self._key])
+            found = rows_digest(target.rows(), self._key)
         finally:
             target.close()
         rows = sum(batch.num_rows for batches in self._callers for batch in batches)
