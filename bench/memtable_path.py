@@ -42,7 +42,8 @@ from bench.queries import Queries
 from bench.search_path import TEXTS
 from bench.source_data import NARROW, NARROW_KEY, PACKAGES_KEY, SEED, narrow_batches, packages
 from flush import BaseTable
-from memtable import IndexMode, VectorModel, with_tombstone
+from ingest.region_context import IndexMode
+from memtable import VectorModel, with_tombstone
 
 K = 10
 LARGE: Mapping[str, Any] = {
@@ -60,6 +61,56 @@ def _as_rows(batches: Sequence[pa.Table], shape: Shape) -> list[pa.Table]:
     return [with_tombstone(batch, shape.row_schema) for batch in batches]
 
 
+# ---- put ----------------------------------------------------------------------------------------------------------
+
+
+class BarePuts(Contender):
+    """Puts into a memtable, timed as the caller sees them, and until no row waits for an index either.
+
+    `base`: rows of the table below, whose trained indexes the memtable's begin with. `converting`: see BareMemTable.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        batches: Sequence[pa.Table],
+        base: pa.Table | None = None,
+        *,
+        converting: bool = False,
+    ) -> None:
+        super().__init__(f"memwal, {name}", "memwal", shape.settings())
+        self._shape, self._converting = shape, converting
+        self._batches = batches if converting else _as_rows(batches, shape)
+        self._base = shape.schema.empty_table() if base is None else base
+        self._models: Mapping[str, VectorModel] = {}
+
+    def prepare(self, at: Path) -> None:
+        """Build the base table's indexes, if any."""
+        if self._shape.indexes:
+            MemwalTable(at, self._base, self._shape.key[0], self._shape.indexes).close()
+            self._models = BaseTable.open(str(at / "table.lance")).vector_models()
+
+    def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - nothing is on storage
+        """One memtable."""
+        table = BareMemTable(self._shape, self._models, converting=self._converting)
+        until_indexed = Watch()
+        try:
+            with until_indexed.timed():
+                with watch.timed():
+                    latencies = timed_each(table.put, self._batches)
+                table.indexed()
+            rows = table.rows()
+        finally:
+            table.close()
+        count = sum(batch.num_rows for batch in self._batches)
+        seen = pa.concat_tables([self._base, rows])  # the keys put are others than those of the base
+        digest = rows_digest(seen, self._shape.key)
+        return Sample(
+            np.asarray(latencies), watch.seconds, count, digest, {"rows/s until indexed": count / until_indexed.seconds}
+        )
+
+
 # ---- put, the key index alone --------------------------------------------------------------------------------------
 
 
@@ -71,14 +122,9 @@ def _put(
     def contenders(values: Values) -> list[Contender]:
         shape = Shape(schema, key)
         batches = [made(batch) for batch in narrow_batches(values["puts"], values["rows"])]
-        rows = _as_rows(batches, shape)
-
-        def plain(_: Path) -> BareMemTable:
-            return BareMemTable(shape, converting=True)
-
         found: list[Contender] = [
-            Puts("memwal, checked and applied", "memwal", {}, lambda _: BareMemTable(shape), [rows], key),
-            Puts("memwal, and brought to the row schema", "memwal", {}, plain, [batches], key),
+            BarePuts("checked and applied", shape, batches),
+            BarePuts("and brought to the row schema", shape, batches, converting=True),
         ]
         for name, settings in (("best", lance_side.FAST_BEST), ("default", lance_side.FAST)):
             found.append(_shard_puts(f"ShardWriter, {name}", settings, schema.empty_table(), key, {}, batches))
@@ -104,49 +150,13 @@ def _shard_puts(
 # ---- put, three indexes --------------------------------------------------------------------------------------------
 
 
-class IndexedPuts(Contender):
-    """Puts into a memtable that keeps the three indexes, begun with what the base table's were trained to.
-
-    `all_indexed`: rows a second until no row waits for an index either.
-    """
-
-    def __init__(self, shape: Shape, base: pa.Table, batches: Sequence[pa.Table]) -> None:
-        super().__init__(f"memwal, {shape.mode}", "memwal", shape.settings())
-        self._shape, self._base, self._batches = shape, base, _as_rows(batches, shape)
-        self._models: Mapping[str, VectorModel] = {}
-
-    def prepare(self, at: Path) -> None:
-        """Build the base table's indexes."""
-        MemwalTable(at, self._base, PACKAGES_KEY, PACKAGE_INDEXES).close()
-        self._models = BaseTable.open(str(at / "table.lance")).vector_models()
-
-    def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - nothing is on storage
-        """One memtable."""
-        table = BareMemTable(self._shape, self._models)
-        until_indexed = Watch()
-        try:
-            with until_indexed.timed():
-                with watch.timed():
-                    latencies = timed_each(table.put, self._batches)
-                table.indexed()
-            rows = table.rows()
-        finally:
-            table.close()
-        count = sum(batch.num_rows for batch in self._batches)
-        seen = pa.concat_tables([self._base, rows])  # the keys put are others than those of the base
-        digest = rows_digest(seen, [PACKAGES_KEY])
-        return Sample(
-            np.asarray(latencies), watch.seconds, count, digest, {"rows/s until indexed": count / until_indexed.seconds}
-        )
-
-
 def _put_packages(values: Values) -> list[Contender]:
     base = packages().slice(0, values["base"])
     rows = many_packages(values["stream"])
     batches = in_batches(rows, values["rows"])
     modes: tuple[IndexMode, ...] = ("async", "sync")
     found: list[Contender] = [
-        IndexedPuts(Shape(rows.schema, [PACKAGES_KEY], PACKAGE_INDEXES, mode), base, batches) for mode in modes
+        BarePuts(mode, Shape(rows.schema, [PACKAGES_KEY], PACKAGE_INDEXES, mode), batches, base) for mode in modes
     ]
     for name, settings in (("best", lance_side.FAST_BEST), ("default", lance_side.FAST)):
         found.append(_shard_puts(f"ShardWriter, {name}", settings, base, [PACKAGES_KEY], PACKAGE_INDEXES, batches))

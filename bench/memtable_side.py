@@ -7,6 +7,7 @@ how fast memwal is; that is what the put path measures.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memtable import IndexMode, IndexSpec, MemTable, Snapshot, VectorModel, row_schema, with_tombstone
+from ingest.region_context import IndexMode
+from ingest.region_writer import REST, WORK
+from memtable import IndexSpec, MemTable, Snapshot, VectorModel, row_schema, with_tombstone
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,10 @@ class BareMemTable:
     ) -> None:
         """`converting`: puts take rows of the base schema and bring them to the row schema first."""
         self._schema, self._converting = shape.row_schema, converting
-        self.table = MemTable(
-            self._schema, list(shape.key), shape.specs(), 1, index_mode=shape.mode, models=models or {}
-        )
+        self.table = MemTable(self._schema, list(shape.key), shape.specs(), 1, models=models or {})
         self._put, self._closed = threading.Event(), False
         self._indexer: threading.Thread | None = None
-        if shape.mode == "async" and shape.indexes:
+        if shape.mode == "async":
             self._indexer = threading.Thread(target=self._index, name="indexer")
             self._indexer.start()
 
@@ -68,7 +69,10 @@ class BareMemTable:
         if self._converting:
             rows = with_tombstone(rows, self._schema)
         self.table.apply(self.table.check(rows))
-        self._put.set()
+        if self._indexer is None:
+            self.indexed()
+        else:
+            self._put.set()
 
     def snapshot(self) -> Snapshot:
         """The state of now."""
@@ -95,5 +99,9 @@ class BareMemTable:
         while not self._closed:
             self._put.wait()
             self._put.clear()
-            while self.table.index_step():
-                pass
+            more = True
+            while more and not self._closed:
+                time.sleep(REST)
+                until = time.monotonic() + WORK
+                while (more := self.table.index_step()) and time.monotonic() < until:
+                    pass

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 from uuid import UUID
 
 import pyarrow as pa
 
 import wal
 from ingest.vector_models import VectorModels
-from memtable import IndexMode, IndexSpec, MemTable
+from memtable import IndexSpec, MemTable
 
+IndexMode = Literal["sync", "async"]
+"""When rows enter the vector and text indexes: before their write is answered, or behind it. Reads find them anyway."""
 OnReplay = Callable[[UUID, str, int, int], None]
 """Told, while a region is opened: the region, "reading" or "applying", entries done, entries in all."""
 
@@ -71,17 +74,16 @@ class RegionContext:
         """Whether there are indexes that rows enter after they were applied: of vectors or text."""
         return any(spec.kind != "btree" for spec in self.indexes)
 
+    @property
+    def index_at_once(self) -> bool:
+        """Whether rows enter the indexes before their write is answered. Keys alone are always indexed behind it."""
+        return self.index_mode == "sync" and self.has_indexes
+
     def replayed(self, region: UUID, step: str, done: int, total: int) -> None:
         """Tell whoever wants to know how far `region` is opened."""
         if self.on_replay is not None:
             self.on_replay(region, step, done, total)
 
     def memtable(self, generation: int) -> MemTable:
-        """An empty memtable with all of the table's indexes, and the vector models of this moment.
-
-        Its own mode is "async" in both modes of a region: `RegionIndexes` calls its steps, so that one that fails
-        breaks nothing and a replay is indexed as a whole.
-        """
-        return MemTable(
-            self.schema, self.key, self.indexes, generation, index_mode="async", models=self.models.current()
-        )
+        """An empty memtable with all of the table's indexes, and the vector models of this moment."""
+        return MemTable(self.schema, self.key, self.indexes, generation, models=self.models.current())

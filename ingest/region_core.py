@@ -95,7 +95,7 @@ class RegionCore:
         self._active_since = context.clock.monotonic()
         self._frozen_to = claim.manifest.replay_after
         self._replay(claim.entries)
-        self._index_at_once = context.index_mode == "sync" and context.has_indexes
+        self._index_at_once = context.index_at_once
         if self._index_at_once:
             self._index()
 

@@ -1,9 +1,11 @@
-"""The vector and text indexes of one region's memtables, brought up with the rows that were put.
+"""The key, vector and text indexes of one region's memtables, brought up with the rows that were put.
 
-Reads look at each row that is not in an index yet, so indexing never changes an answer, only what it costs. Hence:
+Reads look at each row that is not in an index yet, or index its key first, so indexing never changes an answer, only
+what it costs. Hence:
 
 1. `memtable.index_mode` says who does it and when: "sync", the region's thread before it acknowledges a write; "async",
-   a thread beside it, whenever rows wait. Rows of a replay are indexed once all of them are there, not entry by entry.
+   and where there is no index but that of the keys, a thread beside it, whenever rows wait. Rows of a replay are
+   indexed once all of them are there, not entry by entry.
 2. The newest memtable goes first: a frozen one is an SST soon, and what was spent on its indexes is gone.
 3. A step that fails, for want of memory too, ends nothing: the reason is logged once, and the rows of that memtable are
    left to exact reads. The next generation is tried again.

@@ -9,8 +9,8 @@ The put path of a region, in order:
    frozen memtables in generation order while writes go on.
 
 Writes that do not ask for durability are applied and acked first and ride with the next entry, at the latest after
-`wal.linger_max`. Where the table has vector or text indexes and `memtable.index_mode` is "async", a thread of its own
-moves applied rows into them; nobody waits for it but `close`, and that for the step under way only.
+`wal.linger_max`. A thread of its own moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and
+there are indexes of vectors or text; nobody waits for it but `close`, and that for the step under way only.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class RegionWriter:
         self._queue = WriteQueue(context.clock)
         self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
         self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
-        beside = context.has_indexes and context.index_mode == "async"
-        self._indexer = Worker(f"indexer-{bucket}", self._index) if beside else None
+        self._indexer = None if context.index_at_once else Worker(f"indexer-{bucket}", self._index)
 
     # ---- callers' side -------------------------------------------------------------------------------------------
 

@@ -4,13 +4,12 @@ from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes
 from memtable.schema import TOMBSTONE, key_columns, required_columns, row_schema, tombstones, with_tombstone
 from memtable.snapshot import Snapshot
-from memtable.table import Checked, IndexMode, MemTable
+from memtable.table import Checked, MemTable
 from memtable.vector_model import VectorModel
 
 __all__ = [
     "TOMBSTONE",
     "Checked",
-    "IndexMode",
     "IndexSpec",
     "InvalidRows",
     "MemTable",

@@ -4,8 +4,9 @@ A key becomes a 64-bit code (key_column): the value itself for one column of int
 takes codes to rows a batch at a time (code_table). Where the code is a hash, the row found is compared with the key;
 the few keys whose code another key has, and the one code that the table cannot hold, are in a dict, which is exact.
 
-A put notes its rows only. Their keys enter the table in blocks, when many wait or when a reader wants to know: a block
-of eight batches costs half of what the batches cost one by one, and a put no more than copying its rows.
+A put notes its rows only. Their keys enter the table in blocks: by whoever keeps the indexes beside the puts (`step`),
+by the first reader who wants to know of them, or by a put when too many wait. A block of eight batches costs half of
+what the batches cost one by one, and most of it without the GIL.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,11 @@ from memtable.code_table import EMPTY, Codes, CodeTable
 from memtable.key_column import FixedColumn, KeyColumn, key_column, mixed
 from memtable.versions import Versions
 
-MOST_WAITING = 8_192
-"""Rows whose keys wait at most when a put returns; what a reader may have to index is 1 ms of work."""
-MOST_BATCHES = 256
+BLOCK_ROWS = 16_384
+"""Rows indexed at once, if not more are in one batch: 1 to 2 ms."""
+MOST_WAITING = 65_536
+"""Rows whose keys wait at most when a put returns; a reader who comes then has 5 ms of work."""
+MOST_BATCHES = 1_024
 """Puts whose keys wait at most: of a single row its columns are far more than the key."""
 LINK_BYTES = 16
 EXACT_BYTES = 150
@@ -81,21 +85,25 @@ class KeyIndex:
         put = _Put([rows.column(name) for name in self.key], self._rows, self._rows + rows.num_rows)
         self._waiting.append(put)
         self._rows = put.end
-        if self._rows - self._indexed > MOST_WAITING or len(self._waiting) >= MOST_BATCHES:
-            self.index()
+        while self._rows - self._indexed > MOST_WAITING or len(self._waiting) > MOST_BATCHES:
+            self.step()
 
-    def index(self) -> None:
-        """Index all rows added so far."""
+    def step(self) -> bool:
+        """Index the next block of waiting rows; False when none waits any more."""
         with self._indexing:
-            while True:
-                while self._waiting and self._waiting[0].first < self._indexed:
-                    self._waiting.popleft()
-                waiting = list(self._waiting)  # the writer may add to it meanwhile
-                if not waiting:
-                    return
-                columns = [_joined([put.columns[at] for put in waiting]) for at in range(len(self.key))]
-                self._index_block(self._keys(columns), waiting[0].first)
-                self._indexed = waiting[-1].end
+            while self._waiting and self._waiting[0].first < self._indexed:
+                self._waiting.popleft()
+            block = list(takewhile(lambda put: put.first < self._indexed + BLOCK_ROWS, list(self._waiting)))
+            if block:
+                columns = [_joined([put.columns[at] for put in block]) for at in range(len(self.key))]
+                self._index_block(self._keys(columns), block[0].first)
+                self._indexed = block[-1].end
+            return self._indexed < self._rows
+
+    def index(self, n: int) -> None:
+        """Index at least the first n rows."""
+        while self._indexed < n:
+            self.step()
 
     def newest(self, n: int) -> Mask:
         """Which of the first n rows are the newest of their key among them: bool [n]."""
@@ -129,8 +137,7 @@ class KeyIndex:
 
     def _of(self, n: int) -> Versions:
         """The links of at least the first n rows."""
-        if self._indexed < n:
-            self.index()
+        self.index(n)
         return self._versions
 
     def _index_block(self, keys: _Keys, first: int) -> None:

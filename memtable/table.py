@@ -4,7 +4,7 @@ The order of steps in apply(), which makes it all-or-nothing and visible at once
 
     1. Check everything that can be wrong with the rows; nothing has changed so far.
     2. Hand the rows to the structures that are addressed by row position. No snapshot looks there beyond its
-       own rows. They note them, no more; in index mode "sync" the vector and text indexes take them in as well.
+       own rows. They note them, no more: index_step() takes them in, and a read what is left.
     3. Publish the prefix: the one assignment from which on a snapshot includes the rows.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +29,6 @@ from memtable.text_index import TextIndex
 from memtable.vector_column import VectorBatch, read_vectors
 from memtable.vector_index import VectorIndex
 from memtable.vector_model import VectorModel
-
-IndexMode = Literal["sync", "async"]
-"""When rows enter the vector and text indexes: at put, or when somebody calls index_step(). Reads find them anyway."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,6 @@ class MemTable:
         indexes: Sequence[IndexSpec],
         generation: int,
         *,
-        index_mode: IndexMode = "async",
         models: Mapping[str, VectorModel] | None = None,
     ) -> None:
         """An empty memtable for rows of the row schema `schema` (schema.row_schema).
@@ -85,7 +80,6 @@ class MemTable:
         self.generation = generation
         self.batches = 0
         self._store = BatchStore(schema)
-        self._index_mode = index_mode
         self._indexes = _indexes(schema, self.key, self.specs, models or {})
         self._frozen = False
         self._failed = False
@@ -138,13 +132,14 @@ class MemTable:
                 self._put(checked)
 
     def index_step(self) -> bool:
-        """Move one bounded block of the waiting rows into each vector and text index; False when none waits any more.
+        """Move one bounded block of the waiting rows into each index but the B-trees; False when none waits any more.
 
         Any thread, also after freeze(), beside apply() and reads; a call beside another one waits for it. Rows that
-        wait are found by reads at the cost of looking at each.
+        wait are found by reads, at the cost of looking at each, or for keys of indexing them first.
         """
         held = self._indexes
-        steps = [vector.index_step() for vector in held.vectors.values()]
+        steps = [held.keys.step()]
+        steps += [vector.index_step() for vector in held.vectors.values()]
         steps += [text.index_step() for text in held.texts.values()]
         return any(steps)
 
@@ -185,8 +180,6 @@ class MemTable:
             vector.add(checked.vectors[name])
         held.tombstones.extend(rows.column(TOMBSTONE).to_numpy())
         held.keys.add(rows)
-        while self._index_mode == "sync" and self.index_step():
-            pass
         self._store.publish(prefix)
         self.batches += 1
         self._failed = False

@@ -203,7 +203,8 @@ def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
 ) -> None:
     settings = {"commit": {"interval": "0s"}}
     with ingest.open(tmp_path / "plain", schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings):
-        assert threads("indexer") == []
+        assert threads("indexer"), "of keys"
+    assert threads("indexer") == []
     table = open_small(str(tmp_path / "sync"), memtable={"index_mode": "sync"})
     assert threads("indexer") == []
     table.close()

@@ -12,8 +12,9 @@ from lance.file import LanceFileReader
 
 from flush import BaseTable
 from flush.vector_models import vector_models
-from memtable import IndexSpec, MemTable, row_schema, with_tombstone
+from memtable import IndexSpec, row_schema, with_tombstone
 from memtable.vector_column import unit_length
+from tests.index_modes import memtable_in
 from tests.s3_fixtures import S3Table
 
 WIDTH = 32
@@ -85,7 +86,7 @@ def test_a_memtable_that_begins_with_the_model_finds_what_is_near(
     dataset = indexed(str(tmp_path / "t"), topics(3_000, 1), metric, **how)
     models = vector_models(dataset, [spec(metric)], {})
     schema = row_schema(dataset.schema, ["id"])
-    table, vectors = MemTable(schema, ["id"], [spec(metric)], 1, index_mode="sync", models=models), topics(5_000, 2)
+    table, vectors = memtable_in("sync", schema, ["id"], [spec(metric)], 1, models=models), topics(5_000, 2)
     table.apply(with_tombstone(table_of(vectors), schema))
     held = table._indexes.vectors["v"]._searched
     assert (held.trained_on, held.added) == (0, 5_000 // 512 * 512)

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import IndexMode, IndexSpec, InvalidRows, MemTable, row_schema, tombstones, vector_index, with_tombstone
+from memtable import IndexSpec, InvalidRows, MemTable, row_schema, tombstones, vector_index, with_tombstone
+from tests.index_modes import memtable_in
 
 WIDTH = 2
 NAN, INF = float("nan"), float("inf")
@@ -20,7 +21,7 @@ GOOD = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]
 
 
 @pytest.fixture(params=["sync", "async"])
-def mode(request: pytest.FixtureRequest) -> IndexMode:
+def mode(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
@@ -41,11 +42,11 @@ def settled(table: MemTable) -> None:
 KINDS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 
 
-def of_vectors(metric: str, mode: IndexMode, kind: str = "float32") -> MemTable:
+def of_vectors(metric: str, mode: str, kind: str = "float32") -> MemTable:
     """A memtable with forty good vectors, trained on the first of them."""
     fields = [pa.field("id", pa.int64(), nullable=False), pa.field("vector", pa.list_(KINDS[kind], WIDTH))]
     spec = IndexSpec("vector", "ivf_pq", {"metric": metric, "train_rows": 4})
-    table = MemTable(row_schema(pa.schema(fields), ["id"]), ["id"], [spec], 1, index_mode=mode)
+    table = memtable_in(mode, row_schema(pa.schema(fields), ["id"]), ["id"], [spec], 1)
     angles = np.linspace(0.1, 1.4, 40)
     put_vectors(table, range(100, 140), np.stack([np.cos(angles), np.sin(angles)], axis=1).tolist())
     return table
@@ -76,7 +77,7 @@ def nearest(table: MemTable, query: list[float], k: int = 100) -> list[int]:
     ],
 )
 def test_a_vector_without_a_distance_is_refused_with_its_row(
-    metric: str, kind: str, vector: list[Any], mode: IndexMode
+    metric: str, kind: str, vector: list[Any], mode: str
 ) -> None:
     table = of_vectors(metric, mode, kind)
     settled(table)
@@ -98,7 +99,7 @@ def test_a_vector_without_a_distance_is_refused_with_its_row(
 
 
 @pytest.mark.parametrize(("metric", "found"), [("cosine", False), ("l2", True), ("dot", True)])
-def test_a_zero_vector_is_kept_and_found_where_it_has_a_distance(metric: str, found: bool, mode: IndexMode) -> None:
+def test_a_zero_vector_is_kept_and_found_where_it_has_a_distance(metric: str, found: bool, mode: str) -> None:
     table = of_vectors(metric, mode)
     put_vectors(table, [1, 2], [[0.0, 0.0], [-0.0, 0.0]])
     put_vectors(table, range(10, 13), GOOD)
@@ -111,7 +112,7 @@ def test_a_zero_vector_is_kept_and_found_where_it_has_a_distance(metric: str, fo
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
-def test_nothing_but_zero_and_null_vectors_breaks_no_search(metric: str, mode: IndexMode) -> None:
+def test_nothing_but_zero_and_null_vectors_breaks_no_search(metric: str, mode: str) -> None:
     table = of_vectors(metric, mode)
     deleted = tombstones(pa.table({"id": np.arange(100, 140)}), table.schema)
     table.apply(deleted)
@@ -122,7 +123,7 @@ def test_nothing_but_zero_and_null_vectors_breaks_no_search(metric: str, mode: I
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
-def test_null_vectors_are_kept_and_never_found(metric: str, mode: IndexMode) -> None:
+def test_null_vectors_are_kept_and_never_found(metric: str, mode: str) -> None:
     table = of_vectors(metric, mode)
     put_vectors(table, range(50), [None] * 50)
     put_vectors(table, range(50, 53), GOOD)
@@ -134,7 +135,7 @@ def test_null_vectors_are_kept_and_never_found(metric: str, mode: IndexMode) -> 
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
-def test_the_smallest_and_the_largest_numbers_do_not_disturb_the_others(metric: str, mode: IndexMode) -> None:
+def test_the_smallest_and_the_largest_numbers_do_not_disturb_the_others(metric: str, mode: str) -> None:
     table = of_vectors(metric, mode)
     extreme = [[1e-45, 0.0], [1e-30, -1e-30], [1e18, 1e18], [-4e18, 1.0]]
     put_vectors(table, range(4), extreme)
@@ -146,7 +147,7 @@ def test_the_smallest_and_the_largest_numbers_do_not_disturb_the_others(metric: 
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_vector_of_another_width_is_refused_with_its_row(width: int, mode: IndexMode) -> None:
+def test_a_vector_of_another_width_is_refused_with_its_row(width: int, mode: str) -> None:
     table = of_vectors("l2", mode)
     vectors = [[1.0, 2.0], [1.0] * width]
     with pytest.raises(InvalidRows, match=f"'vector' has {width} numbers in row 1, the table wants 2") as refused:
@@ -164,9 +165,9 @@ def test_a_vector_of_another_width_is_refused_with_its_row(width: int, mode: Ind
 # ---- texts ---------------------------------------------------------------------------------------------------------
 
 
-def of_texts(mode: IndexMode) -> MemTable:
+def of_texts(mode: str) -> MemTable:
     fields = [pa.field("id", pa.int64(), nullable=False), pa.field("body", pa.string())]
-    table = MemTable(row_schema(pa.schema(fields), ["id"]), ["id"], [IndexSpec("body", "fts")], 1, index_mode=mode)
+    table = memtable_in(mode, row_schema(pa.schema(fields), ["id"]), ["id"], [IndexSpec("body", "fts")], 1)
     put_texts(table, [100, 101], ["harbor", "harbor copper"])
     return table
 
@@ -193,7 +194,7 @@ def not_utf8(texts: list[bytes]) -> pa.Array:
 @pytest.mark.parametrize(
     "bad", [b"\xff", b"harbor \xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"], ids=["ff", "cut", "surrogate", "long"]
 )
-def test_text_that_is_not_utf8_harms_no_row_beside_it(bad: bytes, mode: IndexMode) -> None:
+def test_text_that_is_not_utf8_harms_no_row_beside_it(bad: bytes, mode: str) -> None:
     """A table refuses it before its memtable sees it (tests/integration/test_bad_input.py); a memtable takes it."""
     table = of_texts(mode)
     put_texts(table, [1, 2, 3], not_utf8([b"harbor", bad, b"copper harbor"]))
@@ -238,7 +239,7 @@ def test_text_that_is_not_utf8_harms_no_row_beside_it(bad: bytes, mode: IndexMod
         *("accents", "nul inside", "emoji", "100,000 words"),
     ],
 )
-def test_any_text_is_kept_and_found_by_the_words_it_has(text: str, found: str | None, mode: IndexMode) -> None:
+def test_any_text_is_kept_and_found_by_the_words_it_has(text: str, found: str | None, mode: str) -> None:
     table = of_texts(mode)
     put_texts(table, [1, 2, 3], ["copper", text, "copper harbor"])
     settled(table)
@@ -250,7 +251,7 @@ def test_any_text_is_kept_and_found_by_the_words_it_has(text: str, found: str | 
     assert snapshot.take(snapshot.lookup(pa.table({"id": [2]})), ["body"]).to_pylist() == [{"body": text}]
 
 
-def test_null_and_empty_texts_alone_break_no_match(mode: IndexMode) -> None:
+def test_null_and_empty_texts_alone_break_no_match(mode: str) -> None:
     table = of_texts(mode)
     put_texts(table, range(50), [None, ""] * 25)
     settled(table)
@@ -276,10 +277,10 @@ def test_null_and_empty_texts_alone_break_no_match(mode: IndexMode) -> None:
     ids=["int64", "uint64", "float64", "string"],
 )
 def test_null_and_extreme_values_of_a_btree_column(
-    kind: pa.DataType, values: list[Any], equal: dict[str, int], mode: IndexMode
+    kind: pa.DataType, values: list[Any], equal: dict[str, int], mode: str
 ) -> None:
     schema = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("price", kind)]), ["id"])
-    table = MemTable(schema, ["id"], [IndexSpec("price", "btree")], 1, index_mode=mode)
+    table = memtable_in(mode, schema, ["id"], [IndexSpec("price", "btree")], 1)
     # Enough others that the index is worth asking.
     others = pa.array([None] * 9_000, kind)
     table.apply(with_tombstone(pa.table({"id": np.arange(9_000) + 100, "price": others}), schema))
@@ -394,9 +395,9 @@ def test_keys_that_are_not_there_are_not_found(name: str) -> None:
         table.apply(with_tombstone(key_table(kinds, [key]), schema))
 
 
-def test_a_key_of_text_that_is_not_utf8_harms_no_key_beside_it(mode: IndexMode) -> None:
+def test_a_key_of_text_that_is_not_utf8_harms_no_key_beside_it(mode: str) -> None:
     schema = row_schema(pa.schema([pa.field("k", pa.string(), nullable=False)]), ["k"])
-    table = MemTable(schema, ["k"], [], 1, index_mode=mode)
+    table = memtable_in(mode, schema, ["k"], [], 1)
     table.apply(with_tombstone(pa.table({"k": not_utf8([b"a", b"\xff", b"b"])}), schema))
     table.apply(with_tombstone(pa.table({"k": ["a"]}), schema))
     assert table.snapshot().lookup(pa.table({"k": ["a", "b", "c"]})).tolist() == [3, 2, -1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memtable import key_column, key_index
 from memtable.code_table import EMPTY, CodeTable
-from memtable.key_index import MOST_WAITING, KeyIndex
+from memtable.key_index import BLOCK_ROWS, MOST_BATCHES, MOST_WAITING, KeyIndex
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -175,11 +175,42 @@ def test_the_table_grows_and_keeps_every_row() -> None:
 
 
 def test_a_put_leaves_few_keys_to_index() -> None:
-    """So that no reader has to index more than a block."""
+    """Where nobody takes steps beside it, so that no reader has more than that to index."""
     oracle = Oracle([pa.int64()])
     for first in range(0, 3 * MOST_WAITING, 1000):
         oracle.add([(key,) for key in range(first, first + 1000)])
         assert oracle.index._rows - oracle.index._indexed <= MOST_WAITING
+    oracle.check([(0,), (MOST_WAITING,), (-1,)], oracle.rows)
+
+
+def test_single_puts_leave_few_batches_to_index() -> None:
+    oracle = Oracle([pa.string()])
+    for number in range(2 * MOST_BATCHES):
+        oracle.add([(f"key-{number % 100}",)])
+        assert len(oracle.index._waiting) <= MOST_BATCHES
+    oracle.check([("key-5",), ("key-99",), ("key",)], oracle.rows)
+
+
+def test_steps_index_block_by_block_to_the_end() -> None:
+    oracle = Oracle([pa.int64()])
+    assert not oracle.index.step()
+    for first in range(0, 2 * BLOCK_ROWS, 1000):
+        oracle.add([(key,) for key in range(first, first + 1000)])
+    indexed = []
+    while oracle.index.step():
+        indexed.append(oracle.index._indexed)
+    assert indexed == [17_000, 33_000][: len(indexed)]
+    assert oracle.index._indexed == oracle.rows == 33_000
+    oracle.check([(0,), (16_999,), (17_000,), (32_999,), (33_000,)], oracle.rows)
+
+
+def test_a_reader_indexes_what_it_asks_about_and_no_more() -> None:
+    oracle = Oracle([pa.int64()])
+    oracle.add([(key,) for key in range(BLOCK_ROWS)])
+    oracle.add([(key,) for key in range(10)])
+    oracle.check([(3,), (BLOCK_ROWS - 1,), (-5,)], BLOCK_ROWS)
+    assert oracle.index._indexed == BLOCK_ROWS
+    oracle.check([(3,), (11,)], oracle.rows)
 
 
 def test_readers_beside_the_writer_see_their_prefix() -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, vector_index, with_tombstone
+from memtable import IndexSpec, Snapshot, row_schema, tombstones, vector_index, with_tombstone
+from tests.index_modes import memtable_in
 
 WIDTH = 8
 BASE = pa.schema(
@@ -40,7 +41,7 @@ class Rows:
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
-        self.table = MemTable(ROWS, ["id"], INDEXES, 1, index_mode="sync" if mode == "sync" else "async")
+        self.table = memtable_in(mode, ROWS, ["id"], INDEXES, 1)
 
     def put(self, ids: Any, vectors: Any, *, price: Any = 5, body: Any = "plain words") -> None:
         """One row per id; a single vector, price or body is every row's."""
@@ -233,7 +234,7 @@ def test_thousands_of_nearer_rows_that_do_not_pass_cost_no_result(rows: Rows, k:
 def test_rows_that_the_quantiser_leaves_out_are_found_all_the_same(rows: Rows) -> None:
     """Trained on two vectors it cannot tell the others apart, and names fewer rows than it is asked for."""
     spec = IndexSpec("vector", "ivf_pq", {"train_rows": 2})
-    rows.table = MemTable(ROWS, ["id"], [spec], 1, index_mode=rows.table._index_mode)
+    rows.table = memtable_in(rows.mode, ROWS, ["id"], [spec], 1)
     generator = np.random.default_rng(3)
     vectors = generator.integers(-3, 4, (200, WIDTH)).astype(np.float32)
     for first in range(0, 200, 8):

@@ -29,6 +29,7 @@ from memtable import (
     vector_index,
     with_tombstone,
 )
+from tests.index_modes import memtable_in
 
 WIDTH = 4
 WORDS = ("ash", "birch", "cedar", "elm")
@@ -145,7 +146,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
 
     def open(self) -> None:
         generation = len(self.tables) + 1
-        self.table = MemTable(self.schema, self.key, self.indexes, generation, index_mode=self.mode)  # type: ignore[arg-type]
+        self.table = memtable_in(self.mode, self.schema, self.key, self.indexes, generation)
         self.tables.append(self.table)
         self.rows = []
 

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memtable import IndexMode, IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, text_index, with_tombstone
+from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, text_index, with_tombstone
 from memtable.text_analysis import analyzer
+from tests.index_modes import memtable_in
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())])
 ROWS = row_schema(BASE, ["id"])
@@ -49,8 +50,8 @@ def put(table: MemTable, first: int, texts: list[str | None]) -> None:
     table.apply(with_tombstone(pa.table({"id": ids, "body": pa.array(texts, pa.string())}), ROWS))
 
 
-def empty(mode: IndexMode = "async", **parameters: Any) -> MemTable:
-    return MemTable(ROWS, ["id"], [IndexSpec("body", "fts", parameters)], 1, index_mode=mode)
+def empty(mode: str = "async", **parameters: Any) -> MemTable:
+    return memtable_in(mode, ROWS, ["id"], [IndexSpec("body", "fts", parameters)], 1)
 
 
 def build(texts: list[str | None], **parameters: Any) -> Snapshot:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from memtable import IndexSpec, InvalidRows, Snapshot, row_schema, with_tombstone
 from memtable.text_query import MAX_CHARACTERS, MAX_WORDS, TextParser
+from tests.index_modes import memtable_in
 
 ROWS = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())]), ["id"])
 WORDS = ("web", "the", "server", "serve", "lib", "library")
@@ -22,9 +23,9 @@ def parsed(text: str, **parameters: Any) -> list[tuple[str, str, str]]:
     return [(clause.occur, clause.kind, clause.text) for clause in parser.parse(text).clauses]
 
 
-def build(texts: list[str | None], mode: Any = "async", **parameters: Any) -> Snapshot:
+def build(texts: list[str | None], mode: str = "async", **parameters: Any) -> Snapshot:
     spec = IndexSpec("body", "fts", {"with_position": True, **parameters})
-    table = MemTable(ROWS, ["id"], [spec], 1, index_mode=mode)
+    table = memtable_in(mode, ROWS, ["id"], [spec], 1)
     rows = pa.table({"id": np.arange(len(texts)), "body": pa.array(texts, pa.string())})
     table.apply(with_tombstone(rows, ROWS))
     return table.snapshot()

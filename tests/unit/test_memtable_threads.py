@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import IndexMode, IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from tests.index_modes import memtable_in
 
 WIDTH = 16
 KEYS = 300
@@ -122,8 +123,8 @@ def index_until(written: threading.Event, table: MemTable) -> None:
 
 
 @pytest.mark.parametrize(("mode", "indexers"), [("sync", 0), ("async", 0), ("async", 1), ("async", 2), ("sync", 1)])
-def test_readers_of_a_memtable_being_written(mode: IndexMode, indexers: int) -> None:
-    table = MemTable(ROWS, ["id"], INDEXES, 1, index_mode=mode)
+def test_readers_of_a_memtable_being_written(mode: str, indexers: int) -> None:
+    table = memtable_in(mode, ROWS, ["id"], INDEXES, 1)
     written = threading.Event()
     threads = Threads()
     for reader in range(2):
@@ -143,7 +144,7 @@ def test_readers_of_a_memtable_being_written(mode: IndexMode, indexers: int) -> 
 
 
 def test_what_the_writer_put_it_reads_at_once_whatever_indexers_do() -> None:
-    table = MemTable(ROWS, ["id"], INDEXES, 1, index_mode="async")
+    table = MemTable(ROWS, ["id"], INDEXES, 1)
     written = threading.Event()
     threads = Threads()
     threads.start(lambda: index_until(written, table))
@@ -157,7 +158,7 @@ def test_what_the_writer_put_it_reads_at_once_whatever_indexers_do() -> None:
 
 
 def test_the_rows_of_a_frozen_memtable_are_indexed_while_they_are_read() -> None:
-    table = MemTable(ROWS, ["id"], INDEXES, 1, index_mode="async")
+    table = MemTable(ROWS, ["id"], INDEXES, 1)
     for batch in range(BATCHES):
         table.apply(batch_rows(batch))
     table.freeze()
