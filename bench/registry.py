@@ -6,11 +6,12 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 
-from bench import memtable_path, put_path, query_path, replay_path, search_path
+from bench import memtable_path, memtable_puts, put_path, query_path, replay_path, search_path
 from bench.benchmark import Benchmark
 
 ALL: tuple[Benchmark, ...] = (
     *put_path.BENCHMARKS,
+    *memtable_puts.BENCHMARKS,
     *memtable_path.BENCHMARKS,
     *replay_path.BENCHMARKS,
     *query_path.BENCHMARKS,

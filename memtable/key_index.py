@@ -29,8 +29,8 @@ from memtable.versions import Versions
 
 BLOCK_ROWS = 16_384
 """Rows indexed at once, if not more are in one batch: 1 to 2 ms."""
-MOST_WAITING = 65_536
-"""Rows whose keys wait at most when a put returns; a reader who comes then has 5 ms of work."""
+MOST_WAITING = 131_072
+"""Rows whose keys wait at most when a put returns; a reader who comes then has 10 ms of work."""
 MOST_BATCHES = 1_024
 """Puts whose keys wait at most: of a single row its columns are far more than the key."""
 LINK_BYTES = 16
