@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 
-from bench import memtable_path, memtable_puts, put_path, query_path, replay_path, search_path
+from bench import commit_path, memtable_path, memtable_puts, put_path, query_path, replay_path, search_path
 from bench.benchmark import Benchmark
 
 ALL: tuple[Benchmark, ...] = (
@@ -16,6 +16,7 @@ ALL: tuple[Benchmark, ...] = (
     *replay_path.BENCHMARKS,
     *query_path.BENCHMARKS,
     *search_path.BENCHMARKS,
+    *commit_path.BENCHMARKS,
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,24 @@ Positions = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float32]
 
-FIRST_CAPACITY = 256
+FIRST_ROWS = 256
+PAGED = 256 << 10
+"""Bytes of an array from which on it lies in pages of its own."""
+
+
+def uninitialised(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array whose memory, where it is much, goes back to the system with it: from malloc's heap, where NumPy puts
+    arrays of up to 32 MiB, it would not. What is not written is address space, no memory.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < PAGED:
+        return np.empty(shape, dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 class GrowableArray:
-    """An append-only array of fixed row shape which doubles its capacity.
+    """An append-only array of fixed row shape. It doubles its capacity, and grows fourfold where room costs no memory.
 
     Thread safety. One writer; readers take `data` once and read rows below a count they know to be complete.
     Invariants. Rows below `size` keep their place. After growth the old array stays as it is, so a reader
@@ -39,7 +54,8 @@ class GrowableArray:
     def fill(self, first: int, end: int, values: Any) -> None:
         """As write(), `values` being one for each row before `end`, or one for all of them."""
         if end > len(self.data):
-            larger = np.empty((max(end, 2 * len(self.data), FIRST_CAPACITY), *self._shape), dtype=self.data.dtype)
+            growth = 2 if self.data.nbytes < PAGED else 4
+            larger = uninitialised((max(end, growth * len(self.data), FIRST_ROWS), *self._shape), self.data.dtype)
             larger[: self.size] = self.data[: self.size]
             self.data = larger
         self.data[first:end] = values

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memtable.arrays import Positions
+from memtable.arrays import Positions, uninitialised
 from memtable.one_thread import one_thread
 
 Codes = npt.NDArray[np.int64]
@@ -76,7 +76,7 @@ _faiss: Any = faiss  # the type hints faiss ships leave these functions out
 
 
 def _free(log2: int) -> Codes:
-    slots = np.empty((1 << log2, 2), dtype=np.int64)
+    slots: Codes = uninitialised((1 << log2, 2), np.int64)
     _faiss.hashtable_int64_to_int64_init(log2, *_pointers(slots))
     return slots
 

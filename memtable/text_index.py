@@ -6,6 +6,7 @@ are there; a match hands over and commits what is left, so that it sees every ro
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from typing import Any
@@ -29,13 +30,27 @@ BLOCK_ROWS = 256
 COMMIT_DOCUMENTS = 16_384
 """Handed over between two commits of index_step(). One takes 3 ms and 2 us a document, and a match waits for the last;
 texts a second with commits after 1,024, 4,096, 16,384: 40,000, 95,000, 120,000."""
-# What the process grows by, fitted to its resident size over short, long and very varied texts: most of it is what
-# tantivy frees and malloc keeps, so it follows what went through tantivy rather than what is there.
-WRITER_BYTES = 22 << 20
-WRITER_BYTES_PER_DOCUMENT = 6 << 10  # until WRITER_BYTES are reached
-BYTES_PER_TEXT_BYTE = {"freq": 0.8, "position": 1.1}
-BYTES_PER_DOCUMENT = 20
-BYTES_PER_TERM = 56
+# What the process grows by: far more than the finished index, since tantivy frees most of what it takes and malloc
+# keeps that, whatever is done with the writer. The share of each cause was fitted to the resident size of processes
+# with two memtables of short, long, repetitive and very varied texts (tests/unit/test_memtable_accounting.py).
+WRITER_BYTES = 2_400_000
+"""The writer's queue and the stacks of its threads, given back when it ends."""
+INDEX_BYTES = 5_000_000
+"""What every index keeps, however small it is."""
+SEGMENT_BYTES = 3_800_000
+"""Of a segment that is begun: the pages and the hash table it is built in, in a malloc arena new to its thread."""
+MOST_ARENAS = 5
+"""Segments begun after so many use the memory of those before."""
+COMMIT_BYTES = 14_000
+MOST_COMMITS = 1_000
+"""What a commit leaves in fragments, of its few documents and of the merges beside it; later ones fill the gaps."""
+SEGMENT_TEXT = 2_000_000
+SEGMENT_WORDS = 22_000
+"""Bytes of text, and distinct words, which use up HEAP_BYTES and so begin a segment without a commit."""
+BYTES_PER_TEXT_BYTE = {"freq": 1.5, "position": 2.0}
+"""Postings as they are built, written and merged."""
+BYTES_PER_WORD = 48
+"""Of a distinct word of a segment: its entry in the dictionary, likewise."""
 SAMPLE = 32
 """One text in so many is read for the number of distinct words."""
 FETCH_SLACK = 64
@@ -45,23 +60,40 @@ MAX_RUNS = 32
 
 
 class Vocabulary:
-    """An estimate of the number of distinct words, from the words of one text in SAMPLE."""
+    """An estimate of the number of distinct words in each segment, from the words of one text in SAMPLE."""
 
     def __init__(self) -> None:
-        self._once: set[str] = set()
-        self._again: set[str] = set()
+        self._before = 0.0
+        self._texts_with: dict[str, int] = {}
+        self._in_one = self._in_two = 0
 
     def sample(self, texts: list[str | None]) -> None:
-        """Count the words of some texts."""
+        """Count the words of some texts of the segment."""
         for text in texts:
-            words = set(text.split()) if text else set()
-            self._again |= words & self._once
-            self._once |= words
+            for word in set(text.split()) if text else ():
+                seen = self._texts_with.get(word, 0)
+                self._texts_with[word] = seen + 1
+                self._in_one += (seen == 0) - (seen == 1)
+                self._in_two += (seen == 1) - (seen == 2)
+
+    def end_segment(self) -> None:
+        """The next texts are those of another segment, which has a dictionary of its own."""
+        self._before = self.size
+        self._texts_with = {}
+        self._in_one = self._in_two = 0
 
     @property
-    def size(self) -> int:
-        """Words seen in the sample, and for each that one text alone had its like in the texts not looked at."""
-        return len(self._once) + (len(self._once) - len(self._again)) * (SAMPLE - 1)
+    def size(self) -> float:
+        """Distinct words of all segments.
+
+        Words of one sampled text alone tell how many new ones the next text brings (Good-Turing), those of two how
+        fast that dries up (Chao's estimate of the unseen): the extrapolation of species sampling (Chao et al. 2014).
+        """
+        unseen = (SAMPLE - 1.0) * self._in_one
+        if self._in_two:
+            drying_up = 2 * self._in_two / self._in_one if self._in_one else math.inf
+            unseen = -math.expm1(-(SAMPLE - 1) * drying_up) * self._in_one / drying_up
+        return self._before + len(self._texts_with) + unseen
 
 
 class TextIndex:
@@ -94,6 +126,7 @@ class TextIndex:
         self._closed = self._finished = False
         self._documents = 0
         self._text_bytes = 0
+        self._commits = 0
         self._vocabulary = Vocabulary()
 
     def add(self, texts: pa.ChunkedArray, first: int) -> None:
@@ -218,6 +251,8 @@ class TextIndex:
             self._writer.commit()
             self._index.reload()
             self._uncommitted = 0
+            self._commits += 1
+            self._vocabulary.end_segment()
 
     def _finish(self) -> None:
         """Commit, once nothing waits and nothing follows, and give back what only the writer needs."""
@@ -232,10 +267,15 @@ class TextIndex:
     @property
     def bytes(self) -> int:
         """Estimate from what was added; tantivy does not tell what it holds."""
-        kept = BYTES_PER_TEXT_BYTE[self._option] * self._text_bytes
-        kept += BYTES_PER_DOCUMENT * self._documents + BYTES_PER_TERM * self._vocabulary.size
-        writing = min(WRITER_BYTES, WRITER_BYTES_PER_DOCUMENT * self._documents + self._text_bytes)
-        return int(kept) + (0 if self._finished else writing)
+        if not self._documents:
+            return 0
+        words = self._vocabulary.size
+        begun = self._commits + bool(self._waiting or self._uncommitted)
+        segments = begun + self._text_bytes / SEGMENT_TEXT + words / SEGMENT_WORDS
+        kept = INDEX_BYTES + SEGMENT_BYTES * min(segments, MOST_ARENAS)
+        kept += COMMIT_BYTES * min(self._commits, MOST_COMMITS)
+        kept += BYTES_PER_TEXT_BYTE[self._option] * self._text_bytes + BYTES_PER_WORD * words
+        return int(kept) + (0 if self._finished else WRITER_BYTES)
 
 
 def _as_strings(texts: pa.ChunkedArray) -> list[str | None]:

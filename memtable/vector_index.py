@@ -22,7 +22,6 @@ import numpy.typing as npt
 from memtable.arrays import GrowableArray, Mask, Positions, Scores, Vectors, best
 from memtable.index_spec import TRAIN_ROWS, IndexSpec
 from memtable.one_thread import one_thread
-from memtable.paged_array import PagedArray
 from memtable.shielded import shielded
 from memtable.vector_column import VectorBatch, query_vector
 from memtable.vector_model import VectorModel
@@ -70,7 +69,7 @@ class VectorIndex:
         self._exact_rows = min(EXACT_ROWS, EXACT_PER_TRAIN_ROW * self._train_rows)
         self._train_at = max(self._exact_rows, self._train_rows)
         self._block = min(ADD_BLOCK, self._train_rows)
-        self._vectors = PagedArray(np.float32, width)
+        self._vectors = GrowableArray(np.float32, width)
         self._indexed = GrowableArray(np.bool_)
         self._stepping = threading.Lock()
         self._model = None if model is None else model.checked(self.column, width)

@@ -1,7 +1,5 @@
 """Text search: the words Lance would match, masks, and texts that could break a tokenizer."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -343,46 +341,6 @@ def test_steps_matches_and_puts_at_once_lose_no_row() -> None:
         thread.join()
     assert set(seen) <= {0}
     assert len(matched(table.snapshot(), "words", 10_000)) == 6_000
-
-
-GROWTH = """
-import ctypes, gc, sys
-import numpy as np, pyarrow as pa
-from memtable import IndexSpec
-from memtable.text_index import TextIndex
-
-kind, rows = sys.argv[1], int(sys.argv[2])
-rng = np.random.default_rng(0)
-if kind == "varied":
-    words = rng.integers(1 << 40, size=(rows, 5))
-else:
-    words = (20_000 * rng.random((rows, {"short": 7, "long": 600}[kind])) ** 4).astype(int)
-texts = pa.array([" ".join(map("w{:x}".format, row)) for row in words.tolist()])
-del words
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
-warm = TextIndex(IndexSpec("c", "fts"))
-warm.add(pa.chunked_array([texts[:10]]), 0)
-warm.searcher()
-del warm
-gc.collect()
-ctypes.CDLL(None).malloc_trim(0)
-before = resident()
-index = TextIndex(IndexSpec("c", "fts"))
-for at in range(0, rows, 1000):
-    index.add(pa.chunked_array([texts[at : at + 1000]]), at)
-    while index.index_step():
-        pass
-index.searcher()
-print(index.bytes / (resident() - before))
-"""
-
-
-@pytest.mark.parametrize(("kind", "rows"), [("short", 40_000), ("long", 2_500), ("varied", 30_000)])
-def test_bytes_are_what_the_process_grows_by(kind: str, rows: int) -> None:
-    """Within 20 % on the machine it was fitted on; malloc differs a little from run to run."""
-    ran = subprocess.run([sys.executable, "-c", GROWTH, kind, str(rows)], capture_output=True, text=True, check=True)
-    assert 0.7 < float(ran.stdout) < 1.35, ran.stdout
 
 
 def test_a_column_without_index_is_refused_with_the_remedy() -> None:

@@ -1,0 +1,177 @@
+"""The commit path: how long until published SSTs are part of the base table.
+
+A round copies a base table by links, publishes SSTs beside it, and times the commit alone: reading them, the newest row
+of each key, the merge, its fsync, the manifest. Lance's side is a bare `merge_insert` of the same reduced rows, handed
+to it in memory, into the same base, synced by nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import flush
+from bench.benchmark import Benchmark, Contender, Parameter, Sample, Values, Watch
+from bench.digest import rows_digest
+from bench.source_data import NARROW, NARROW_KEY, SEED, narrow_rows, newest
+from flush.durability import sync_tree
+from memtable import MemTable, row_schema, with_tombstone
+from wal import Claim, LanceCodec, LocalStore, ManifestStore, SystemClock, SystemIds, bucket_region, claim
+
+_ROWS_OF_A_BATCH = 250_000
+_ROWS_OF_A_FRAGMENT = 1_000_000
+_FRESH = 1.2
+"""Keys are drawn from this many times the base: one in six is new."""
+
+
+def _base_rows(rows: int) -> Iterator[pa.RecordBatch]:
+    for first in range(0, rows, _ROWS_OF_A_BATCH):
+        yield from narrow_rows(range(first, min(first + _ROWS_OF_A_BATCH, rows)), 0).cast(NARROW).to_batches()
+
+
+def _upserts(values: Values, ssts: int) -> list[pa.Table]:
+    """Rows of each SST: no key twice in one, some in several."""
+    rng = np.random.default_rng(SEED)
+    made = []
+    for number in range(ssts):
+        keys = rng.choice(int(values["base"] * _FRESH), values["rows"], replace=False)
+        made.append(narrow_rows(range(values["rows"]), number + 1).set_column(0, NARROW.field(0), pa.array(keys)))
+    return made
+
+
+def _linked(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, copy_function=os.link)
+
+
+def _digest(uri: Path, rows: pa.Table) -> str:
+    """Of the rows that were upserted, as the table has them now, and of how many it has in all."""
+    table = lance.dataset(str(uri)).to_table()
+    upserted = table.filter(pc.is_in(table.column(NARROW_KEY), value_set=rows.column(NARROW_KEY).combine_chunks()))
+    return f"{table.num_rows} {rows_digest(upserted, [NARROW_KEY])}"
+
+
+class Commits(Contender):
+    """Commits one SST for each of `rows` into the base, in one commit."""
+
+    def __init__(self, base: int, rows: Sequence[pa.Table], *, question: str) -> None:
+        name = f"memwal, {len(rows)} SST{'s' if len(rows) > 1 else ''} of {rows[0].num_rows:,} rows"
+        super().__init__(name, "memwal", {"ssts": len(rows)}, question=question)
+        self._rows, self._base_rows = rows, base
+        self._newest = newest(list(rows), NARROW_KEY)
+
+    def prepare(self, at: Path) -> None:
+        """The base table, with one commit in its history: before the first, a commit looks through rows it found."""
+        self._at = at / "table"
+        base = flush.BaseTable.create(str(self._at), NARROW, [NARROW_KEY], 1, [])
+        source = pa.RecordBatchReader.from_batches(NARROW, _base_rows(self._base_rows))
+        lance.write_dataset(source, str(self._at), mode="append", max_rows_per_file=_ROWS_OF_A_FRAGMENT)
+        one_row = lance.dataset(str(self._at)).to_table(limit=1).cast(NARROW)
+        _publish(self._at, base, [one_row])
+        _commit(self._at)
+        sync_tree(str(self._at))
+
+    def round(self, at: Path, watch: Watch) -> Sample:
+        """One commit."""
+        table = at / "table"
+        _linked(self._at, table)
+        _publish(table, flush.BaseTable.open(str(table)), self._rows)
+        sync_tree(str(table))
+        with watch.timed():
+            report = _commit(table)
+        taken = sum(each.num_rows for each in self._rows)
+        digest = _digest(table, self._newest)
+        measures = {"versions": float(report.versions), "megabytes": report.bytes_written / 1e6}
+        return Sample(np.asarray([watch.seconds]), watch.seconds, taken, digest, measures)
+
+
+class BareMerge(Contender):
+    """`merge_insert` of the newest rows of `rows`, the least a commit can do."""
+
+    def __init__(self, base: int, rows: Sequence[pa.Table], *, question: str) -> None:
+        reduced = newest(list(rows), NARROW_KEY).cast(NARROW)
+        super().__init__(f"merge_insert of {reduced.num_rows:,} rows", "lance", {}, question=question)
+        self._rows, self._base_rows, self._taken = reduced, base, sum(each.num_rows for each in rows)
+
+    def prepare(self, at: Path) -> None:
+        """The base table."""
+        self._at = at / "table"
+        source = pa.RecordBatchReader.from_batches(NARROW, _base_rows(self._base_rows))
+        lance.write_dataset(source, str(self._at), max_rows_per_file=_ROWS_OF_A_FRAGMENT)
+        sync_tree(str(self._at))
+
+    def round(self, at: Path, watch: Watch) -> Sample:
+        """One merge."""
+        table = at / "table"
+        _linked(self._at, table)
+        dataset = lance.dataset(str(table))
+        with watch.timed():
+            merge = dataset.merge_insert(NARROW_KEY).when_matched_update_all().when_not_matched_insert_all()
+            merge.execute(self._rows)
+        digest = _digest(table, self._rows)
+        return Sample(np.asarray([watch.seconds]), watch.seconds, self._taken, digest)
+
+
+def _publish(uri: Path, base: flush.BaseTable, ssts: Sequence[pa.Table]) -> None:
+    """One published SST for each of `ssts`, by a new claim of the table's one region."""
+    store, rows, region = LocalStore(str(uri)), row_schema(base.schema, base.key), bucket_region(0)
+    claimed: Claim = claim(store, region, spec_id=1, codec=LanceCodec(rows), ids=SystemIds(), clock=SystemClock())
+    for each in ssts:
+        manifests = ManifestStore(store, region)
+        manifest = manifests.latest()
+        assert manifest is not None
+        table = MemTable(rows, [NARROW_KEY], [], manifest.current_generation)
+        table.apply(with_tombstone(each, rows))
+        table.freeze()
+        flush.flush(
+            store,
+            manifests,
+            claimed.guard,
+            table.snapshot(),
+            generation=table.generation,
+            covers_position=manifest.replay_after + 1,
+            key=[NARROW_KEY],
+            storage_version=base.storage_version,
+            ids=SystemIds(),
+        )
+
+
+def _commit(uri: Path) -> flush.CommitReport:
+    return flush.commit(str(uri), None, LocalStore(str(uri)), clock=SystemClock())
+
+
+def _one(values: Values) -> list[Contender]:
+    rows = _upserts(values, 1)
+    return [Commits(values["base"], rows, question="same"), BareMerge(values["base"], rows, question="same")]
+
+
+def _several(values: Values) -> list[Contender]:
+    rows = _upserts(values, 8)
+    few = [Commits(values["base"], rows[:ssts], question=f"{ssts} of them") for ssts in (1, 2, 4)]
+    return [*few, Commits(values["base"], rows, question="same"), BareMerge(values["base"], rows, question="same")]
+
+
+_BASE = Parameter(5000, 4_000_000, "rows of the base table, 3 narrow columns")
+
+BENCHMARKS = (
+    Benchmark(
+        "commit",
+        "Commit of upserts, one SST",
+        "p50_ms",
+        {"base": _BASE, "rows": Parameter(500, 100_000, "rows of the SST, one in six new")},
+        _one,
+    ),
+    Benchmark(
+        "commit_together",
+        "Commit of several SSTs at once, per row",
+        "rows_per_second",
+        {"base": _BASE, "rows": Parameter(200, 25_000, "rows of each SST")},
+        _several,
+    ),
+)
