@@ -9,6 +9,8 @@ A split-block bloom filter as in Parquet, with Parquet's salts, over SipHash-1-3
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -25,7 +27,7 @@ keys.
 """
 
 _BLOCK_BITS = 256
-_WORDS = 8
+_WORD_BITS = 32
 _SALTS = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31],
     dtype=np.uint32,
@@ -46,7 +48,8 @@ def bloom_bytes(keys: pa.Table, nblocks: int | None = None) -> bytes:
     blocks = blocks_for(keys.num_rows) if nblocks is None else nblocks
     bits = np.zeros(blocks * _BLOCK_BITS, dtype=np.uint8)
     if keys.num_rows:
-        bits[_bit_positions(siphash13(hash_form(keys)), blocks)] = 1
+        for positions in _bit_positions(siphash13(hash_form(keys)), blocks):
+            bits[positions] = 1
     # Little-endian u32 words with bit 0 lowest are, byte by byte, just bits in little order.
     return np.packbits(bits, bitorder="little").tobytes()
 
@@ -59,16 +62,15 @@ def contains(data: bytes, keys: pa.Table) -> npt.NDArray[np.bool_]:
         raise ValueError(f"a bloom filter of {len(data)} bytes: its size must be a multiple of {_BLOCK_BITS // 8}")
     if not keys.num_rows:
         return np.zeros(0, dtype=bool)
-    positions = _bit_positions(siphash13(hash_form(keys)), len(data) * 8 // _BLOCK_BITS)
-    raw = np.frombuffer(data, dtype=np.uint8)
-    found = (raw[positions >> 3] >> (positions & 7).astype(np.uint8)) & 1
-    return np.asarray(found.all(axis=1), dtype=bool)
+    raw, found = np.frombuffer(data, dtype=np.uint8), np.ones(keys.num_rows, dtype=bool)
+    for positions in _bit_positions(siphash13(hash_form(keys)), len(data) * 8 // _BLOCK_BITS):
+        found &= (raw[positions >> 3] >> (positions & 7).astype(np.uint8)) & 1 == 1
+    return found
 
 
-def _bit_positions(hashes: Hashes, blocks: int) -> npt.NDArray[np.int64]:
-    """Positions of the 8 bits of every hash, int64 of shape (hashes, 8)."""
+def _bit_positions(hashes: Hashes, blocks: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Word by word, the position of the bit that each hash has there: 8 arrays, int64 of shape (hashes,)."""
     block = ((hashes >> np.uint64(32)) * np.uint64(blocks)) >> np.uint64(32)
-    low = hashes.astype(np.uint32)
-    bit = (low[:, None] * _SALTS[None, :]) >> np.uint32(27)
-    word = np.arange(_WORDS, dtype=np.int64) * 32
-    return block.astype(np.int64)[:, None] * _BLOCK_BITS + word[None, :] + bit.astype(np.int64)
+    first, low = block.astype(np.int64) * _BLOCK_BITS, hashes.astype(np.uint32)
+    for word, salt in enumerate(_SALTS):
+        yield first + ((low * salt) >> np.uint32(27)) + word * _WORD_BITS

@@ -12,7 +12,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-MEM_WAL = "_mem_wal"
+import lance
+
+from flush.table_manifest import manifest_names
+
+RECENT = 32
+_DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS = "data", "_deletions", "_indices", "_versions", "_transactions"
 
 
 def sync_tree(path: str) -> None:
@@ -28,17 +33,36 @@ def sync_tree(path: str) -> None:
         _sync(each)
 
 
-def sync_table(path: str) -> None:
-    """Fsync everything of the Lance table at `path` but its `_mem_wal`, which whoever writes there has synced.
+def sync_files(path: str) -> None:
+    """Fsync the files in the local directory `path`, those that somebody is writing too. Raises OSError."""
+    for each in Path(path).glob("*"):
+        with suppress(FileNotFoundError):  # it was renamed
+            _sync(each)
 
-    A file that is clean already costs microseconds; one that another process removes meanwhile is passed over.
-    Raises OSError.
+
+def sync_table(dataset: lance.LanceDataset) -> None:
+    """Fsync what the open version of a Lance table is made of, and the manifests of the versions just below.
+
+    A commit and the maintenance after it make fewer versions than RECENT. What only older versions are made of was
+    synced in its time. A table on an object store is left alone, and so is a file that is removed meanwhile. Raises
+    OSError.
     """
-    root = Path(path)
+    root = Path(dataset.uri.removeprefix("file://"))
     if not root.is_dir():
         return
-    parts = [part for part in root.iterdir() if part.name != MEM_WAL]
-    for each in [*(below for part in parts for below in part.rglob("*")), *parts, root]:
+    found = [root / _DATA, root / _DELETIONS, root / _INDICES, root / _VERSIONS, root / _TRANSACTIONS, root]
+    for fragment in dataset.get_fragments():
+        found += [root / _DATA / each.path for each in fragment.metadata.files]
+        if deletions := fragment.deletion_file():
+            found.append(root / deletions)
+    for index in dataset.describe_indices():
+        for segment in index.segments:
+            directory = root / _INDICES / str(segment.uuid)
+            found += [directory, *directory.glob("*")]
+    recent = range(max(1, dataset.version - RECENT), dataset.version + 1)
+    found += [root / _VERSIONS / name for version in recent for name in manifest_names(version)]
+    found += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
+    for each in found:
         with suppress(FileNotFoundError):
             _sync(each)
 

@@ -3,7 +3,7 @@
  1. Fence: has a higher epoch been seen, in memory or in the newest manifest?
  2. Order: the generation must be the region's current one. One below it that covers the position is our own
     flush whose answer was lost: done.
- 3. Write the SST under a fresh random name: data, bloom filter, key sidecar; fsync; read back and compare the
+ 3. Write the SST under a fresh random name: data, bloom filter, key sidecar, indexes; fsync; read back and compare the
     counts.
  4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and makes
     the current generation one more. The edit is refused where the epoch is not ours any more.
@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flush.errors import FlushOutOfOrder
+from flush.file_options import FileOptions
 from flush.sst import discard, write_sst
+from flush.sst_indexes import SstIndexes
 from memtable import Snapshot
 from wal import (
     Corrupt,
@@ -47,12 +49,14 @@ def flush(
     storage_version: str | None,
     ids: Ids,
     field_ids: Sequence[int] | None = None,
+    files: FileOptions | None = None,
+    indexes: SstIndexes | None = None,
 ) -> RegionManifest:
     """Publish the frozen memtable `snapshot` as `generation`; returns the newest manifest.
 
     `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
-    `field_ids`: as for `write_sst`. An
-    empty memtable publishes nothing. May be called again with the same arguments after any error.
+    `field_ids`, `files`, `indexes`: as for `write_sst`. An empty memtable publishes nothing. May be called again with
+    the same arguments after any error.
     Thread safety. One flush per region at a time, in generation order; the appender may work beside it.
     Raises Fenced; FlushOutOfOrder; SstInvalid; Corrupt; OutcomeUnknown (the edit may be there: call again);
     StoreUnavailable, StoreRefused, OSError of storage.
@@ -70,6 +74,8 @@ def flush(
         storage_version=storage_version,
         ids=ids,
         field_ids=field_ids,
+        files=files,
+        indexes=indexes,
     )
     try:
         return manifests.edit(guard, lambda current: _published(current, sst, covers_position))

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from lance.file import LanceFileReader, LanceFileWriter
 
 from flush.key_encoding import sort_form
@@ -28,18 +30,46 @@ _LOOKUP_METADATA = {"batch_size": str(PAGE_ROWS), "range_partitioned": "false"}
 
 
 def write_key_sidecar(
-    directory: str, keys: pa.Table, key: Sequence[str], storage_options: Mapping[str, str] | None = None
+    directory: str,
+    keys: pa.Table,
+    key: Sequence[str],
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    pages: pa.Table | None = None,
 ) -> None:
     """Write the sidecar of an SST into `directory` (what pylance opens for the SST).
 
-    `keys`: the key columns of the SST's rows, in row order, at least one row, no nulls. Not fsynced; see
-    flush.durability. Raises OSError where storage refuses.
+    `keys`: the key columns of the SST's rows, in row order, at least one row, no nulls. `pages`: what `page_data` made
+    of them, where that was done before. Not fsynced; see flush.durability. Raises OSError where storage refuses.
     """
-    data = _page_data(keys, key)
+    data = page_data(keys, key) if pages is None else pages
     options = dict(storage_options or {})
     for name, table in ((_DATA, data), (_LOOKUP, _page_lookup(data))):
         with LanceFileWriter(f"{directory}/{name}", table.schema, version=_FORMAT, storage_options=options) as writer:
             writer.write_batch(table)
+
+
+def page_data(keys: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The rows of page_data.lance: each key with its row, in key order. Pure; `keys` as for `write_key_sidecar`."""
+    columns = keys.select(list(key))
+    values = columns.column(0).combine_chunks() if len(key) == 1 else sort_form(columns)
+    order = _order(values)
+    schema = pa.schema([pa.field("values", values.type), pa.field("ids", pa.uint64(), nullable=False)])
+    return pa.Table.from_arrays([values.take(pa.array(order)), pa.array(order.astype(np.uint64))], schema=schema)
+
+
+def _order(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Rows by value; equal keys keep their row order, as Lance sorts."""
+    kind = values.type
+    if not pa.types.is_integer(kind) and not pa.types.is_boolean(kind):
+        rows = pc.sort_indices(values).to_numpy()  # a stable sort
+        return rows.astype(np.int64)  # type: ignore[no-any-return]
+    numbers = values.to_numpy(zero_copy_only=False)
+    rows = np.argsort(numbers)  # five times as fast as a stable sort, and in an SST no key comes twice
+    sorted_numbers = numbers[rows]
+    if (sorted_numbers[1:] == sorted_numbers[:-1]).any():
+        rows = np.argsort(numbers, kind="stable")
+    return rows
 
 
 def sidecar_rows(directory: str, storage_options: Mapping[str, str] | None = None) -> int:
@@ -55,16 +85,6 @@ def sidecar_rows(directory: str, storage_options: Mapping[str, str] | None = Non
     if lookup != -(-data // PAGE_ROWS):
         raise ValueError(f"{_LOOKUP} has {lookup} rows for {data} rows in {_DATA}")
     return int(data)
-
-
-def _page_data(keys: pa.Table, key: Sequence[str]) -> pa.Table:
-    columns = keys.select(list(key))
-    values = columns.column(0).combine_chunks() if len(key) == 1 else sort_form(columns)
-    ids = pa.array(np.arange(keys.num_rows, dtype=np.uint64))
-    schema = pa.schema([pa.field("values", values.type), pa.field("ids", pa.uint64(), nullable=False)])
-    # Equal keys keep their row order: `ids` breaks the tie, as upstream sorts.
-    rows = pa.Table.from_arrays([values, ids], schema=schema)
-    return rows.sort_by([("values", "ascending"), ("ids", "ascending")]).combine_chunks()
 
 
 def _page_lookup(data: pa.Table) -> pa.Table:

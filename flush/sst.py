@@ -2,8 +2,16 @@
 
     {table}/_mem_wal/{region}/{8 hex}_gen_{generation}/
         _versions/  _transactions/  data/{one file}        a Lance dataset of one fragment, in the row schema
+        _indices/{uuid}/                                   flush.sst_indexes; each is one more version
         bloom_filter.bin                                   flush.bloom
         _pk_index/page_data.lance, page_lookup.lance       flush.key_sidecar
+
+ 1. Data (flush.sst_data); beside it, in a thread, bloom filter and sorted keys are computed.
+ 2. The base table's field ids, put into the manifest.
+ 3. Bloom filter, key sidecar.
+ 4. Indexes. They alone may be missing.
+ 5. Fsync of everything; read back and compare the counts.
+ *Crash anywhere: a directory that nothing refers to.*
 
 Superseded rows are left out instead of being masked by a deletion vector: no reader can see them either way,
 and row offsets, sidecar and row count are then the same thing. Tombstones are rows like any other. Nothing
@@ -13,26 +21,26 @@ here makes an SST visible; see flush.flusher.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
 from uuid import UUID
 
 import lance
-import numpy as np
 import pyarrow as pa
 
 from flush.bloom import BLOOM_NAME, bloom_bytes
 from flush.durability import sync_tree
 from flush.errors import SstInvalid
-from flush.key_sidecar import sidecar_rows, write_key_sidecar
+from flush.file_options import FileOptions
+from flush.key_sidecar import page_data, sidecar_rows, write_key_sidecar
 from flush.lance_dataset import read_again
+from flush.sst_data import write_data
+from flush.sst_indexes import SstIndexes
 from flush.table_manifest import renumber_fields
 from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from wal.layout import sst_key, sst_name
-
-_ROWS_OF_A_FILE, _BYTES_OF_A_FILE = 2**31 - 1, 2**62
-"""More than any memtable has: an SST has exactly one fragment. Lance keeps 32 bits of the rows."""
 
 
 def write_sst(
@@ -45,26 +53,33 @@ def write_sst(
     storage_version: str | None,
     ids: Ids,
     field_ids: Sequence[int] | None = None,
+    files: FileOptions | None = None,
+    indexes: SstIndexes | None = None,
 ) -> SsTable:
     """Write and verify the SST of a frozen memtable under a fresh random name; nothing refers to it yet.
 
     `snapshot` holds at least one row. `storage_version`: the base table's ("2.1"). `field_ids`: those of the row
-    schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap. Thread safety: any thread.
-    Durability. Survives a power cut once it returns.
+    schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap. `files`, `indexes`: None for the
+    defaults, and for none. Thread safety: any thread. Durability. Survives a power cut once it returns.
     Raises SstInvalid where what was written does not read back; OSError, StoreUnavailable, StoreRefused of
     storage.
     """
-    rows = newest_rows(snapshot)
-    keys = rows.select(list(key))
-    sst = SsTable(generation, sst_name(ids.token(), generation), rows.nbytes, rows.num_rows, keys.nbytes)
-    directory = store.url(sst_key(region_id, sst.path))
+    sst = SsTable(generation, sst_name(ids.token(), generation))
+    directory, options = sst_key(region_id, sst.path), files or FileOptions()
+    url, mask = store.url(directory), snapshot.newest()
+    keys = snapshot.keys(mask).select(list(key))
     try:
-        _write_data(rows, directory, storage_version, store)
-        if field_ids is not None:
-            renumber_fields(store, sst_key(region_id, sst.path), field_ids)
-        _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), bloom_bytes(keys))
-        write_key_sidecar(directory, keys, key, store.storage_options)
-        sync_tree(directory)
+        with ThreadPoolExecutor(2, "memwal-flush") as beside:
+            bloom, pages = beside.submit(bloom_bytes, keys), beside.submit(page_data, keys, key)
+            rows, size = write_data(snapshot, mask, url, store, options, storage_version, beside)
+            sst = replace(sst, in_memory_bytes=size, physical_rows=rows, primary_key_bytes=keys.nbytes)
+            if field_ids is not None:
+                renumber_fields(store, directory, field_ids)
+            _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), bloom.result())
+            write_key_sidecar(url, keys, key, store.storage_options, pages=pages.result())
+        if indexes is not None:
+            indexes.build(url, store.storage_options)
+        sync_tree(url)
         verify(store, region_id, sst)
     except BaseException:
         discard(store, region_id, sst)
@@ -79,11 +94,6 @@ def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
     with suppress(WalError):
         for key in store.list(sst_key(region_id, sst.path)):
             store.delete(key)
-
-
-def newest_rows(snapshot: Snapshot) -> pa.Table:
-    """The newest row of each key, tombstones included, in order of arrival, in the row schema."""
-    return snapshot.take(np.flatnonzero(snapshot.newest()).astype(np.int64), snapshot.schema.names)
 
 
 def verify(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
@@ -139,20 +149,6 @@ def read_sst(store: ObjectStore, region_id: UUID, sst: SsTable, columns: Sequenc
         if name not in rows.column_names:
             rows = rows.add_column(place, name, pa.nulls(rows.num_rows))
     return rows.replace_schema_metadata(None)
-
-
-def _write_data(rows: pa.Table, directory: str, storage_version: str | None, store: ObjectStore) -> None:
-    version: Any = storage_version  # any string here, a list of literals there
-    lance.write_dataset(
-        rows,
-        directory,
-        schema=rows.schema,
-        mode="create",
-        max_rows_per_file=_ROWS_OF_A_FILE,
-        max_bytes_per_file=_BYTES_OF_A_FILE,
-        data_storage_version=version,
-        storage_options=store.storage_options,
-    )
 
 
 def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:

@@ -25,7 +25,7 @@ import lance
 import numpy as np
 import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from lance.file import LanceFileReader
+from lance.file import LanceFileReader, LanceFileSession
 
 from memtable import IndexSpec, VectorModel
 
@@ -37,6 +37,9 @@ _NUMBERS: Mapping[int, str] = {1: "<f2", 2: "<f4", 3: "<f8"}
 
 class _Unusable(Exception):
     """An index which is no model for ours; the text says why."""
+
+
+_INDEX, _CODES = "index.idx", "auxiliary.idx"
 
 
 def vector_models(
@@ -68,17 +71,18 @@ def vector_models(
 
 
 def _model(directory: str, spec: IndexSpec, width: int, storage_options: Mapping[str, str]) -> VectorModel:
-    index = LanceFileReader(f"{directory}/index.idx", storage_options=dict(storage_options))
+    session = LanceFileSession(directory, storage_options=dict(storage_options))
+    index = session.open_reader(_INDEX)
     metadata = index.metadata().schema.metadata or {}
     described = json.loads(metadata.get(b"lance:index", b"{}"))
     metric = spec.parameters.get("metric", "l2")
     if (described.get("type"), described.get("distance_type")) != ("IVF_PQ", metric):
         found = f"{described.get('type')} with the metric {described.get('distance_type')}"
         raise _Unusable(f"it is {found}, not IVF_PQ with {metric}")
-    codes = LanceFileReader(f"{directory}/auxiliary.idx", storage_options=dict(storage_options))
+    codes = session.open_reader(_CODES)
     storage = json.loads(json.loads((codes.metadata().schema.metadata or {})[b"storage_metadata"])[0])
-    ivf = _IVF.FromString(index.read_global_buffer(int(metadata[b"lance:ivf"])))
-    codebook = _numbers(_TENSOR.FromString(codes.read_global_buffer(storage["codebook_position"])))
+    ivf = _IVF.FromString(_buffer(session, _INDEX, index, int(metadata[b"lance:ivf"])))
+    codebook = _numbers(_TENSOR.FromString(_buffer(session, _CODES, codes, storage["codebook_position"])))
     model = VectorModel(
         _numbers(ivf.centroids_tensor).reshape(-1, storage["dimension"]),
         codebook.reshape(storage["num_sub_vectors"], 2 ** storage["nbits"], -1),
@@ -87,6 +91,14 @@ def _model(directory: str, spec: IndexSpec, width: int, storage_options: Mapping
     if problem := model.problem(width):
         raise _Unusable(f"it {problem}")
     return model
+
+
+def _buffer(session: LanceFileSession, name: str, file: LanceFileReader, number: int) -> bytes:
+    """A global buffer of a file. Not by `read_global_buffer`: it holds the GIL while it waits for Lance's threads, and
+    these wait for ours that scan, which want the GIL.
+    """
+    place = file.metadata().global_buffers[number]
+    return bytes(session.read_range(name, place.position, place.size))
 
 
 def _numbers(tensor: Any) -> npt.NDArray[np.float32]:

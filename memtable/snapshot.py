@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -95,6 +95,17 @@ class Snapshot:
     def keys(self, mask: Mask) -> pa.Table:
         """The key columns of the rows of `mask`, in arrival order."""
         return self._rows.table().select(list(self.key)).filter(pa.array(mask))
+
+    def batches(self, mask: Mask) -> Iterator[pa.RecordBatch]:
+        """The rows of `mask` in arrival order, all columns. Only batches that hold other rows too are copied."""
+        start = 0
+        for batch in self._rows.batches:
+            wanted = mask[start : start + batch.num_rows]
+            start += batch.num_rows
+            if wanted.all():
+                yield batch
+            elif wanted.any():
+                yield batch.filter(pa.array(wanted))
 
     def take(self, positions: Positions, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows at `positions`, in that order.

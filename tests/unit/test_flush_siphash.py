@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +41,7 @@ def plain(data: bytes) -> int:
     return state[0] ^ state[1] ^ state[2] ^ state[3]
 
 
-@given(st.lists(st.binary(max_size=40), max_size=30))
+@given(st.lists(st.binary(max_size=40), max_size=60))
 def test_equals_the_reference_for_every_string(strings: list[bytes]) -> None:
     assert siphash13(pa.array(strings, pa.binary())).tolist() == [plain(each) for each in strings]
 
@@ -46,3 +49,18 @@ def test_equals_the_reference_for_every_string(strings: list[bytes]) -> None:
 def test_a_slice_is_hashed_as_its_own_strings() -> None:
     strings = [b"one", b"two and a half", b"", b"three", b"x" * 300]
     assert siphash13(pa.array(strings, pa.binary()).slice(1, 4)).tolist() == [plain(each) for each in strings[1:]]
+
+
+def test_few_long_strings_among_many_short_ones() -> None:
+    """First all together, then the long ones each by itself; the lengths cross both at every step."""
+    rng = np.random.default_rng(5)
+    strings = [rng.bytes(int(n)) for n in (*rng.integers(0, 90, 200), *rng.integers(90, 4_000, 25), 8_000, 8_001)]
+    assert siphash13(pa.array(strings, pa.binary())).tolist() == [plain(each) for each in strings]
+
+
+def test_a_key_of_a_megabyte_does_not_hold_up_a_flush() -> None:
+    """A NumPy step per word took 13 s for it, whatever the other keys were."""
+    keys = pa.array([*(str(n).encode() for n in range(20_000)), b"k" * (1 << 20)], pa.binary())
+    before = time.perf_counter()
+    siphash13(keys)
+    assert time.perf_counter() - before < 4

@@ -1,0 +1,58 @@
+"""What is made durable of the base table before its SSTs are forgotten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+from flush.durability import sync_table
+from tests.conftest import Made
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """Every file and directory that would be synced."""
+    found: set[Path] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: found.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return found
+
+
+def test_all_that_the_newest_version_is_made_of_and_no_more_as_versions_pass(
+    open_small: Callable[..., Any], uri: str, made: Made, synced: set[Path]
+) -> None:
+    root, syncs = Path(uri).resolve(), []
+    with open_small(regions=1) as table:
+        for first in range(0, 180, 10):  # upserts, so that old fragments get deletion files
+            table.put(made.rows([*range(first, first + 10), max(0, first - 15)], 1))
+            table.flush()
+            synced.clear()
+            table.commit()
+            below = {path for path in synced if root in path.parents and "_mem_wal" not in path.parts}
+            syncs.append(len(below))
+    dataset = lance.dataset(uri)
+    files = {root / "data" / file.path for each in dataset.get_fragments() for file in each.metadata.files}
+    files |= {root / path for each in dataset.get_fragments() if (path := each.deletion_file())}
+    segments = {str(segment.uuid) for index in dataset.describe_indices() for segment in index.segments}
+    files |= {path for uuid in segments for path in (root / "_indices" / uuid).glob("*")}
+    files.add(next((root / "_versions").glob(f"*{2**64 - 1 - dataset.version}.manifest")))
+    files.add(next((root / "_transactions").glob(f"{dataset.version - 1}-*.txn")))
+    assert files <= below
+    assert {root, root / "data", root / "_versions", root / "_deletions", root / "_indices"} <= synced
+    assert max(syncs[12:]) < 1.5 * max(syncs[:12])
+
+
+def test_a_table_given_as_a_url_of_a_file_is_synced_too(
+    open_small: Callable[..., Any], uri: str, made: Made, synced: set[Path]
+) -> None:
+    with open_small() as table:
+        table.put(made.rows(range(5)))
+        table.flush()
+        table.commit()
+    synced.clear()
+    sync_table(lance.dataset(f"file://{uri}"))
+    assert any(path.suffix == ".lance" for path in synced)
