@@ -1,6 +1,6 @@
 """What the next commit takes from each region, agreed once for all committers.
 
-    {table}/_mem_wal/{region}/commits/{rev(first)}.json = {"first": 4, "last": 6}
+    {table}/_mem_wal/{region}/commits/{rev(first)}.json = {"first": 4, "last": 6, "by": "1f3a90cc…"}
 
 Two committers that see different numbers of SSTs would commit different ranges from the same start, and then
 a slow one could put an old row back after a newer tombstone was committed: Lance refuses a marker that is not
@@ -34,6 +34,8 @@ class RegionPlan:
 
     region: UUID
     ssts: tuple[SsTable, ...]
+    by_other: bool = False
+    """Whether another committer agreed on it first: it is at work, or crashed."""
 
     @property
     def first(self) -> int:
@@ -79,28 +81,55 @@ def uncommitted(manifests: Sequence[RegionManifest], committed: Mapping[UUID, in
     return plans
 
 
-def agree(store: ObjectStore, plan: RegionPlan, *, clock: Clock) -> RegionPlan:
+def within(plans: Sequence[RegionPlan], memory_max: int) -> list[RegionPlan]:
+    """As many SSTs of `plans` as `memory_max` bytes hold, oldest first in every region by turns, at least one. Pure.
+
+    An SST of unknown size is taken by itself. What is left out is for the next round.
+    """
+    taken = [0] * len(plans)
+    free = memory_max
+    for turn in range(max((len(plan.ssts) for plan in plans), default=0)):
+        for place, plan in enumerate(plans):
+            if turn >= len(plan.ssts):
+                continue
+            size = plan.ssts[turn].in_memory_bytes
+            if any(taken) and (size is None or size > free):
+                return _cut(plans, taken)
+            taken[place] += 1
+            free = 0 if size is None else free - size
+    return list(plans)
+
+
+def _cut(plans: Sequence[RegionPlan], counts: Sequence[int]) -> list[RegionPlan]:
+    return [RegionPlan(plan.region, plan.ssts[:count]) for plan, count in zip(plans, counts, strict=True) if count]
+
+
+def agree(store: ObjectStore, plan: RegionPlan, *, clock: Clock, last: int | None = None, by: str = "") -> RegionPlan:
     """The range every committer commits from `plan.first`: ours where we are the first to say so.
 
+    `plan`: everything uncommitted; `last`: where to end, by default at its end; `by`: who we are, the same over all
+    rounds of one commit. A range that another agreed on is taken as it is, however long.
     Raises PlanBehind; Corrupt where the stored plan cannot be read; OutcomeUnknown, StoreUnavailable,
     StoreRefused (harmless: agree again).
     """
-    key = plan_key(plan.region, plan.first)
-    proposal = json.dumps({"first": plan.first, "last": plan.last}).encode()
+    key, last = plan_key(plan.region, plan.first), plan.last if last is None else last
+    proposal = json.dumps({"first": plan.first, "last": last, "by": by}).encode()
     taken = settle(store, key, proposal, clock=clock, options=WalOptions())
-    if taken is None:
-        return plan
-    last = _agreed_last(key, plan.first, taken)
+    other = False
+    if taken is not None:
+        last, owner = _agreed(key, plan.first, taken)
+        other = owner != by
     if last > plan.last:
         raise PlanBehind(f"{key}: generations up to {last} are planned, our manifest shows {plan.last}")
-    return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last))
+    return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last), other)
 
 
-def _agreed_last(key: str, first: int, data: bytes) -> int:
+def _agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
+    """Where the stored plan ends, and whose it is; "" in plans of committers that did not say."""
     try:
         stored = json.loads(data)
         if stored["first"] == first and stored["last"] >= first:
-            return int(stored["last"])
+            return int(stored["last"]), str(stored.get("by", ""))
     except (ValueError, TypeError, KeyError):
         pass
     raise Corrupt(f"{key}: {data[:80]!r} is no commit plan from generation {first}; restore it from a backup")

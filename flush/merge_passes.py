@@ -4,6 +4,9 @@ versions.
 Both run from the version read and are never retried inside Lance: a retry there would apply rows planned for
 an older state. A conflict surfaces as OSError, and the committer plans anew.
 
+What Lance says it did is checked twice over, at the price of metadata: against the keys that were handed to it, and
+against the rows that its new version holds more or fewer than the version below it.
+
 `use_index(False)`: the probe for an index on the key trips over the MemWAL index, which has no columns, and
 prints "Index __lance_mem_wal has no fields"; the key has no index here, so nothing is lost.
 """
@@ -11,6 +14,7 @@ prints "Index __lance_mem_wal has no fields"; the key has no index here, so noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 import lance
@@ -21,20 +25,30 @@ from lance.mem_wal import CompactedSsTable
 from flush.errors import CountMismatch
 
 
-def delete_pass(dataset: lance.LanceDataset, keys: pa.Table, marker: Mapping[UUID, int] | None = None) -> int:
-    """Delete the rows of `keys`; returns how many there were. Moves `dataset` to the new version.
+class Written(NamedTuple):
+    """What one pass did to the base table: rows, and the data files of its version with their bytes."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+def delete_pass(dataset: lance.LanceDataset, keys: pa.Table, marker: Mapping[UUID, int] | None = None) -> Written:
+    """Delete the rows of `keys`. Moves `dataset` to the new version.
 
     `marker`: set where no upserts follow. Raises OSError on a conflict; CountMismatch, after the deed, where
-    more rows went than there are keys.
+    more rows went than there are keys, or the version does not hold the rows that it should.
     """
     builder = dataset.merge_insert(keys.column_names).when_matched_delete()
-    deleted = int(_execute(builder, keys, marker)["num_deleted_rows"])
-    if deleted > keys.num_rows:
+    done = _execute(dataset, builder, keys, marker)
+    if done.deleted > keys.num_rows:
         raise CountMismatch(
-            f"{dataset.uri}: {deleted} rows were deleted for {keys.num_rows} keys: the table held keys twice "
+            f"{dataset.uri}: {done.deleted} rows were deleted for {keys.num_rows} keys: the table held keys twice "
             f"before; compare version {dataset.version - 1} and append through memwal only"
         )
-    return deleted
+    return done
 
 
 def rows_to_delete(dataset: lance.LanceDataset, keys: pa.Table) -> int:
@@ -47,29 +61,52 @@ def rows_to_delete(dataset: lance.LanceDataset, keys: pa.Table) -> int:
     return int(counts["num_deleted_rows"])
 
 
-def upsert_pass(
-    dataset: lance.LanceDataset, rows: pa.Table, key: Sequence[str], marker: Mapping[UUID, int]
-) -> tuple[int, int]:
-    """Insert or replace `rows` (base schema, one per key) and record the marker; returns (inserted, updated).
+def upsert_pass(dataset: lance.LanceDataset, rows: pa.Table, key: Sequence[str], marker: Mapping[UUID, int]) -> Written:
+    """Insert or replace `rows` (base schema, one per key) and record the marker.
 
     Moves `dataset` to the new version. Raises OSError on a conflict; CountMismatch, after the deed, where the
     table did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()
-    done = _execute(builder, rows, marker)
-    inserted, updated = int(done["num_inserted_rows"]), int(done["num_updated_rows"])
-    if inserted + updated != rows.num_rows:
+    done = _execute(dataset, builder, rows, marker)
+    if done.inserted + done.updated != rows.num_rows:
         raise CountMismatch(
-            f"{dataset.uri}: version {dataset.version} inserted {inserted} rows and replaced {updated} for "
+            f"{dataset.uri}: version {dataset.version} inserted {done.inserted} rows and replaced {done.updated} for "
             f"{rows.num_rows} keys: the table holds keys twice; remove them, and append through memwal only"
         )
-    return inserted, updated
+    return done
 
 
-def _execute(builder: MergeInsertBuilder, rows: pa.Table, marker: Mapping[UUID, int] | None) -> Mapping[str, int]:
+def _execute(
+    dataset: lance.LanceDataset, builder: MergeInsertBuilder, rows: pa.Table, marker: Mapping[UUID, int] | None
+) -> Written:
+    read, rows_before = dataset.version, dataset.count_rows()
     builder = builder.use_index(False).conflict_retries(0)
     if marker:
         done = [CompactedSsTable(str(region), generation) for region, generation in marker.items()]
         builder = builder.mark_sstables_as_compacted(done)
     counts: Mapping[str, int] = builder.execute(rows)
-    return counts
+    if dataset.version != read + 1:  # Lance put it on top of versions that touch other rows
+        rows_before = dataset.checkout_version(dataset.version - 1).count_rows()
+    written = _written(dataset, counts)
+    rows_after = dataset.count_rows()
+    if rows_after != rows_before + written.inserted - written.deleted:
+        raise CountMismatch(
+            f"{dataset.uri}: version {dataset.version} holds {rows_after} rows; {rows_before} before, "
+            f"{written.inserted} inserted and {written.deleted} deleted make another number; compare it with version "
+            f"{dataset.version - 1}, and stop other writers"
+        )
+    return written
+
+
+def _written(dataset: lance.LanceDataset, counts: Mapping[str, int]) -> Written:
+    transaction = dataset.read_transaction(dataset.version)
+    fragments = getattr(transaction.operation, "new_fragments", ()) if transaction else ()
+    sizes = [file.file_size_bytes or 0 for fragment in fragments for file in fragment.files]
+    return Written(
+        inserted=int(counts["num_inserted_rows"]),
+        updated=int(counts["num_updated_rows"]),
+        deleted=int(counts["num_deleted_rows"]),
+        files=len(sizes),
+        bytes=sum(sizes),
+    )

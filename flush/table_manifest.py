@@ -9,7 +9,8 @@ it writes from 0. So the file itself is read, and written again:
     Manifest.fields = 1, .fragments = 2, .index_section = 6 (u64 position)
     Field.id = 3, .parent_id = 4 (-1 at the top); DataFragment.files = 2; DataFile.fields = 2 (packed int32)
     IndexSection.indices = 1; IndexMetadata.name = 3, .index_details = 6 (google.protobuf.Any)
-    MemWalIndexDetails.compacted_sstables = 9; CompactedSsTable: 1 UUID{1 bytes(16)}, 2 u64 generation
+    MemWalIndexDetails.compacted_sstables = 9, .index_catchup = 10; CompactedSsTable: 1 UUID{1 bytes(16)}, 2 u64
+    generation; IndexCatchupProgress: 1 index_name, 2 repeated CompactedSsTable
 
 The file is `_versions/{2**64-1 - version, 20 digits}.manifest`, `_versions/{version}.manifest` in older
 tables. Source: table.proto and index.proto of Lance, checked against pylance 14.0.2. The classes live in a
@@ -19,7 +20,7 @@ descriptor pool of their own, so that they never collide with another library's 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -33,12 +34,16 @@ MEM_WAL_INDEX = "__lance_mem_wal"
 
 _FOOTER = struct.Struct("<QHH4s")
 _MAGIC = b"LANC"
-_PACKAGE = "memwal.lance_table"
 _Field = descriptor_pb2.FieldDescriptorProto
-_FIELDS: dict[str, tuple[tuple[int, str, int | str], ...]] = {
+MessageFields = Mapping[str, tuple[tuple[int, str, int | str], ...]]
+_FIELDS: MessageFields = {
     "UUID": ((1, "uuid", _Field.TYPE_BYTES),),
     "CompactedSsTable": ((1, "shard_id", "UUID"), (2, "generation", _Field.TYPE_UINT64)),
-    "MemWalIndexDetails": ((9, "compacted_sstables", "CompactedSsTable[]"),),
+    "IndexCatchupProgress": ((1, "index_name", _Field.TYPE_STRING), (2, "caught_up_sstables", "CompactedSsTable[]")),
+    "MemWalIndexDetails": (
+        (9, "compacted_sstables", "CompactedSsTable[]"),
+        (10, "index_catchup", "IndexCatchupProgress[]"),
+    ),
     "Any": ((1, "type_url", _Field.TYPE_STRING), (2, "value", _Field.TYPE_BYTES)),
     "IndexMetadata": ((3, "name", _Field.TYPE_STRING), (6, "index_details", "Any")),
     "IndexSection": ((1, "indices", "IndexMetadata[]"),),
@@ -56,9 +61,21 @@ def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
     `store` has the table's directory for its root. Raises Corrupt where the manifest is missing or cannot be
     parsed; StoreUnavailable, StoreRefused.
     """
-    key, data = _file(store, "", version)
-    with _named(key):
-        return _compacted(data)
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        return compacted(data)
+
+
+def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID, int]]:
+    """Per index and region the highest generation whose rows the index was last extended by, as Lance records it.
+
+    An index that was built anew and not extended since is absent. Raises as `compacted_generations`.
+    """
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        details = _mem_wal_details(data)
+        progress = () if details is None else details.index_catchup
+        return {each.index_name: _generations(each.caught_up_sstables) for each in progress}
 
 
 def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> None:
@@ -67,15 +84,24 @@ def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> N
     Nobody may have opened it yet. Raises Corrupt where the file is not as pylance writes it; StoreUnavailable,
     StoreRefused.
     """
-    key, data = _file(store, f"{directory}/", 1)
-    with _named(key):
+    key, data = manifest_file(store, f"{directory}/", 1)
+    with named_errors(key):
         renumbered = _renumbered(data, ids)
     if renumbered != data:
         store.put(key, renumbered)
 
 
-def _file(store: ObjectStore, prefix: str, version: int) -> tuple[str, bytes]:
-    keys = (f"{prefix}_versions/{2**64 - 1 - version:020}.manifest", f"{prefix}_versions/{version}.manifest")
+def manifest_names(version: int) -> tuple[str, str]:
+    """What the manifest file of `version` may be called: as newer tables do, and as older ones."""
+    return f"{2**64 - 1 - version:020}.manifest", f"{version}.manifest"
+
+
+def manifest_file(store: ObjectStore, prefix: str, version: int) -> tuple[str, bytes]:
+    """Key and bytes of the manifest of `version` of the dataset below `prefix`, which is "" or ends in "/".
+
+    Raises Corrupt where there is none.
+    """
+    keys = [f"{prefix}_versions/{name}" for name in manifest_names(version)]
     for key in keys:
         if (data := store.get(key)) is not None:
             return key, data
@@ -83,7 +109,8 @@ def _file(store: ObjectStore, prefix: str, version: int) -> tuple[str, bytes]:
 
 
 @contextmanager
-def _named(key: str) -> Iterator[None]:
+def named_errors(key: str) -> Iterator[None]:
+    """Whatever parsing raises becomes Corrupt, naming `key`."""
     try:
         yield
     except (DecodeError, ValueError, KeyError, struct.error) as error:
@@ -103,44 +130,65 @@ def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
 
 def _manifest(data: bytes) -> tuple[int, Any]:
     """The position of the manifest message in the file, and the message."""
+    position = manifest_position(data)
+    return position, message_at(_MANIFEST, data, position)
+
+
+def manifest_position(data: bytes) -> int:
+    """Where the manifest message of a manifest file begins. Raises ValueError, struct.error."""
     position, _, _, magic = _FOOTER.unpack(data[-_FOOTER.size :])
     if magic != _MAGIC:
         raise ValueError(f"it ends in {magic!r}, not in {_MAGIC!r}")
-    return position, _message(_MANIFEST, data, position)
+    return int(position)
 
 
-def _compacted(data: bytes) -> dict[UUID, int]:
+def compacted(data: bytes) -> dict[UUID, int]:
+    """As `compacted_generations`, of the bytes of a manifest file. Raises what `named_errors` names."""
+    details = _mem_wal_details(data)
+    return {} if details is None else _generations(details.compacted_sstables)
+
+
+def _mem_wal_details(data: bytes) -> Any:
+    """The message MemWalIndexDetails of a manifest file, None where it has none."""
     _, manifest = _manifest(data)
     # Position 0 is a place like any other: the section usually comes first in the file.
-    if not manifest.HasField("index_section"):
-        return {}
-    found: dict[UUID, int] = {}
-    for index in _message(_INDEX_SECTION, data, manifest.index_section).indices:
-        if index.name == MEM_WAL_INDEX:
-            details = _DETAILS()
-            details.ParseFromString(index.index_details.value)
-            found |= {UUID(bytes=each.shard_id.uuid): each.generation for each in details.compacted_sstables}
-    return found
+    if manifest.HasField("index_section"):
+        for index in message_at(_INDEX_SECTION, data, manifest.index_section).indices:
+            if index.name == MEM_WAL_INDEX:
+                return _DETAILS.FromString(index.index_details.value)
+    return None
 
 
-def _message(kind: Any, data: bytes, position: int) -> Any:
+def _generations(sstables: Iterable[Any]) -> dict[UUID, int]:
+    return {UUID(bytes=each.shard_id.uuid): each.generation for each in sstables}
+
+
+def message_at(kind: Any, data: bytes, position: int) -> Any:
+    """The message of class `kind` that stands, behind its length, at `position`."""
     (length,) = struct.unpack_from("<I", data, position)
     message = kind()
     message.ParseFromString(data[position + 4 : position + 4 + length])
     return message
 
 
-def _describe() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="memwal/table.proto", package=_PACKAGE, syntax="proto3")
-    for message_name, fields in _FIELDS.items():
+def message_classes(package: str, messages: MessageFields, names: Sequence[str]) -> list[Any]:
+    """Protobuf classes of `names`, of the `messages` described by number, name and kind of their fields.
+
+    A kind is a protobuf type, "optional u64", "int32[]", a message's name, or that with "[]". `package`: a descriptor
+    pool's own.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for message_name, fields in messages.items():
         message = file.message_type.add(name=message_name)
         for number, name, kind in fields:
             field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
-            _set_type(message, field, kind)
-    return file
+            _set_type(package, message, field, kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in names]
 
 
-def _set_type(message: Any, field: Any, kind: int | str) -> None:
+def _set_type(package: str, message: Any, field: Any, kind: int | str) -> None:
     if isinstance(kind, int):
         field.type = kind
     elif kind == "optional u64":
@@ -151,15 +199,11 @@ def _set_type(message: Any, field: Any, kind: int | str) -> None:
     elif kind == "int32[]":
         field.type, field.label = _Field.TYPE_INT32, _Field.LABEL_REPEATED
     else:
-        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind.removesuffix('[]')}"
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{kind.removesuffix('[]')}"
         if kind.endswith("[]"):
             field.label = _Field.LABEL_REPEATED
 
 
-def _classes(*names: str) -> list[Any]:
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(_describe().SerializeToString())
-    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in names]
-
-
-_MANIFEST, _INDEX_SECTION, _DETAILS = _classes("Manifest", "IndexSection", "MemWalIndexDetails")
+_MANIFEST, _INDEX_SECTION, _DETAILS = message_classes(
+    "memwal.lance_table", _FIELDS, ("Manifest", "IndexSection", "MemWalIndexDetails")
+)

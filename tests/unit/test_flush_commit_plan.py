@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.commit_plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted
+from flush.commit_plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
 from wal import Corrupt, FakeClock, MemoryStore, RegionManifest, SsTable, bucket_region
 
 REGION = bucket_region(0)
@@ -58,6 +58,45 @@ def test_a_committer_that_sees_less_than_was_agreed_reads_again() -> None:
     agree(store, RegionPlan(REGION, ssts(1, 2)), clock=clock)
     with pytest.raises(PlanBehind):
         agree(store, RegionPlan(REGION, ssts(1)), clock=clock)
+
+
+def test_a_plan_of_another_is_told_from_ones_own() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    everything = RegionPlan(REGION, ssts(1, 2, 3))
+    first = agree(store, everything, clock=clock, last=2, by="a")
+    again, other = (agree(store, everything, clock=clock, last=1, by=who) for who in "ab")
+    assert (first.last, again.last, other.last) == (2, 2, 2)
+    assert (first.by_other, again.by_other, other.by_other) == (False, False, True)
+
+
+def test_a_plan_made_before_committers_said_who_they_are_is_taken() -> None:
+    store = MemoryStore()
+    store.put(plan_key(REGION, 1), b'{"first": 1, "last": 2}')
+    assert agree(store, RegionPlan(REGION, ssts(1, 2, 3)), clock=FakeClock(), by="a").last == 2
+
+
+def sized(region: int, *sizes: int | None) -> RegionPlan:
+    made = (SsTable(n, f"{n:08x}_gen_{n}", in_memory_bytes=size) for n, size in enumerate(sizes, 1))
+    return RegionPlan(bucket_region(region), tuple(made))
+
+
+@pytest.mark.parametrize(
+    ("plans", "memory_max", "taken"),
+    [
+        ([sized(0, 10, 10, 10)], 30, [3]),
+        ([sized(0, 10, 10, 10)], 29, [2]),
+        ([sized(0, 10, 10), sized(1, 10, 10)], 30, [2, 1]),
+        ([sized(0, 10, 10), sized(1, 10, 10)], 10, [1]),
+        ([sized(0, 99), sized(1, 99)], 10, [1]),
+        ([sized(0, None, 10), sized(1, 10)], 99, [1]),
+        ([sized(0, 10, None), sized(1, 10)], 99, [1, 1]),
+        ([], 10, []),
+    ],
+)
+def test_takes_what_fits_oldest_first_by_turns(plans: list[RegionPlan], memory_max: int, taken: list[int]) -> None:
+    found = within(plans, memory_max)
+    assert [len(each.ssts) for each in found] == taken
+    assert all(each.ssts == plan.ssts[: len(each.ssts)] for each, plan in zip(found, plans, strict=False))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"first": 1}', b'{"first": 2, "last": 3}', b'{"first": 1, "last": 0}'])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import lance
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -17,138 +15,15 @@ import flush
 from flush import BaseTable, CommitConflict, CommitReport, CountMismatch, committer
 from flush.changes import read_changes
 from flush.commit_plan import agree, uncommitted
-from flush.merge_passes import delete_pass, upsert_pass
-from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
-from wal import (
-    Claim,
-    Corrupt,
-    FakeClock,
-    LanceCodec,
-    LocalStore,
-    ManifestStore,
-    RegionManifest,
-    SystemClock,
-    SystemIds,
-    bucket_region,
-    claim,
-)
-
-WIDTH = 8
-SCHEMA = pa.schema(
-    [
-        pa.field("note", pa.string(), metadata={"about": "anything"}),
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("n", pa.int64(), nullable=False),
-        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
-    ]
-)
-
-
-class World:
-    """A table with its regions, flushed by hand, and a dict that says what must come out."""
-
-    def __init__(self, uri: str, buckets: int = 2, indexes: Sequence[IndexSpec] = ()) -> None:
-        self.uri, self.buckets = uri, buckets
-        self.base = BaseTable.create(uri, SCHEMA, ["id"], buckets, indexes)
-        self.rows = row_schema(self.base.schema, self.base.key)
-        self.store = LocalStore(uri)
-        self.oracle: dict[int, int] = {}
-        self.claims = [self._claim(bucket) for bucket in range(buckets)]
-
-    def _claim(self, bucket: int) -> Claim:
-        codec, ids = LanceCodec(self.rows), SystemIds()
-        return claim(self.store, bucket_region(bucket), spec_id=1, codec=codec, ids=ids, clock=SystemClock())
-
-    def manifests(self, bucket: int) -> ManifestStore:
-        return ManifestStore(self.store, bucket_region(bucket))
-
-    def put(self, ids: Sequence[int], n: int) -> None:
-        vectors = np.random.default_rng(n).random((len(ids), WIDTH), dtype=np.float32)
-        rows = {
-            "id": ids,
-            "n": [n] * len(ids),
-            "vector": pa.array(list(vectors), pa.list_(pa.float32(), WIDTH)),
-        }
-        self.flush(with_tombstone(pa.table(rows), self.rows))
-        self.oracle |= dict.fromkeys(ids, n)
-
-    def delete(self, ids: Sequence[int]) -> None:
-        self.flush(tombstones(pa.table({"id": pa.array(ids, pa.int64())}), self.rows))
-        for id in ids:
-            self.oracle.pop(id, None)
-
-    def flush(self, rows: pa.Table) -> None:
-        """One generation in every region that gets rows."""
-        routed = self.base.route(rows)
-        for bucket, each in enumerate(self.claims):
-            part = rows.filter(pa.array(routed == bucket))
-            manifest = self.manifests(bucket).latest()
-            assert manifest is not None
-            table = MemTable(self.rows, ["id"], [], manifest.current_generation)
-            if part.num_rows:
-                table.apply(part)
-            table.freeze()
-            flush.flush(
-                self.store,
-                self.manifests(bucket),
-                each.guard,
-                table.snapshot(),
-                generation=table.generation,
-                covers_position=manifest.replay_after + 1,
-                key=["id"],
-                storage_version=self.base.storage_version,
-                ids=SystemIds(),
-            )
-
-    def commit(self, retries: int = 10) -> CommitReport:
-        return flush.commit(self.uri, {}, self.store, clock=FakeClock(), retries=retries)
-
-    def found(self) -> dict[int, int]:
-        rows = lance.dataset(self.uri).to_table(columns=["id", "n"]).to_pylist()
-        found = {row["id"]: row["n"] for row in rows}
-        assert len(found) == len(rows), "a row is there twice"
-        return found
-
-    def version(self) -> int:
-        return int(lance.dataset(self.uri).version)
-
-    def committed(self) -> dict[int, int]:
-        done = BaseTable.open(self.uri).committed
-        return {b: done[bucket_region(b)] for b in range(self.buckets) if bucket_region(b) in done}
-
-    def latest(self) -> list[RegionManifest]:
-        return [m for bucket in range(self.buckets) if (m := self.manifests(bucket).latest()) is not None]
-
-    def generations(self) -> list[int]:
-        """Highest generation published, per bucket."""
-        return [manifest.current_generation - 1 for manifest in self.latest()]
-
-    def listed(self) -> list[int]:
-        """SSTs in the manifest, per bucket."""
-        return [len(manifest.ssts) for manifest in self.latest()]
-
-    def stranger_row(self, id: int, n: int) -> None:
-        rows = pa.table({"note": [None], "id": [id], "n": [n], "vector": [None]}, schema=self.base.schema)
-        lance.write_dataset(rows, self.uri, mode="append")
+from flush.merge_passes import Written, delete_pass, upsert_pass
+from memtable import IndexSpec
+from tests.commit_world import World, before_writing, crash
+from wal import Corrupt, FakeClock, bucket_region
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(str(tmp_path / "table"))
-
-
-def before_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
-    """Run `act` after a commit has read everything and before it writes, the first `times` rounds."""
-    left = [times]
-
-    def read_then_act(*args: Any) -> Any:
-        changes = read_changes(*args)
-        if left[0]:
-            left[0] -= 1
-            act()
-        return changes
-
-    monkeypatch.setattr(committer, "read_changes", read_then_act)
 
 
 def test_newest_row_of_each_key_wins_over_generations(world: World) -> None:
@@ -234,10 +109,6 @@ def test_a_commit_that_crashed_before_pruning_is_finished_by_the_next(
     assert (world.listed(), world.version(), world.found()) == ([0, 0], before, world.oracle)
 
 
-def crash(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_a_crash_between_the_passes_is_repeated_to_the_same_table(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +152,7 @@ def test_committers_do_not_keep_each_other_from_committing(world: World, monkeyp
     keys = pa.table({"id": pa.array(range(5))}).cast(pa.schema([world.base.schema.field("id")]))
     other = committer.delete_pass
 
-    def overtaken(dataset: Any, *arguments: Any) -> int:
+    def overtaken(dataset: Any, *arguments: Any) -> Written:
         other(lance.dataset(world.uri), keys)
         return other(dataset, *arguments)
 
@@ -353,7 +224,8 @@ def test_a_strangers_delete_and_compaction_are_met(world: World, monkeypatch: py
 def test_patience_ends_and_nothing_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.put(range(20), 1)
     with monkeypatch.context() as busy:
-        before_writing(busy, lambda: world.stranger_row(3, 0), times=99)
+        ids = iter(range(1000, 2000))
+        before_writing(busy, lambda: world.stranger_row(next(ids), 0), times=99)
         with pytest.raises(CommitConflict, match=r"3 commits in a row.*commit again"):
             world.commit(retries=2)
     lance.dataset(world.uri).delete("true")
@@ -381,12 +253,17 @@ def test_a_missing_sst_stops_the_commit(world: World) -> None:
     assert (world.version(), world.listed()) == (before, [1, 1])
 
 
-def test_a_key_the_base_holds_twice_is_reported(world: World) -> None:
+def test_a_key_the_base_holds_twice_stops_the_commit_before_it_writes(world: World) -> None:
     world.stranger_row(1, 0)
     world.stranger_row(1, 0)
-    world.put([1], 1)
-    with pytest.raises(CountMismatch, match="replaced 2 for 1 keys"):
+    world.put(range(5), 1)
+    before = world.version()
+    with pytest.raises(CountMismatch, match=r"holds 2 rows with id = 1.*no row was written"):
         world.commit()
+    assert (world.version(), world.listed()) == (before, [1, 1])
+    lance.dataset(world.uri).delete("_rowaddr = 0")
+    world.commit()
+    assert world.found() == world.oracle
 
 
 def test_a_vector_index_is_built_once_there_are_rows_enough_and_then_extended(tmp_path: Path) -> None:
@@ -451,8 +328,8 @@ def test_one_range_is_accepted_once_whatever_the_key_type(tmp_path: Path, keys: 
     rows = pa.table({"k": keys, "n": range(len(keys))}).cast(base.schema)
     region = bucket_region(0)
     first, second = (BaseTable.open(uri).dataset for _ in range(2))
-    assert upsert_pass(first, rows, ["k"], {region: 1}) == (len(keys), 0)
+    assert upsert_pass(first, rows, ["k"], {region: 1}).inserted == len(keys)
     with pytest.raises(OSError, match=r"\w"):
         upsert_pass(second, rows, ["k"], {region: 1})
-    assert delete_pass(BaseTable.open(uri).dataset, rows.select(["k"]).slice(1), {region: 2}) == len(keys) - 1
+    assert delete_pass(BaseTable.open(uri).dataset, rows.select(["k"]).slice(1), {region: 2}).deleted == len(keys) - 1
     assert lance.dataset(uri).to_table().column("k").to_pylist() == [keys[0].as_py()]

@@ -1,0 +1,157 @@
+"""A table with its regions, flushed by hand and committed, beside a dict that says what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flush
+from flush import BaseTable, CommitReport, committer
+from flush.changes import read_changes
+from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from wal import (
+    Claim,
+    FakeClock,
+    LanceCodec,
+    LocalStore,
+    ManifestStore,
+    ObjectStore,
+    RegionManifest,
+    SystemClock,
+    SystemIds,
+    bucket_region,
+    claim,
+)
+
+WIDTH = 8
+SCHEMA = pa.schema(
+    [
+        pa.field("note", pa.string(), metadata={"about": "anything"}),
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
+    ]
+)
+
+
+class World:
+    """A table with its regions, flushed by hand, and a dict that says what must come out."""
+
+    def __init__(
+        self, uri: str, buckets: int = 2, indexes: Sequence[IndexSpec] = (), key_type: pa.DataType | None = None
+    ) -> None:
+        self.uri, self.buckets = uri, buckets
+        self.key_type = key_type or pa.int64()
+        schema = SCHEMA.set(1, pa.field("id", self.key_type, nullable=False))
+        self.base = BaseTable.create(uri, schema, ["id"], buckets, indexes)
+        self.rows = row_schema(self.base.schema, self.base.key)
+        self.store: ObjectStore = LocalStore(uri)
+        self.oracle: dict[int, int] = {}
+        self.claims = [self._claim(bucket) for bucket in range(buckets)]
+
+    def _claim(self, bucket: int) -> Claim:
+        codec, ids = LanceCodec(self.rows), SystemIds()
+        return claim(self.store, bucket_region(bucket), spec_id=1, codec=codec, ids=ids, clock=SystemClock())
+
+    def manifests(self, bucket: int) -> ManifestStore:
+        return ManifestStore(self.store, bucket_region(bucket))
+
+    def put(self, ids: Sequence[int], n: int) -> None:
+        vectors = np.random.default_rng(n).random((len(ids), WIDTH), dtype=np.float32)
+        rows = {
+            "id": pa.array(ids, self.key_type),
+            "n": [n] * len(ids),
+            "vector": pa.array(list(vectors), pa.list_(pa.float32(), WIDTH)),
+        }
+        self.flush(with_tombstone(pa.table(rows), self.rows))
+        self.oracle |= dict.fromkeys(ids, n)
+
+    def delete(self, ids: Sequence[int]) -> None:
+        self.flush(tombstones(pa.table({"id": pa.array(ids, self.key_type)}), self.rows))
+        for id in ids:
+            self.oracle.pop(id, None)
+
+    def flush(self, rows: pa.Table) -> None:
+        """One generation in every region that gets rows."""
+        routed = self.base.route(rows)
+        for bucket, each in enumerate(self.claims):
+            part = rows.filter(pa.array(routed == bucket))
+            manifest = self.manifests(bucket).latest()
+            assert manifest is not None
+            table = MemTable(self.rows, ["id"], [], manifest.current_generation)
+            if part.num_rows:
+                table.apply(part)
+            table.freeze()
+            flush.flush(
+                self.store,
+                self.manifests(bucket),
+                each.guard,
+                table.snapshot(),
+                generation=table.generation,
+                covers_position=manifest.replay_after + 1,
+                key=["id"],
+                storage_version=self.base.storage_version,
+                ids=SystemIds(),
+            )
+
+    def commit(self, retries: int = 10, **more: Any) -> CommitReport:
+        return flush.commit(self.uri, {}, self.store, clock=FakeClock(), retries=retries, **more)
+
+    def found(self) -> dict[int, int]:
+        rows = lance.dataset(self.uri).to_table(columns=["id", "n"]).to_pylist()
+        found = {row["id"]: row["n"] for row in rows}
+        assert len(found) == len(rows), "a row is there twice"
+        return found
+
+    def version(self) -> int:
+        return int(lance.dataset(self.uri).version)
+
+    def committed(self) -> dict[int, int]:
+        done = BaseTable.open(self.uri).committed
+        return {b: done[bucket_region(b)] for b in range(self.buckets) if bucket_region(b) in done}
+
+    def latest(self) -> list[RegionManifest]:
+        return [m for bucket in range(self.buckets) if (m := self.manifests(bucket).latest()) is not None]
+
+    def generations(self) -> list[int]:
+        """Highest generation published, per bucket."""
+        return [manifest.current_generation - 1 for manifest in self.latest()]
+
+    def listed(self) -> list[int]:
+        """SSTs in the manifest, per bucket."""
+        return [len(manifest.ssts) for manifest in self.latest()]
+
+    def stranger_row(self, id: int, n: int) -> None:
+        """Another program appends a row."""
+        lance.write_dataset(self._plain(id, n), self.uri, mode="append")
+
+    def stranger_merge(self, id: int, n: int) -> None:
+        """Another program merges a row."""
+        merge = lance.dataset(self.uri).merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+        merge.use_index(False).execute(self._plain(id, n))
+
+    def _plain(self, id: int, n: int) -> pa.Table:
+        return pa.table({"note": [None], "id": [id], "n": [n], "vector": [None]}, schema=self.base.schema)
+
+
+def before_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
+    """Run `act` after a commit has read everything and before it writes, the first `times` rounds."""
+    left = [times]
+
+    def read_then_act(*args: Any) -> Any:
+        changes = read_changes(*args)
+        if left[0]:
+            left[0] -= 1
+            act()
+        return changes
+
+    monkeypatch.setattr(committer, "read_changes", read_then_act)
+
+
+def crash(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

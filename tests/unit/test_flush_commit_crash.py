@@ -1,0 +1,119 @@
+"""A commit killed at any call of its storage or of Lance: the next one gives the same table, nothing twice."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from flush import CommitReport, committer
+from tests.commit_world import World
+from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from wal import FakeClock, LocalStore
+
+LANCES = ("delete_pass", "upsert_pass", "catch_up", "sync_table")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Two SSTs to commit over a base that has rows: inserts, updates, deletes, and an upsert that a delete replaces."""
+    world = World(str(tmp_path_factory.mktemp("prepared") / "table"), buckets=1, key_type=pa.int16())
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(15, 25), 2)
+    world.delete([*range(5), 22])
+    return world
+
+
+def copied(world: World, to: Path) -> World:
+    """The same table at another place."""
+    other = copy.copy(world)
+    other.uri, other.oracle = str(to / "table"), dict(world.oracle)
+    shutil.copytree(world.uri, other.uri)
+    other.store = LocalStore(other.uri)
+    return other
+
+
+def calls_of_a_commit(world: World, at: Path) -> list[Call]:
+    clean = copied(world, at)
+    clean.store = store = FaultyStore(clean.store, FakeClock())
+    report = clean.commit()
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted, report.rows_skipped) == (4, 5, 5, 2)
+    return [call for call in dict.fromkeys(store.calls) if "_transactions" not in call.key]
+
+
+def finished(world: World) -> CommitReport:
+    report = world.commit()
+    assert world.found() == world.oracle
+    assert (world.listed(), world.committed()) == ([0], {0: 3})
+    assert world.commit().versions == 0
+    return report
+
+
+def test_killed_at_any_call_of_the_store(prepared: World, tmp_path: Path) -> None:
+    calls = calls_of_a_commit(prepared, tmp_path / "clean")
+    assert {call.method for call in calls} >= {"put_if_absent", "get", "children", "put"}
+    for number, call in enumerate(calls):
+        for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
+            world = copied(prepared, tmp_path / f"{number} {fault}")
+            inner, world.store = world.store, FaultyStore(world.store, FakeClock())
+            world.store.arm(FAULTS[fault], call)
+            with pytest.raises(Killed):
+                world.commit()
+            world.store = inner
+            finished(world)
+            shutil.rmtree(tmp_path / f"{number} {fault}")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", LANCES)
+def test_killed_at_any_call_of_lance(
+    prepared: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
+) -> None:
+    world = copied(prepared, tmp_path)
+    with monkeypatch.context() as killing:
+        killing.setattr(committer, name, killed(getattr(committer, name), after=after))
+        with pytest.raises(Killed):
+            world.commit()
+    report = finished(world)
+    done = (report.rows_inserted, report.rows_updated, report.rows_deleted)
+    everything, without_deletes = (4, 5, 5), (4, 5, 0)
+    place = LANCES.index(name) + after
+    assert done == (everything if place == 0 else without_deletes if place == 1 else (0, 0, 0))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_a_repair(prepared: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    world = copied(prepared, tmp_path)
+    world.commit()
+    late = lance.dataset(world.uri)
+    world.put([40], 3)
+    world.commit()
+    row = pa.table({"note": [None], "id": [40], "n": [5], "vector": [None]}, schema=world.base.schema)
+    merge = late.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().use_index(False)
+    merge.conflict_retries(0).execute(row)
+    world.put([1], 4)
+    world.oracle[40] = 5
+    with monkeypatch.context() as killing:
+        killing.setattr(committer, "delete_rows", killed(committer.delete_rows, after=after))
+        with pytest.raises(Killed):
+            world.commit()
+    assert world.commit().rows_repaired == (0 if after else 1)
+    assert world.found() == world.oracle
+
+
+def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+    """`call` in a process that ends before or after it."""
+
+    def ends(*args: Any, **kwargs: Any) -> None:
+        if after:
+            call(*args, **kwargs)
+        raise Killed
+
+    return ends
