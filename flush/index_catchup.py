@@ -2,6 +2,10 @@
 
 Decided from what the table says and not from what the commit did, so that a commit which crashed before this
 step, or rows that strangers appended, are caught up with by the next one.
+
+What lags goes into a segment of its own per index, in one version for all of them: what that costs depends on the rows
+that are new, 15 to 45 ms per index for 3,000 of them. Merging with what is there, as Lance does unless told not to,
+writes full-text and scalar indexes anew each time (0.1 to 0.2 s for 200,000 short texts); `flush.maintenance` merges.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
             dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **ivf_pq_parameters(spec, dataset.schema))
     lagging = [spec.name for spec in indexes if spec.name in present and _lags(dataset, present[spec.name])]
     if lagging:
-        dataset.optimize.optimize_indices(index_names=lagging)
+        dataset.optimize.optimize_indices(index_names=lagging, num_indices_to_merge=0)
     return bool(dataset.version != before)
 
 

@@ -1,0 +1,79 @@
+"""Maintenance of the base table on its schedule; what the steps do is told in `flush.maintenance`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import lance
+
+import flush
+from flush.durability import sync_table
+from flush.maintenance import MaintenanceRules, clean_up, compact, merge_segments
+from ingest.errors import classify
+from wal import Clock
+
+_LOG = logging.getLogger("memwal.maintenance")
+
+
+class BaseUpkeep:
+    """Does the steps of maintenance that are due, whenever it is called: after a commit.
+
+    Thread safety. One thread at a time, which is the one that commits.
+    Invariants. It never raises: a step that fails, by another writer's commit for example, is logged and done again at
+    its next interval.
+    """
+
+    def __init__(self, base: flush.BaseTable, clock: Clock, rules: MaintenanceRules) -> None:
+        """Everything is due at first. `base`: any version of the table."""
+        self._base, self._clock = base, clock
+        self._indexes = tuple(spec.name for spec in base.indexes)
+        # Compaction goes last of the two: it puts fragments together that are in one segment.
+        self._steps: Mapping[str, tuple[float, Callable[[lance.LanceDataset], str]]] = {
+            "optimize": (rules.optimize_interval, lambda dataset: self._merge(dataset, rules)),
+            "compact": (rules.compact_interval, lambda dataset: self._compact(dataset, rules)),
+            "clean up": (rules.versions_interval, lambda dataset: self._clean_up(dataset, rules)),
+        }
+        self._due = {
+            name: clock.monotonic()
+            for name, (interval, _) in self._steps.items()
+            if interval and (name != "clean up" or rules.versions_age_min)
+        }
+
+    def run(self) -> Sequence[str]:
+        """Do what is due; returns one line per step that changed something."""
+        now = self._clock.monotonic()
+        due = [name for name, when in self._due.items() if when <= now]
+        lines = [line for name in due if (line := self._guarded(name))]
+        for line in lines:
+            _LOG.info("%s: %s", self._base.uri, line)
+        return lines
+
+    def _guarded(self, name: str) -> str:
+        interval, step = self._steps[name]
+        self._due[name] = self._clock.monotonic() + interval
+        try:
+            dataset = lance.dataset(self._base.uri, storage_options=dict(self._base.storage_options))
+            if done := step(dataset):
+                sync_table(dataset)  # or a power cut leaves a newest version that nobody can read
+            return done
+        except BaseException as error:  # pylance raises what it likes
+            # A panic of its Rust code is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            _LOG.warning("%s: %s failed, will try again in %g s: %s", self._base.uri, name, interval, classify(error))
+            return ""
+
+    def _merge(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
+        merged = merge_segments(dataset, self._indexes, rules.segments_min) if self._indexes else []
+        return f"index segments merged: {', '.join(merged)}" if merged else ""
+
+    @staticmethod
+    def _compact(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
+        replaced, by = compact(dataset, rules.fragments_min, rules.rows_max, rules.deleted_min)
+        return f"fragments compacted: {replaced} into {by}" if replaced else ""
+
+    @staticmethod
+    def _clean_up(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
+        gone = clean_up(dataset, rules.versions_age_min, rules.versions_min)
+        return f"old versions removed: {gone}" if gone else ""

@@ -1,0 +1,103 @@
+"""`memwal flush` and `memwal commit`: one step towards the base table, now."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+import flush
+import wal
+from ingest.base_upkeep import BaseUpkeep
+from ingest.cli_query import NO_TABLE, open_for_reading
+from ingest.cli_status import status_from_storage
+from ingest.client import RemoteTable
+from ingest.errors import Invalid
+from ingest.opening import maintenance_rules, open_table
+from ingest.settings import Settings
+from ingest.stored_table import StoredTable
+
+
+def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
+    """Commit what is published, from storage, whoever owns the regions; then maintain the base table.
+
+    Rows in memtables stay there: flush first. Raises: Invalid when there is no table; flush and wal errors.
+    """
+    uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
+    base = flush.BaseTable.find(uri, options)
+    if base is None:
+        raise Invalid(f"{uri}: {NO_TABLE}")
+    store, commit = wal.open_store(uri, options), settings.commit
+    report = flush.commit(uri, options, store, clock=clock, retries=commit.retries, memory_max=commit.memory_max)
+    done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(report) | {"maintenance": list(done)}, default=str, indent=2) + "\n")
+    else:
+        for line in (describe(uri, report), *done):
+            console.print(line, soft_wrap=True, highlight=False)
+    return 0
+
+
+def describe(uri: str, report: flush.CommitReport) -> str:
+    """A report for people, in one line."""
+    if not report.ssts:
+        return f"nothing to commit: version {report.version} of {uri} has every flushed row"
+    rows = ", ".join(
+        f"{count:,} rows {what}"
+        for count, what in (
+            (report.rows_inserted, "inserted"),
+            (report.rows_updated, "updated"),
+            (report.rows_deleted, "deleted"),
+            (report.rows_skipped, "skipped"),
+            (report.rows_repaired, "repaired"),
+        )
+        if count
+    )
+    return (
+        f"committed {rows or 'no change of rows'}: {_counted(report.ssts, 'SST')} of "
+        f"{_counted(len(report.regions), 'region')} are version {report.version} of {uri}, {report.seconds:.2f} s"
+    )
+
+
+def flush_table(settings: Settings, environ: Mapping[str, str], console: Console) -> int:
+    """Publish what the memtables hold as SSTs: by the daemon that owns the regions where one answers, else by claiming
+    them here, which fences whoever has them and does not answer. Nothing is claimed where the log holds nothing.
+
+    Raises: Invalid when there is no table; wal errors.
+    """
+    found = open_for_reading(settings, environ)
+    if isinstance(found, RemoteTable):
+        with found:
+            rows = _in_memory(found.status()["regions"])
+            found.flush()
+        by = f"the daemon at {found.endpoint}"
+    else:
+        assert isinstance(found, StoredTable)
+        store = wal.open_store(settings.table.uri, settings.storage_options(environ))
+        rows = _in_memory(status_from_storage(found.base, store)["regions"])
+        if rows:
+            with closing(open_table(_by_itself(settings), environ)) as table:
+                table.flush()
+        by = "this process, no daemon answers"
+    said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"
+    console.print(f"{said} ({by})", soft_wrap=True, highlight=False)
+    return 0
+
+
+def _by_itself(settings: Settings) -> Settings:
+    """The same without commits and collections of the table's own."""
+    quiet = {name: getattr(settings, name).model_copy(update={"interval": 0.0}) for name in ("commit", "gc")}
+    return settings.model_copy(update=quiet)
+
+
+def _in_memory(regions: Sequence[Mapping[str, Any]]) -> int:
+    return sum(region["memtable_rows"] for region in regions)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,306 @@
+"""Maintenance of the base table: bounded fragments, index segments and versions, and not a row or a marker lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance.mem_wal import CompactedSsTable
+
+from flush import BaseTable
+from flush.index_catchup import catch_up
+from flush.maintenance import MaintenanceRules, clean_up, compact, merge_segments, together
+from ingest import base_upkeep
+from ingest.base_upkeep import BaseUpkeep
+from memtable import IndexSpec
+from wal import FakeClock, bucket_region
+
+WIDTH = 8
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("price", pa.int64()),
+        pa.field("body", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
+    ]
+)
+INDEXES = (IndexSpec("price", "btree"), IndexSpec("body", "fts"), IndexSpec("vector", "ivf_pq"))
+NAMES = [spec.name for spec in INDEXES]
+RULES = MaintenanceRules()
+
+
+class Base:
+    """A base table that grows as commits make it grow: a fragment, and a segment per index."""
+
+    def __init__(self, uri: str, indexes: Sequence[IndexSpec] = INDEXES) -> None:
+        self.uri = uri
+        self.table = BaseTable.create(uri, SCHEMA, ["id"], 1, indexes)
+        self.generation = self.rows = 0
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        return lance.dataset(self.uri)
+
+    def commit(self, rows: int, *, catching_up: bool = True) -> None:
+        self.generation += 1
+        ids = range(self.rows, self.rows + rows)
+        self.rows += rows
+        dataset = self.dataset
+        builder = dataset.merge_insert(["id"]).when_matched_update_all().when_not_matched_insert_all()
+        marker = [CompactedSsTable(str(bucket_region(0)), self.generation)]
+        builder.use_index(False).mark_sstables_as_compacted(marker).execute(self.made(ids))
+        if catching_up:
+            catch_up(self.dataset, self.table.indexes)
+
+    def made(self, ids: Sequence[int]) -> pa.Table:
+        values = {
+            "id": list(ids),
+            "price": [id * 7 % 1000 for id in ids],
+            "body": [f"word{id % 50} other" for id in ids],
+            "vector": [np.random.default_rng(id).random(WIDTH, dtype=np.float32) for id in ids],
+        }
+        return pa.table(values, schema=self.table.schema)
+
+    def maintain(self) -> None:
+        merge_segments(self.dataset, NAMES, RULES.segments_min)
+        compact(self.dataset, RULES.fragments_min, RULES.rows_max, RULES.deleted_min)
+
+    def fragments(self) -> list[int]:
+        """Live rows of each."""
+        return [each.count_rows() for each in self.dataset.get_fragments()]
+
+    def segments(self) -> dict[str, int]:
+        return {each.name: len(each.segments) for each in self.dataset.describe_indices() if each.name in NAMES}
+
+    def versions(self) -> list[int]:
+        return [each["version"] for each in self.dataset.version_refs()]
+
+    def answers(self) -> list[Any]:
+        """What a user asks of every index."""
+        dataset, vector = self.dataset, np.random.default_rng(5).random(WIDTH, dtype=np.float32)
+        nearest = {"column": "vector", "q": vector, "k": 5, "refine_factor": 50}
+        asked: list[dict[str, Any]] = [
+            {"filter": "price BETWEEN 100 AND 130"},
+            {"full_text_query": {"query": "word7", "columns": ["body"]}, "limit": 10_000},
+            {"nearest": nearest},
+        ]
+        return [sorted(dataset.scanner(columns=["id"], **each).to_table()["id"].to_pylist()) for each in asked]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Base:
+    return Base(str(tmp_path / "table"))
+
+
+# ---- what belongs together -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ([], 0),
+        ([5], 1),
+        ([1, 1], 2),
+        ([1] * 8, 8),
+        ([1] * 8 + [8], 9),  # as much again: what is rewritten doubles
+        ([1] * 8 + [9], 8),
+        ([100, 3000, 3000, 3000], 4),  # a small one does not keep the others apart
+        ([1, 2, 4, 8], 1),
+        ([0, 0, 0], 3),
+    ],
+)
+def test_as_many_belong_together_as_the_largest_is_no_larger_than_the_rest(sizes: list[int], count: int) -> None:
+    assert together(sizes) == count
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fragments_and_rewrites_grow_with_the_logarithm_of_the_commits(seed: int) -> None:
+    """The arithmetic of `flush.maintenance`, without Lance."""
+    rng = np.random.default_rng(seed)
+    sizes, written, rows, most = [], 0, 0, 0
+    for _ in range(5000):
+        sizes.append(int(rng.integers(1, 2000)) if seed else 1000)
+        rows += sizes[-1]
+        sizes.sort()
+        if (count := together(sizes)) >= RULES.fragments_min:
+            merged = sum(sizes[:count])
+            sizes = [*sizes[count:], merged]
+            written += merged
+        most = max(most, len(sizes))
+    assert most < 2 * RULES.fragments_min + np.log2(5000)
+    assert written / rows < np.log2(5000 / RULES.fragments_min) + 1
+
+
+# ---- on a table ------------------------------------------------------------------------------------------------------
+
+
+def test_many_commits_leave_few_fragments_and_segments_and_every_answer_is_the_same(base: Base) -> None:
+    base.commit(300)
+    for _ in range(30):
+        base.commit(20)
+    crowded, answers, models = (base.fragments(), base.segments()), base.answers(), base.table.latest().vector_models()
+    assert (len(crowded[0]), min(crowded[1].values())) == (31, 31)
+    under_way = base.dataset
+    base.maintain()
+    assert (len(base.fragments()), base.segments()) == (1, dict.fromkeys(NAMES, 1))
+    assert base.answers() == answers
+    assert under_way.to_table().num_rows == 900  # a reader that began before
+    found = base.table.latest()
+    assert found.committed == {bucket_region(0): base.generation}
+    assert {each.name: each.num_rows_indexed for each in base.dataset.describe_indices() if each.name in NAMES} == (
+        dict.fromkeys(NAMES, 900)
+    )
+    kept = found.vector_models()["vector"]
+    np.testing.assert_array_equal(kept.codebook, models["vector"].codebook)
+    base.commit(20)
+    assert len(base.fragments()) == 2
+    assert base.table.latest().committed == {bucket_region(0): base.generation}
+
+
+def test_maintained_after_every_commit_it_stays_small_all_along(tmp_path: Path) -> None:
+    base = Base(str(tmp_path / "table"), INDEXES[:1])
+    for _ in range(40):
+        base.commit(10)
+        base.maintain()
+        assert len(base.fragments()) <= 16
+        assert max(base.segments().values()) <= 16
+    assert sum(base.fragments()) == base.dataset.count_rows() == 400
+
+
+def test_nothing_to_do_makes_no_version(base: Base) -> None:
+    base.commit(300)
+    for _ in range(5):
+        base.commit(10)
+    before = base.versions()
+    base.maintain()
+    assert base.versions() == before
+
+
+def test_deleted_rows_are_dropped_from_the_fragments_that_have_many(tmp_path: Path) -> None:
+    base = Base(str(tmp_path / "table"), INDEXES[:1])
+    for _ in range(3):
+        base.commit(100)
+    base.dataset.delete("id < 30 OR (id >= 100 AND id < 110)")
+    assert compact(base.dataset, 8, 1 << 20, deleted_min=0.25) == (1, 1)
+    left = [(each.physical_rows, each.num_deletions) for each in base.dataset.get_fragments()]
+    assert sorted(left) == [(70, 0), (100, 0), (100, 10)]
+    alive = [id for id in range(300) if not (id < 30 or 100 <= id < 110)]
+    found = base.dataset.to_table(columns=["id"], filter="price BETWEEN 100 AND 130")["id"].to_pylist()
+    assert sorted(found) == [id for id in alive if 100 <= id * 7 % 1000 <= 130]
+
+
+def test_large_fragments_are_left_as_they_are(tmp_path: Path) -> None:
+    base = Base(str(tmp_path / "table"), ())
+    base.commit(50)
+    for _ in range(10):
+        base.commit(5)
+    compact(base.dataset, 8, rows_max=50, deleted_min=0.25)
+    assert sorted(base.fragments()) == [50, 50]
+
+
+def test_stable_row_ids_are_kept(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
+    for first in range(0, 50, 5):
+        rows = pa.table({"id": range(first, first + 5), "n": range(5)}, schema=schema)
+        lance.write_dataset(rows, uri, mode="append", enable_stable_row_ids=True)
+    BaseTable.adopt(uri, ["id"], 1, [IndexSpec("n", "btree")])
+    before = lance.dataset(uri).to_table(with_row_id=True).sort_by("id")
+    assert compact(lance.dataset(uri), 8, 1 << 20, 0.25) == (10, 1)
+    assert lance.dataset(uri).to_table(with_row_id=True).sort_by("id") == before
+
+
+# ---- old versions ----------------------------------------------------------------------------------------------------
+
+
+def test_old_versions_go_but_the_newest_the_tagged_and_those_before_the_set_up(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    for n in range(3):
+        lance.write_dataset(pa.table({"id": [n]}, schema=schema), uri, mode="append")
+    BaseTable.adopt(uri, ["id"], 1, [])
+    set_up = lance.dataset(uri).version
+    for n in range(3, 12):
+        lance.write_dataset(pa.table({"id": [n]}, schema=lance.dataset(uri).schema), uri, mode="append")
+    dataset = lance.dataset(uri)
+    dataset.tags.create("release", set_up + 2)
+    assert clean_up(dataset, age_min=3600, versions_min=2) == 0
+    assert clean_up(dataset, age_min=0.0, versions_min=50) == 0
+    time.sleep(0.01)
+    assert clean_up(dataset, age_min=0.001, versions_min=2) > 0
+    left = [each["version"] for each in lance.dataset(uri).version_refs()]
+    newest = lance.dataset(uri).version
+    assert [version for version in left if version >= set_up] == [set_up + 2, newest - 1, newest]
+    assert left[:3] == [1, 2, 3]
+    assert lance.dataset(uri, version=3).count_rows() == 3
+    assert lance.dataset(uri, version=set_up + 2).count_rows() == 5
+    assert lance.dataset(uri).count_rows() == 12
+
+
+# ---- on its schedule -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Base:
+    base = Base(str(tmp_path / "table"), INDEXES[:1])
+    for _ in range(10):
+        base.commit(10)
+    return base
+
+
+def test_each_step_is_done_at_its_interval_and_not_at_0(crowded: Base) -> None:
+    clock = FakeClock()
+    rules = MaintenanceRules(optimize_interval=100, compact_interval=10, versions_interval=0)
+    upkeep = BaseUpkeep(crowded.table, clock, rules)
+    assert upkeep.run() == ["index segments merged: price_idx", "fragments compacted: 10 into 1"]
+    for _ in range(10):
+        crowded.commit(10)
+    clock.advance(50)
+    assert upkeep.run() == []  # each fragment has a segment of its own, and merging is not due
+    clock.advance(50)
+    assert upkeep.run() == ["index segments merged: price_idx", "fragments compacted: 11 into 1"]
+    assert len(crowded.versions()) > 20
+    off = MaintenanceRules(optimize_interval=0, compact_interval=0, versions_interval=1, versions_age_min=0)
+    assert BaseUpkeep(crowded.table, clock, off).run() == []
+
+
+@pytest.mark.parametrize("stranger", ["delete", "compaction"])
+def test_a_strangers_commit_costs_the_step_which_is_done_later(
+    crowded: Base, monkeypatch: pytest.MonkeyPatch, stranger: str
+) -> None:
+    merge_segments(crowded.dataset, NAMES, 8)
+    clock, marker = FakeClock(), crowded.table.latest().committed
+    upkeep = BaseUpkeep(crowded.table, clock, MaintenanceRules(optimize_interval=0, versions_interval=0))
+
+    def overtaken(dataset: lance.LanceDataset, *rules: Any) -> tuple[int, int]:
+        other = crowded.dataset
+        if stranger == "delete":
+            other.delete("id = 5")
+        else:
+            other.optimize.compact_files()
+        return compact(dataset, *rules)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(base_upkeep, "compact", overtaken)
+        assert upkeep.run() == []
+    assert len(crowded.fragments()) == (10 if stranger == "delete" else 1)
+    clock.advance(10)
+    upkeep.run()
+    assert sum(crowded.fragments()) == (99 if stranger == "delete" else 100)
+    assert len(crowded.fragments()) == 1
+    assert crowded.table.latest().committed == marker
+
+
+def test_a_step_that_fails_fails_nobody(crowded: Base, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def broken(*_: Any) -> tuple[int, int]:
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(base_upkeep, "compact", broken)
+    assert BaseUpkeep(crowded.table, FakeClock(), RULES).run() == ["index segments merged: price_idx"]
+    assert "compact failed, will try again in 10 s: RuntimeError: no answer" in caplog.text

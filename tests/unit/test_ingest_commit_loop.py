@@ -1,0 +1,123 @@
+"""The loop around the policy: freshness on a clock of its own, failures, and maintenance after each commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flush import CommitReport
+from ingest.commit_loop import CommitLoop, CommitSteps
+from ingest.commit_policy import CommitLimits, Waiting
+from wal import FakeClock
+
+
+class Region:
+    """Rows put at moments of a clock; flushes and commits take their time."""
+
+    def __init__(self, interval: float, flush_takes: float = 0.0, commit_takes: float = 0.0) -> None:
+        self.clock = FakeClock()
+        self.memtable: list[float] = []
+        self.ssts: list[list[float]] = []
+        self.done: list[str] = []
+        self.latest = 0.0
+        """The longest that a row stayed out of the base table."""
+        self.fails: dict[str, Exception] = {}
+        self._takes = {"flush": flush_takes, "commit": commit_takes}
+        steps = CommitSteps(lambda: [self.waiting()], self.flush, self.commit, lambda: self.done.append("maintain"))
+        self.loop = CommitLoop(steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
+
+    def waiting(self) -> Waiting:
+        rows = [*self.memtable, *(row for sst in self.ssts for row in sst)]
+        return Waiting(len(self.ssts), 0, self.clock.monotonic() - min(rows) if rows else None)
+
+    def put(self) -> None:
+        self.memtable.append(self.clock.monotonic())
+
+    def flush(self) -> None:
+        self._do("flush")
+        if self.memtable:
+            self.ssts.append(self.memtable)
+            self.memtable = []
+
+    def commit(self) -> CommitReport:
+        self._do("commit")
+        for row in (row for sst in self.ssts for row in sst):
+            self.latest = max(self.latest, self.clock.monotonic() - row)
+        count, self.ssts = len(self.ssts), []
+        return CommitReport(1, {}, 0, 0, 0, count, 0.0)
+
+    def _do(self, what: str) -> None:
+        self.done.append(what)
+        self.clock.advance(self._takes[what])
+        if what in self.fails:
+            raise self.fails.pop(what)
+
+    def live(self, seconds: float, every: float, then: Callable[[], None]) -> None:
+        """`then` every `every` seconds; the loop looks each second in between."""
+        for second in range(int(seconds)):
+            if every and second % every == 0:
+                then()
+            self.loop.step()
+            self.clock.advance(1.0)
+
+
+@pytest.mark.parametrize(("flush_takes", "commit_takes"), [(0.0, 0.0), (0.5, 2.0), (4.0, 5.0)])
+def test_no_row_stays_out_longer_than_the_interval(flush_takes: float, commit_takes: float) -> None:
+    region = Region(30.0, flush_takes, commit_takes)
+    region.live(100, every=7, then=region.put)  # it learns how long flush and commit take
+    region.latest = 0.0
+    region.live(1000, every=7, then=region.put)
+    assert 20.0 < region.latest <= 30.0 + 1e-6
+
+
+def test_commits_are_as_rare_as_the_interval_allows() -> None:
+    region = Region(30.0)
+    region.live(3600, every=10, then=region.put)
+    assert 3600 / 30 <= region.done.count("commit") <= 3600 / 30 * 1.4
+    assert region.done.count("flush") == region.done.count("maintain") == region.done.count("commit")
+
+
+def test_an_idle_table_is_left_alone() -> None:
+    region = Region(30.0)
+    region.put()
+    region.live(100, every=0, then=region.put)
+    done = len(region.done)
+    region.live(1000, every=0, then=region.put)
+    assert region.done[:done] == region.done == ["flush", "commit", "maintain"]
+
+
+def test_many_ssts_are_committed_at_once_and_the_memtable_is_left_to_fill() -> None:
+    region = Region(30.0)
+    for _ in range(8):
+        region.put()
+        region.flush()
+    region.put()
+    region.done.clear()
+    assert region.loop.step() == "commit"
+    assert (region.done, len(region.memtable)) == (["commit", "maintain"], 1)
+
+
+def test_a_region_that_cannot_be_flushed_keeps_nothing_else_from_being_committed() -> None:
+    region = Region(30.0)
+    region.put()
+    region.flush()
+    region.put()
+    region.clock.advance(30.0)
+    region.fails["flush"] = OSError("no answer")
+    with pytest.raises(OSError, match="no answer"):
+        region.loop.step()
+    assert (region.ssts, len(region.memtable)) == ([], 1)
+    region.clock.advance(30.0)
+    region.loop.step()
+    assert region.memtable == []
+
+
+def test_on_demand_it_commits_what_is_published_and_maintains() -> None:
+    region = Region(0.0)
+    region.put()
+    region.flush()
+    region.clock.advance(1e6)
+    assert region.loop.step() == "nothing"
+    assert region.loop.commit().ssts == 1
+    assert region.done == ["flush", "commit", "maintain"]
