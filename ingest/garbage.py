@@ -1,83 +1,149 @@
 """`memwal gc`, and what a table does by itself at intervals: delete what nobody can need again.
 
-For now that is entries of the WAL; see `wal.garbage` for what stays and why.
+What stays and why is told where it is decided: entries of the WAL in `wal.garbage`, SST directories in `flush.garbage`,
+files of the base table that no version refers to in `flush.orphans`.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from uuid import UUID
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table as RichTable
 
 import flush
 import wal
-from ingest.errors import Invalid
-from ingest.settings import Settings
+from ingest.settings_model import GcSettings
 
-_COLUMNS: Mapping[str, str] = {
-    "region": "region",
-    "boundary": "flushed",
-    "entries": "entries",
-    "bytes": "size",
-    "fences": "fences",
-    "too_young": "young",
-    "unreadable": "unreadable",
-}
-_ONLY_WHERE_ANY = ("too_young", "unreadable")
+_ORPHANS_EVERY = 86_400.0
+"""Seconds between two looks for orphan files of an open table: each reads the manifest of every version, and what it
+finds is a week old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """How old garbage is at least when it is deleted, in seconds. See the section [gc]."""
+
+    wal: float
+    sst: float
+    orphan: float
+
+    @staticmethod
+    def of(settings: GcSettings) -> Ages:
+        """The ages of the section [gc]."""
+        return Ages(settings.wal_age_min, settings.sst_age_min, settings.orphan_age_min)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionGarbage:
+    """What one collection found in a region."""
+
+    region: UUID
+    wal: wal.WalGarbage
+    ssts: flush.SstGarbage
+
+    @property
+    def bytes(self) -> int:
+        """Size of everything deleted."""
+        return self.wal.bytes + self.ssts.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TableGarbage:
+    """What one collection of a table found, and deleted unless it was a dry run."""
+
+    regions: tuple[RegionGarbage, ...]
+    orphans: flush.OrphanGarbage
+    """Empty where they were not looked for."""
+    dry_run: bool = False
+
+    @property
+    def entries(self) -> int:
+        """WAL entries deleted."""
+        return sum(each.wal.entries for each in self.regions)
+
+    @property
+    def committed(self) -> int:
+        """SSTs deleted whose rows are in the base table."""
+        return sum(each.ssts.committed for each in self.regions)
+
+    @property
+    def abandoned(self) -> int:
+        """SST directories deleted that were never published."""
+        return sum(each.ssts.abandoned for each in self.regions)
+
+    @property
+    def bytes(self) -> int:
+        """Size of everything deleted."""
+        return sum(each.bytes for each in self.regions) + self.orphans.bytes
+
+    @property
+    def unreadable(self) -> int:
+        """WAL entries kept because they cannot be read."""
+        return sum(each.wal.unreadable for each in self.regions)
+
+    @property
+    def unaccounted(self) -> int:
+        """SST directories kept that no protocol leaves behind."""
+        return sum(each.ssts.unaccounted for each in self.regions)
+
+    def summary(self) -> str:
+        """One line: everything together."""
+        counts = (
+            (self.entries, "WAL entries", "WAL entry"),
+            (self.committed, "SSTs", "SST"),
+            (self.abandoned, "abandoned SSTs", "abandoned SST"),
+            (len(self.orphans.files), "orphan files", "orphan file"),
+        )
+        said = ", ".join(f"{count:,} {one if count == 1 else many}" for count, many, one in counts)
+        return f"{'would delete' if self.dry_run else 'deleted'} {said}: {decimal(self.bytes)}"
 
 
 class TableCollector:
-    """Collects the WALs of a table's regions, as often as it is asked.
+    """Collects the garbage of a table, as often as it is asked.
 
-    Thread safety. One thread at a time.
+    Thread safety. One thread at a time; any number of collectors, in any number of processes.
     """
 
     def __init__(
         self, store: wal.ObjectStore, codec: wal.EntryCodec, clock: wal.Clock, regions: Iterable[UUID]
     ) -> None:
-        self._collectors = [wal.WalCollector(store, region, codec, clock) for region in regions]
+        self._store, self._clock = store, clock
+        self._wals = {region: wal.WalCollector(store, region, codec, clock) for region in regions}
+        self._ssts = {region: flush.SstCollector(store, region, clock) for region in self._wals}
+        self._orphans_due = clock.monotonic()
 
-    def collect(self, min_age: float, *, dry_run: bool = False) -> list[wal.WalGarbage]:
-        """What was deleted per region; with `dry_run`, what would be. Raises: wal errors."""
-        return [collector.collect(min_age, dry_run=dry_run) for collector in self._collectors]
+    def names(self) -> Mapping[UUID, tuple[str, ...]]:
+        """The SST directories that there are, by region. Raises: wal errors."""
+        return {region: collector.names() for region, collector in self._ssts.items()}
 
+    def outlived(self, names: Mapping[UUID, tuple[str, ...]], epochs: Mapping[UUID, int]) -> None:
+        """`names` were there before the regions were claimed with the writer epochs `epochs`."""
+        for region, epoch in epochs.items():
+            self._ssts[region].outlived(names[region], epoch)
 
-def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dry_run: bool, as_json: bool) -> int:
-    """Collect once and print what went and what stayed. Raises: Invalid when there is no table; wal errors."""
-    base = flush.BaseTable.find(settings.table.uri, settings.storage_options(environ))
-    if base is None:
-        raise Invalid(f"{settings.table.uri}: no table is there; correct table.uri")
-    store = wal.open_store(settings.table.uri, settings.storage_options(environ))
-    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-    found = collector.collect(settings.gc.wal_age_min, dry_run=dry_run)
-    if as_json:
-        sys.stdout.write(json.dumps([asdict(each) for each in found], default=str, indent=2) + "\n")
-    else:
-        _print(found, console, dry_run=dry_run)
-    return 0
+    def collect(self, base: flush.BaseTable, ages: Ages, *, dry_run: bool = False) -> TableGarbage:
+        """Delete what is not needed; with `dry_run` only say what that is. Raises: wal and flush errors, OSError.
 
+        `base`: any version of the table; the newest is opened when the regions have been looked at.
+        """
+        sights = {region: collector.look() for region, collector in self._ssts.items()}
+        newest = base.latest()
+        needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
+        regions = tuple(
+            RegionGarbage(
+                region,
+                self._wals[region].collect(ages.wal, dry_run=dry_run),
+                self._ssts[region].collect(sight, needs, ages.sst, dry_run=dry_run),
+            )
+            for region, sight in sights.items()
+        )
+        return TableGarbage(regions, self._orphans(newest, ages.orphan, dry_run=dry_run), dry_run)
 
-def _print(found: Sequence[wal.WalGarbage], console: Console, *, dry_run: bool) -> None:
-    table = RichTable(box=SIMPLE_HEAD)
-    shown = [name for name in _COLUMNS if name not in _ONLY_WHERE_ANY or any(getattr(each, name) for each in found)]
-    for name in shown:
-        table.add_column(_COLUMNS[name], justify="left" if name == "region" else "right", no_wrap=True)
-    for each in found:
-        table.add_row(*(_cell(name, getattr(each, name)) for name in shown))
-    console.print(table)
-    entries, freed = sum(each.entries for each in found), sum(each.bytes for each in found)
-    console.print(f"{'would delete' if dry_run else 'deleted'} {entries:,} WAL entries, {decimal(freed)}")
-
-
-def _cell(name: str, value: Any) -> str:
-    if name == "bytes":
-        return decimal(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    def _orphans(self, base: flush.BaseTable, min_age: float, *, dry_run: bool) -> flush.OrphanGarbage:
+        if self._clock.monotonic() < self._orphans_due:
+            return flush.OrphanGarbage(dry_run=dry_run)
+        found = flush.collect_orphans(self._store, base.dataset, self._clock, min_age, dry_run=dry_run)
+        self._orphans_due = self._clock.monotonic() + _ORPHANS_EVERY
+        return found

@@ -146,10 +146,14 @@ class Owner:
         flush.commit(self.uri, self.options, self.store, clock=self._clock, ids=self.ids)
 
     def collect(self) -> None:
-        """Everything the log does not need any more goes."""
+        """Everything that nobody needs any more goes: entries of the log, then SSTs."""
         clock = FakeClock()
         clock.advance(_WAY_OFF)
         WalCollector(self.store, REGION, self.codec, clock, workers=1).collect(0.0)
+        ssts = flush.SstCollector(self.store, REGION, clock, workers=1)
+        sight = ssts.look()
+        needs = flush.base_needs(self.store, self.base.latest(), clock.now())
+        self.collected = ssts.collect(sight, needs, 0.0)
 
     def do(self, stage: str) -> None:
         """One stage, of a region that was claimed."""
@@ -208,6 +212,8 @@ def check(uri: str, options: Mapping[str, str], stage: str, before: Owner | None
         owner.flush(claimed.entries)
     owner.commit()
     owner.collect()
+    assert owner.collected.unaccounted == 0
+    assert flush.SstCollector(store, REGION, FakeClock()).names() == (), "SST directories are left over"
     owner.append({7: 7})
     again = Owner(uri, options, store, seed=2000)
     claimed = again.claim()

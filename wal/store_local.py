@@ -176,6 +176,19 @@ class LocalStore:
                 found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         return found
 
+    def leftovers(self, prefix: str) -> list[ObjectInfo]:
+        """The temporary files below `prefix`, which ends in "/": of puts under way, and of processes that were killed
+        in one. They are no objects. Raises StoreUnavailable, StoreRefused."""
+        found = []
+        try:
+            for key in self._walk(prefix, temporary=True):
+                with suppress(FileNotFoundError):  # the put is done
+                    status = Path(self.root, key).stat()
+                    found.append(ObjectInfo(key, status.st_size, status.st_mtime))
+        except OSError as error:
+            self._fail(prefix, error)
+        return found
+
     def list(self, prefix: str) -> list[str]:
         """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
         folder, slash, _ = prefix.rpartition("/")
@@ -297,7 +310,7 @@ class LocalStore:
             if (known := self._directories.get(folder)) is not None and not known.sync_failed:
                 del self._directories[folder]
 
-    def _walk(self, folder: str) -> Iterator[str]:
+    def _walk(self, folder: str, *, temporary: bool = False) -> Iterator[str]:
         try:
             with os.scandir(f"{self.root}/{folder}") as found:
                 entries = [(each.name, each.is_dir()) for each in found]
@@ -305,8 +318,8 @@ class LocalStore:
             return
         for name, is_directory in entries:
             if is_directory:
-                yield from self._walk(f"{folder}{name}/")
-            elif not name.startswith(_TEMPORARY):
+                yield from self._walk(f"{folder}{name}/", temporary=temporary)
+            elif name.startswith(_TEMPORARY) == temporary:
                 yield folder + name
 
     def _fail(self, key: str, error: OSError) -> NoReturn:

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import lance
+import pytest
+from lance.fragment import LanceFragment
+
+import flush
 import ingest
 import wal
+from ingest.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+from ingest.stored_table import StoredTable
+from tests.conftest import ROOT
+from wal.layout import parse_sst_dir, region_prefix
+
+REGION = wal.bucket_region(0)
+ROUNDS = 7
+BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
 def entries(uri: str) -> int:
     return len([key for key in wal.open_store(uri).list("_mem_wal/") if wal.layout.parse_entry_key(key)])
+
+
+def ssts(uri: str, options: Mapping[str, str] | None = None) -> list[str]:
+    """Names of the SST directories of the first region."""
+    return [name for name in wal.open_store(uri, options).children(region_prefix(REGION)) if parse_sst_dir(name)]
 
 
 def config(tmp_path: Path, uri: str, **gc: str) -> Path:
@@ -22,39 +46,61 @@ def config(tmp_path: Path, uri: str, **gc: str) -> Path:
     return path
 
 
+def collected(uri: str, *, sst_age: float) -> TableGarbage:
+    """What `memwal gc` does, in this process, without a look at WAL entries that are not old."""
+    base, store = flush.BaseTable.open(uri), wal.open_store(uri)
+    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
+    return collector.collect(base, Ages(wal=600.0, sst=sst_age, orphan=604_800.0))
+
+
 def filled(uri: str, made: Any) -> None:
-    """Ten entries, all flushed, then two that are not."""
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings={"commit": {"interval": "0s"}}) as table:
-        for number in range(10):
+    """Ten entries in two SSTs, of which the first is committed, then two entries that are not flushed."""
+    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+        for number in range(5):
+            table.put(made.rows([number]))
+        table.flush()
+        table.commit()
+        for number in range(5, 10):
             table.put(made.rows([number]))
         table.flush()
         for number in range(10, 12):
             table.put(made.rows([number]))
 
 
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
 def test_the_command_says_first_and_deletes_then(
-    uri: str, made: Any, tmp_path: Path, memwal: Callable[..., Any]
+    uri: str, made: Any, tmp_path: Path, memwal: Callable[..., Any], tree: Callable[[Path], dict[str, int]]
 ) -> None:
     filled(uri, made)
-    path = config(tmp_path, uri, wal_age_min="0s")
+    orphan = Path(uri, "data", "0" * 40 + ".lance")
+    orphan.write_bytes(b"0123456789")
+    a_week_ago = time.time() - 8 * 86_400
+    os.utime(orphan, (a_week_ago, a_week_ago))
+    path = config(tmp_path, uri, wal_age_min="0s", sst_age_min="0s")
+    before = tree(Path(uri))
     dry = memwal("gc", str(path), "--dry-run")
     assert dry.code == 0
-    assert "would delete 10 WAL entries" in dry.out
-    assert entries(uri) == 12
-    done = memwal("gc", str(path))
-    assert "deleted 10 WAL entries" in done.out
-    assert entries(uri) == 2
-    (region,) = json.loads(memwal("gc", str(path), "--json").out)
-    assert (region["entries"], region["boundary"]) == (0, 10)
-    with ingest.open(uri) as table:
+    assert "would delete 10 WAL entries, 1 SST, 0 abandoned SSTs, 1 orphan file: " in dry.out
+    assert orphan.name in dry.out
+    assert tree(Path(uri)) == before
+    done = json.loads(memwal("gc", str(path), "--json").out)
+    assert sum(before.values()) - sum(tree(Path(uri)).values()) == done["bytes"] > 0
+    assert done["orphans"] == {"files": [f"data/{orphan.name}"], "bytes": 10, "too_young": 0}
+    (region,) = done["regions"]
+    assert (region["wal"]["entries"], region["wal"]["boundary"]) == (10, 10)
+    assert (region["ssts"]["committed"], region["ssts"]["listed"]) == (1, 1)
+    again = memwal("gc", str(path))
+    assert "deleted 0 WAL entries, 0 SSTs, 0 abandoned SSTs, 0 orphan files: 0 bytes" in again.out
+    with ingest.open(uri, settings=BY_HAND) as table:
         assert table.count() == 12
 
 
-def test_young_entries_stay_by_default(uri: str, made: Any, tmp_path: Path, memwal: Callable[..., Any]) -> None:
+def test_young_garbage_stays_by_default(uri: str, made: Any, tmp_path: Path, memwal: Callable[..., Any]) -> None:
     filled(uri, made)
-    done = memwal("gc", str(config(tmp_path, uri)))
-    assert "deleted 0 WAL entries" in done.out
-    assert entries(uri) == 12
+    memwal("gc", str(config(tmp_path, uri)))
+    assert (entries(uri), len(ssts(uri))) == (12, 2)
 
 
 def test_no_table_is_one_line(uri: str, tmp_path: Path, memwal: Callable[..., Any]) -> None:
@@ -64,14 +110,207 @@ def test_no_table_is_one_line(uri: str, tmp_path: Path, memwal: Callable[..., An
     assert "no table is there" in done.err
 
 
+def test_an_orphan_age_that_could_hit_a_commit_under_way_is_refused(uri: str, made: Any) -> None:
+    with pytest.raises(ingest.Invalid, match=r"orphan_age_min.*at least \"1d\""):
+        ingest.open(uri, schema=made.schema, key="id", settings={"gc": {"orphan_age_min": "23h"}})
+
+
+def test_the_last_line_has_the_sum_of_everything() -> None:
+    region = RegionGarbage(
+        REGION,
+        wal.WalGarbage(REGION, 9, entries=1_234, bytes=1_000),
+        flush.SstGarbage(REGION, committed=1, abandoned=2, bytes=10_000, abandoned_bytes=4_000),
+    )
+    found = TableGarbage((region, region), flush.OrphanGarbage(("data/x",), 500), dry_run=True)
+    assert found.summary() == "would delete 2,468 WAL entries, 2 SSTs, 4 abandoned SSTs, 1 orphan file: 22.5 kB"
+
+
+# ---- an open table ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, uri: str) -> tuple[str, dict[str, str]]:
+    """Where a table goes, and its storage options."""
+    return (uri, {}) if request.param == "local" else tuple(request.getfixturevalue("s3_table"))
+
+
+def test_an_open_table_keeps_few_directories_and_reads_right_at_every_level(
+    place: tuple[str, dict[str, str]], made: Any, wait_until: Callable[..., Any]
+) -> None:
+    """Rounds of put, flush and commit with a collector on its heels, and readers that look all the time."""
+    uri, options = place
+    settings = {"commit": {"interval": "0s"}, "gc": {"interval": "20ms", "wal_age_min": "0s", "sst_age_min": "0s"}}
+    wrong: list[str] = []
+    done = threading.Event()
+
+    def look() -> None:
+        beside = StoredTable(table.base, wal.open_store(uri, options))
+        seen: dict[str, int] = {}
+        while not done.is_set():
+            for level, reader in (("committed", table), ("flushed", beside), ("durable", beside), ("latest", table)):
+                found = reader.scan(["id", "name"], level=level)
+                rows = found.num_rows
+                if rows < seen.get(level, 0) or found["id"].unique() != found["id"].combine_chunks():
+                    wrong.append(f"{level}: {rows} rows after {seen.get(level)}")
+                seen[level] = rows
+
+    with ingest.open(uri, schema=made.schema, key="id", regions=1, storage_options=options, settings=settings) as table:
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            for number in range(ROUNDS):
+                table.put(made.rows([number, number + 1], version=number))
+                table.flush()
+                table.commit()
+                wait_until(lambda: len(ssts(uri, options)) <= 1)
+        finally:
+            done.set()
+            looking.join()
+        assert wrong == []
+        table.put(made.rows([0], version=99))
+        expected = {number: f"row {number} v{min(number, ROUNDS - 1)}" for number in range(1, ROUNDS + 1)}
+        expected[0] = "row 0 v99"
+        for level in ("latest", "durable"):
+            found = table.scan(["id", "name"], level=level)
+            assert dict(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True)) == expected
+    with ingest.open(uri, storage_options=options, settings=BY_HAND) as again:
+        assert again.count() == ROUNDS + 1
+
+
 def test_an_open_table_collects_by_itself(uri: str, made: Any, wait_until: Callable[..., Any]) -> None:
-    settings = {"commit": {"interval": "0s"}, "gc": {"interval": "100ms", "wal_age_min": "0s"}}
+    settings = {"commit": {"interval": "0s"}, "gc": {"interval": "50ms", "wal_age_min": "0s", "sst_age_min": "0s"}}
     with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=settings) as table:
         for number in range(10):
             table.put(made.rows([number]))
         table.flush()
         wait_until(lambda: entries(uri) == 1)
+        assert len(ssts(uri)) == 1
+        table.commit()
+        wait_until(lambda: ssts(uri) == [])
         table.put(made.rows([10]))
         assert table.count() == 11
-    with ingest.open(uri) as again:
+    with ingest.open(uri, settings=BY_HAND) as again:
         assert again.count() == 11
+
+
+# ---- readers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_holds_an_older_view_still_reads_within_the_grace_time(uri: str, made: Any) -> None:
+    """It took manifest and base when the rows were flushed only; then they are committed, pruned and looked at by gc.
+    The SST is older than the grace time, and so is the base version: what counts is when that was superseded."""
+    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+        table.put(made.rows([1, 2]))
+        table.flush()
+        manifest = wal.ManifestStore(wal.open_store(uri), REGION).latest()
+        assert manifest is not None
+        a_day_ago = time.time() - 86_400
+        for file in Path(uri).rglob("*"):
+            os.utime(file, (a_day_ago, a_day_ago))
+        table.commit()
+        assert collected(uri, sst_age=600.0).regions[0].ssts.needed == 1
+        (sst,) = manifest.ssts
+        assert flush.read_sst(wal.open_store(uri), REGION, sst).num_rows == 2
+        assert collected(uri, sst_age=0.0).committed == 1
+        assert ssts(uri) == []
+
+
+def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
+    uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the base and reading the SST it sleeps while the SST is committed and deleted."""
+    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+        table.put(made.rows([1, 2]))
+        table.flush()
+        store = wal.open_store(uri)
+        loads = []
+
+        def sleepy(*arguments: Any) -> Any:
+            loads.append(arguments)
+            if len(loads) == 1:
+                table.commit()
+                assert collected(uri, sst_age=0.0).committed == 1
+            return load(*arguments)
+
+        load = ingest.reader.load_sst
+        monkeypatch.setattr("ingest.reader.load_sst", sleepy)
+        stored = StoredTable(flush.BaseTable.open(uri), store)
+        assert stored.scan(["id"], level="flushed")["id"].to_pylist() == [1, 2]
+        assert len(loads) == 1
+
+
+# ---- what a killed process leaves ------------------------------------------------------------------------------------
+
+_KILLED_BEFORE_IT_PUBLISHES = """
+import os, signal, sys
+import flush, ingest
+flusher = sys.modules["flush.flusher"]
+write = flusher.write_sst
+flusher.write_sst = lambda *args, **rest: (write(*args, **rest), os.kill(os.getpid(), signal.SIGKILL))
+table = ingest.open(sys.argv[1], settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}})
+table.flush()
+"""
+
+
+def killed_in_a_flush(uri: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED_BEFORE_IT_PUBLISHES, uri],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        capture_output=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_what_a_killed_flush_left_goes_with_the_next_publication(uri: str, made: Any) -> None:
+    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+        table.put(made.rows([1, 2]))
+    killed_in_a_flush(uri)
+    (left,) = ssts(uri)
+    kept = collected(uri, sst_age=0.0)
+    assert (kept.abandoned, kept.regions[0].ssts.unpublished) == (0, 1)
+    assert ssts(uri) == [left]
+    with ingest.open(uri, settings=BY_HAND) as table:
+        assert table.count() == 2
+        table.flush()
+        assert collected(uri, sst_age=0.0).abandoned == 1
+        (published,) = ssts(uri)
+        assert published != left
+        assert table.count() == 2
+
+
+def test_an_owner_collects_what_its_killed_predecessor_left_though_it_never_flushes(
+    uri: str, made: Any, wait_until: Callable[..., Any]
+) -> None:
+    """Or a flush that always kills its process would fill the disk."""
+    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+        table.put(made.rows([1, 2]))
+    killed_in_a_flush(uri)
+    assert len(ssts(uri)) == 1
+    settings = {"commit": {"interval": "0s"}, "gc": {"interval": "50ms", "sst_age_min": "0s"}}
+    with ingest.open(uri, settings=settings) as table:
+        wait_until(lambda: ssts(uri) == [])
+        assert table.count() == 2
+        table.flush()
+        assert len(ssts(uri)) == 1
+
+
+# ---- orphans on an object store --------------------------------------------------------------------------------------
+
+
+def test_orphan_files_on_s3(s3_table: tuple[str, dict[str, str]], made: Any) -> None:
+    uri, options = s3_table
+    with ingest.open(uri, schema=made.schema, key="id", regions=1, storage_options=options, settings=BY_HAND) as table:
+        table.put(made.rows([1, 2]))
+        table.flush()
+        table.commit()
+    store = wal.open_store(uri, options)
+    before = set(store.list(""))
+    dataset = lance.dataset(uri, storage_options=store.storage_options)
+    rows = dataset.to_table().cast(dataset.schema)
+    LanceFragment.create(uri, rows, mode="append", storage_options=store.storage_options)
+    (orphan,) = set(store.list("")) - before
+    assert flush.collect_orphans(store, dataset, wal.SystemClock(), 86_400.0).files == ()
+    later = wal.FakeClock(start=time.time() + 86_400.0)
+    assert flush.collect_orphans(store, dataset, later, 86_400.0).files == (orphan,)
+    assert set(store.list("")) == before

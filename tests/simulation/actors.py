@@ -151,7 +151,7 @@ class Committer(Visitor):
 
 
 class Collector(Visitor):
-    """Deletes WAL entries that nobody needs."""
+    """Deletes WAL entries and SSTs that nobody needs."""
 
     pace = (0.3, 1.0, 3.0)
 
@@ -159,14 +159,20 @@ class Collector(Visitor):
         world = self.world
         region = world.random.choice(world.region_ids)
         clock = SimulatedClock(world.scheduler, skew=world.random.choice((0.0, 0.0, 1000.0)))
+        age, dry_run = world.random.choice((0.0, 0.0, 2.0, 20.0)), world.random.random() < 0.1
         try:
-            garbage = wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(
-                world.random.choice((0.0, 0.0, 2.0, 20.0)), dry_run=world.random.random() < 0.1
-            )
+            garbage = wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(age, dry_run=dry_run)
+            collector = flush.SstCollector(self.store, region, clock, workers=1)
+            sight = collector.look()
+            needs = flush.base_needs(self.store, flush.BaseTable.open(world.uri), clock.now() - age)
+            ssts = collector.collect(sight, needs, age, dry_run=dry_run)
         except EXPECTED as error:
             world.say(f"collect: {type(error).__name__}")
             return
         world.say(f"collected {garbage.entries} entries up to {garbage.boundary}, kept {garbage.fences} fences")
+        world.say(f"collected {ssts.committed} committed and {ssts.abandoned} abandoned SSTs")
+        if ssts.unaccounted:
+            raise Wrong(f"{self.name}: {ssts}")
 
 
 class Stranger(Visitor):

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import lance
 from lance.dataset import MergeInsertBuilder
 
+import flush.changes
 import flush.committer
 import flush.sst
 import ingest.storage_reader
@@ -51,6 +52,7 @@ def simulated_machine(scheduler: Scheduler, weather: Weather) -> Iterator[None]:
         # More readers than one are threads, and nobody can say in which order threads run.
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
         patches.enter_context(patch.object(ingest.storage_reader, "_READ_OPTIONS", one_reader))
+        patches.enter_context(patch.object(flush.changes, "_READERS", 1))
         for owner, attribute, faults in (
             (lance, "dataset", _READ_FAULTS),
             (lance, "write_dataset", _FAULTS),

@@ -14,6 +14,8 @@ from unittest.mock import patch
 import wal.appender
 import wal.fence
 import wal.slot
+from flush import SstCollector
+from flush.garbage import Verdict
 from ingest.region_levels import RegionLevels
 from tests.simulation.world import SeedFailed, simulate
 from wal import ManifestStore, ObjectStore, PutOutcome, WalAppender, WalCollector
@@ -120,6 +122,19 @@ def flushes_one_entry_too_far() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def collects_flushes_under_way() -> Iterator[None]:
+    """An SST that is in no manifest is garbage."""
+
+    def verdict(self: SstCollector, *sight: Any) -> Verdict:
+        found = original(self, *sight)
+        return Verdict.ABANDONED if found is Verdict.UNPUBLISHED else found
+
+    original = SstCollector._verdict
+    with patch.object(SstCollector, "_verdict", verdict):
+        yield
+
+
 def publishes_though_fenced() -> Planted:
     """The flusher does not look whose the region is."""
     return patch.object(ManifestStore, "owned", lambda self, guard: self._newest())
@@ -138,6 +153,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
         forgets_the_applied_map,
         replays_open_batches,
         flushes_one_entry_too_far,
+        collects_flushes_under_way,
         publishes_though_fenced,
     )
 }

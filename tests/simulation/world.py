@@ -200,7 +200,9 @@ class World:
         flush.commit(self.uri, None, self._store(), clock=SimulatedClock(self.scheduler), ids=self.ids("end"))
         self._check("the base table", table, "committed")
         for region in self.region_ids:
+            self._collect_ssts(region)
             check_region(self.disk.inner, region, self.codec.suffix)
+        self._check("the base table without SSTs", table, "latest")
 
     def _land_some(self) -> None:
         for key, data in list(self.disk.pending):
@@ -215,6 +217,15 @@ class World:
         for process in self.processes:
             if not process.host.dead:
                 process.wake()
+
+    def _collect_ssts(self, region: UUID) -> None:
+        """Everything is published and committed: no directory is left, whoever was killed in which flush."""
+        collector = flush.SstCollector(self._store(), region, SimulatedClock(self.scheduler, skew=1e6), workers=1)
+        sight = collector.look()
+        found = collector.collect(sight, flush.base_needs(self._store(), flush.BaseTable.open(self.uri), 1e12), 0.0)
+        self.say(f"{found.committed} committed, {found.abandoned} abandoned SSTs collected in the end")
+        if left := collector.names():
+            raise Wrong(f"region {region}: SST directories {left} are left over: {found}")
 
     def _store(self) -> SimulatedStore:
         return SimulatedStore(self.disk, self.weather, self.scheduler, Host("end"))

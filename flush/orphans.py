@@ -1,0 +1,104 @@
+"""Files that nobody refers to: what writers left of the base table's versions that never came to be, and of puts.
+
+A commit writes its data files, deletion files, index files and its transaction first, then the version that refers to
+them. One that crashed in between, or lost against another, leaves files that no version knows. Which these are, Lance
+says (`explain_cleanup_old_versions` with versions of every age kept): it alone knows what branches and other tables
+refer to. It counts a deletion file or a transaction only once it is older than the oldest version kept.
+
+A commit that is under way looks just the same, so here, and nowhere else, age decides: `gc.orphan_age_min` must be
+longer than any commit or index build takes. Lance's own clean-up has the same rule with 7 days, which is the default.
+
+Two kinds of small objects of ours are treated the same: temporary files of a local disk, left by a process that was
+killed inside a put, and start-up probes. Of these neither content nor absence matters to anybody; the writer of a
+temporary file that was stopped for so long is told that its put failed.
+
+Deleting is one call per file, in any order; a crash in between and two collectors at once do no harm. Nothing below
+`_mem_wal` is touched but what the last paragraph but one names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import lance
+
+from wal import Clock, LocalStore, ObjectInfo, ObjectStore
+from wal.layout import PROBE_PREFIX, ROOT
+
+_EVERY_VERSION = timedelta(days=36_500)
+"""Versions younger than this are kept: all."""
+_FILES_MAX = 100_000
+"""In one collection; the next one takes the rest."""
+_FOLDERS: Mapping[str, str] = {
+    "data": "data/",
+    "deletion": "_deletions/",
+    "index": "_indices/",
+    "transaction": "_transactions/",
+}
+"""Lance's kinds of files, and where each lies below the table's root."""
+
+
+@dataclass(frozen=True)
+class OrphanGarbage:
+    """What one collection of orphan files found, and deleted unless `dry_run`."""
+
+    files: tuple[str, ...] = ()
+    """Keys of the files deleted, ascending."""
+    bytes: int = 0
+    """Their size together."""
+    too_young: int = 0
+    """Files nobody refers to that have not reached the minimum age: most belong to commits under way."""
+    dry_run: bool = False
+
+
+def collect_orphans(
+    store: ObjectStore, dataset: lance.LanceDataset, clock: Clock, min_age: float, *, dry_run: bool = False
+) -> OrphanGarbage:
+    """Delete what nobody refers to and is at least `min_age` seconds old; with `dry_run` only say what that is.
+
+    `dataset`: the base table, at any version. Reads the manifest of every version. Thread safety. Any number of
+    threads and processes. Raises StoreUnavailable, StoreRefused, OSError (what was deleted by then is deleted).
+    """
+    found = [*_unreferenced(store, dataset), *_leftovers(store)]
+    old = [each for each in found if each.modified <= clock.now() - min_age]
+    if not dry_run:
+        for each in old:
+            store.delete(each.key)
+    return OrphanGarbage(
+        files=tuple(sorted(each.key for each in old)),
+        bytes=sum(each.size for each in old),
+        too_young=len(found) - len(old),
+        dry_run=dry_run,
+    )
+
+
+def _unreferenced(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[ObjectInfo]:
+    """The orphans of every age, with what the storage says of each."""
+    explained = dataset.explain_cleanup_old_versions(
+        older_than=_EVERY_VERSION,
+        delete_unverified=True,
+        error_if_tagged_old_versions=False,
+        include_files=True,
+        max_files=_FILES_MAX,
+    )
+    keys = set(_keys((each.kind, each.path) for each in explained.candidate_files))
+    for folder in sorted({folder for folder in _FOLDERS.values() if any(key.startswith(folder) for key in keys)}):
+        yield from (each for each in store.describe(folder) if each.key in keys)
+
+
+def _keys(candidates: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Keys below the table's root of files that Lance names by their path from the root of the storage."""
+    for kind, path in candidates:
+        folder = _FOLDERS.get(kind)
+        if folder is not None and f"/{ROOT}" not in path:
+            _, found, name = path.rpartition(f"/{folder}")
+            if found:
+                yield folder + name
+
+
+def _leftovers(store: ObjectStore) -> Iterator[ObjectInfo]:
+    yield from store.describe(PROBE_PREFIX)
+    if isinstance(store, LocalStore):
+        yield from store.leftovers(ROOT)
