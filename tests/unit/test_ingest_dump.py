@@ -1,15 +1,22 @@
 """`memwal inspect`: what is printed of everything that lies on storage."""
 
 import io
+import re
+import shutil
 from pathlib import Path
 from uuid import UUID
 
+import lance
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileReader, LanceFileWriter
 from rich.console import Console
 
 import flush
+import ingest
 import wal
+from flush import bloom_bytes, contains
+from flush.commit_plan import plan_key
 from ingest.dump import describe
 from ingest.errors import Invalid
 from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
@@ -140,6 +147,104 @@ def test_a_table_shows_its_base_and_its_regions(root: Path) -> None:
     assert printed(f"file://{root}") == text
 
 
+def test_an_sst_shows_the_indexes_inside_it(root: Path, tmp_path: Path) -> None:
+    assert "no indexes" in printed(only(root, "*_gen_1"))
+    copy = tmp_path / "table"
+    shutil.copytree(root, copy)
+    directory = only(copy, "*_gen_1")
+    lance.dataset(str(directory)).create_scalar_index("size", "BTREE", name="size_idx")
+    assert re.search(r"size_idx\s+BTree\s+size\s+8\s+\d", printed(directory))
+
+
+def test_a_key_sidecar_shows_its_pages_and_rows(root: Path) -> None:
+    directory = only(root, "*_gen_1") / "_pk_index"
+    text = printed(directory)
+
+    assert text.split("rows")[1].split()[0] == "8"
+    assert text.split("in order")[1].split()[0] == "yes"
+    assert re.search(r"0\s+row\[0\]\s+row\[7\]\s+0", text)
+    assert re.search(r"row\[3\]\s+7", text), "the tombstone came last"
+    assert printed(directory / "page_data.lance") == text
+    assert printed(directory / "page_lookup.lance") == text
+
+
+def test_a_key_sidecar_that_is_out_of_order_is_said_to_be(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "table"
+    shutil.copytree(root, copy)
+    file = only(copy, "*_gen_1") / "_pk_index" / "page_data.lance"
+    rows = LanceFileReader(str(file)).read_all().to_table()
+    with LanceFileWriter(str(file), rows.schema, version="2.0") as writer:
+        writer.write_batch(rows.take(list(range(7, -1, -1))))
+    assert "no: damaged" in printed(file)
+
+
+@pytest.mark.parametrize(("keys", "blocks"), [(2_000, 32), (2_000, 128), (20_000, 1024)])
+def test_a_bloom_filter_shows_how_full_it_is_and_how_often_it_errs(
+    root: Path, tmp_path: Path, keys: int, blocks: int
+) -> None:
+    copy = tmp_path / "table"
+    shutil.copytree(root, copy)
+    file = only(copy, "*_gen_1") / "bloom_filter.bin"
+    file.write_bytes(bloom_bytes(pa.table({"name": [f"held {n}" for n in range(keys)]}), blocks))
+    text = printed(file)
+
+    absent = contains(file.read_bytes(), pa.table({"name": [f"absent {n}" for n in range(20_000)]}))
+    shown = float(text.split("false positives")[1].split("%")[0]) / 100
+    assert shown == pytest.approx(absent.mean(), abs=0.01)
+    bits = sum(byte.bit_count() for byte in file.read_bytes())
+    assert float(text.split("bits set")[1].split("%")[0]) / 100 == pytest.approx(bits / (256 * blocks), abs=0.001)
+    assert text.split("blocks")[1].split()[0] == f"{blocks:,}"
+
+
+def test_a_bloom_filter_that_cannot_tell_keys_apart_is_said_to(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    with ingest.open(uri, schema=pa.schema([("id", pa.int16())]), key="id", regions=1) as table:
+        table.put([{"id": 1}])
+        table.flush()
+        (file,) = Path(uri).glob("_mem_wal/*/*_gen_1/bloom_filter.bin")
+        assert "every key passes: Lance hashes no key of int16" in printed(file)
+
+
+def test_a_commit_plan_shows_its_range_and_what_became_of_it(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "table"
+    shutil.copytree(root, copy)
+    plan = copy / plan_key(REGION, 1)
+    plan.parent.mkdir(exist_ok=True)
+    plan.write_text('{"first": 1, "last": 1, "by": "somebody"}')
+    assert "agreed, not committed yet" in printed(plan)
+    assert "somebody" in printed(plan)
+    flush.commit(str(copy), None, wal.open_store(str(copy)), clock=wal.FakeClock())
+    text = printed(plan)
+    assert "1 to 1" in text
+    assert "committed (the base table holds generation 1)" in text
+    plan.write_text("{")
+    with pytest.raises(wal.Corrupt, match="is no commit plan"):
+        describe(str(plan))
+
+
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        ("data/*.lance", ""),
+        ("_versions/*.manifest", ""),
+        ("_pk_index/page_data.lance", ""),
+        ("_pk_index/page_data.lance", "_pk_index"),
+        ("_pk_index/page_lookup.lance", "_pk_index"),
+        ("bloom_filter.bin", "bloom_filter.bin"),
+    ],
+)
+def test_a_damaged_part_is_named_in_one_line(root: Path, tmp_path: Path, file: str, path: str) -> None:
+    copy = tmp_path / "table"
+    shutil.copytree(root, copy)
+    directory = only(copy, "*_gen_1")
+    for each in directory.glob(file):
+        each.write_bytes(each.read_bytes()[:-5])
+    with pytest.raises(wal.Corrupt) as raised:
+        describe(str(directory / path))
+    assert directory.name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_inspecting_changes_nothing(root: Path) -> None:
     def everything() -> dict[Path, int]:
         return {file: file.stat().st_mtime_ns for file in root.rglob("*") if file.is_file()}
@@ -159,6 +264,8 @@ def test_inspecting_changes_nothing(root: Path) -> None:
         "nothing",
         "_mem_wal/{region}/manifest",
         "_mem_wal/{region}/manifest/version_hint.json",
+        "_mem_wal/{region}/12345678_gen_9",
+        "_mem_wal/{region}/12345678_gen_9/bloom_filter.bin",
     ],
 )
 def test_what_is_none_of_these_is_refused_with_what_can_be_inspected(root: Path, path: str) -> None:

@@ -1,0 +1,92 @@
+"""Checks of the base table's newest version.
+
+    check_files    every data and deletion file that the version refers to is there, of the size recorded; every index
+                   has its directory
+    check_indexes  the B-tree and full-text indexes of the set-up are there, and each index is on its column
+    check_marker   what is committed is of a region that exists, and was published
+    check_base_rows  (deep) every row is read: as many as recorded, each key once, never null
+
+A vector index may be missing: it is built by the first commit that has rows enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from flush.finding import Finding, View, unreadable
+from flush.verify_sst import check_keys
+from wal.layout import region_prefix
+
+_RESTORE = "restore it from a backup, or the table with `LanceDataset.restore` of an older version"
+_DATA, _DELETIONS, _INDEXES = "data/", "_deletions/", "_indices/"
+
+
+def check_files(view: View) -> Iterator[Finding]:
+    """The files of the version."""
+    sizes = {info.key: info.size for prefix in (_DATA, _DELETIONS) for info in view.store.describe(prefix)}
+    for fragment in view.state.fragments.values():
+        wanted = dict(fragment.files)
+        if fragment.deletion_file is not None:
+            wanted[fragment.deletion_file] = 0
+        for key, recorded in wanted.items():
+            size = sizes.get(key)
+            if size is None:
+                yield Finding("base file", key, f"it is missing; {fragment.live:,} rows need it", _RESTORE)
+            elif recorded and size != recorded:
+                yield Finding("base file", key, f"it has {size:,} bytes, recorded are {recorded:,}", _RESTORE)
+    segments = {str(segment): name for name, found in view.state.indexes.items() for segment in found}
+    present = set(view.store.children(_INDEXES))
+    for segment, name in segments.items():
+        # Lance's own indexes are all in the manifest.
+        if segment not in present and not name.startswith("__lance_"):
+            remedy = f"drop the index {name}, and commit: that builds it anew"
+            yield Finding("base file", f"{_INDEXES}{segment}", f"it is missing; index {name} needs it", remedy)
+
+
+def check_indexes(view: View) -> Iterator[Finding]:
+    """The indexes that the table was set up with."""
+    built = {index.name: index for index in view.base.dataset.describe_indices()}
+    for spec in view.base.indexes:
+        index = built.get(spec.name)
+        where = f"index {spec.name}"
+        if index is None and spec.kind != "ivf_pq":
+            yield Finding("index", where, f"it is missing on column {spec.column}", "commit: that builds it")
+        elif index is not None and list(index.field_names) != [spec.column]:
+            what = f"it is on {', '.join(index.field_names)}, not on {spec.column}"
+            yield Finding("index", where, what, "drop it, and commit: that builds it anew")
+
+
+def check_marker(view: View) -> Iterator[Finding]:
+    """What the version says is committed; that it was published is checked with the region (check_list)."""
+    for region, generation in view.base.committed.items():
+        if region not in view.found:
+            what = f"generation {generation} of it is committed, but there is nothing of the region"
+            yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
+        elif region not in view.base.regions:
+            what = f"generation {generation} of it is committed, but it is no region of the table"
+            yield Finding("marker", region_prefix(region), what, "look who committed it")
+
+
+def check_base_rows(view: View) -> Iterator[Finding]:
+    """Every row of the version."""
+    total, keys, read = view.state.rows, [], 0
+    where = f"{_DATA} (base table)"  # without the version, which may have moved on when this is asked again
+    try:
+        for batch in view.base.dataset.scanner(columns=view.base.schema.names).to_batches():
+            keys.append(pa.Table.from_batches([batch]).select(list(view.base.key)))
+            read += batch.num_rows
+    except BaseException as error:
+        if (reason := unreadable(error)) is None:
+            raise
+        what = f"rows of version {view.base.version} cannot be read: {reason}"
+        yield Finding("base rows", where, what, _RESTORE)
+        return
+    if read != total:
+        yield Finding(
+            "base rows", where, f"version {view.base.version} holds {read:,} rows, recorded are {total:,}", _RESTORE
+        )
+    if keys:
+        remedy = "remove the extra rows, and append through memwal only"
+        yield from check_keys(where, pa.concat_tables(keys), remedy)

@@ -1,0 +1,216 @@
+"""`memwal log` and `memwal verify` as a user runs them, on a local disk and on S3."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+from rich.console import Console
+
+import ingest
+from flush.history import read_history
+from flush.verify import verify_table
+from ingest import cli_log, cli_verify
+from ingest.cli import main
+from ingest.settings import load
+from tests.conftest import INDEXES, SCHEMA
+from wal import open_store
+
+QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
+
+
+def fill(table: Any, made: Any) -> None:
+    """Two commits, the second with deletes, then a flush and a tail."""
+    table.put(made.table(range(30)))
+    table.flush()
+    table.commit()
+    table.put(made.table(range(25, 40), 1))
+    table.delete([0, 1])
+    table.flush()
+    table.commit()
+    table.put(made.table(range(35, 45), 2))
+    table.flush()
+    table.put(made.table([50], 3))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Path:
+    path = tmp_path_factory.mktemp("filled") / "table.lance"
+    with ingest.open(path, schema=SCHEMA, key="id", indexes=INDEXES, regions=2, settings=QUIET) as table:
+        fill(table, made)
+    return path
+
+
+@pytest.fixture
+def config(filled: Path, uri: str, small_config: Callable[..., Path]) -> Path:
+    """Of a copy of the filled table."""
+    shutil.copytree(filled, uri)
+    return small_config()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command in this process; its exit code, output and errors."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["memwal", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return command
+
+
+# ---- log -----------------------------------------------------------------------------------------------------------
+
+
+def test_log_tells_every_version_newest_first(run: Callable[..., Any], config: Path, uri: str) -> None:
+    code, out, err = run("log", config)
+    assert (code, err) == (0, "")
+    lines = [line for line in out.splitlines() if line[:8].strip().isdigit()]
+    newest = lance.dataset(uri).version
+    assert [int(line.split()[0]) for line in lines] == list(range(newest, 0, -1))
+    (commit,) = (at for at, line in enumerate(lines) if "insert 10, update 5 rows; commit generation" in line)
+    assert "buckets 0–1" in lines[commit]
+    assert f"delete 2 rows; first half of the commit in version {newest - commit}" in lines[commit + 1]
+    assert "create the table: id, name, price, body, vector" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_log_fits_the_terminal(config: Path, uri: str, width: int) -> None:
+    text = io.StringIO()
+    cli_log.show_log(load(config, {}), {}, Console(file=text, width=width), limit=50, as_json=False)
+    lines = text.getvalue().replace(uri, "uri").splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in text.getvalue()
+
+
+def test_log_as_json_and_with_a_limit(run: Callable[..., Any], config: Path, uri: str) -> None:
+    code, out, _ = run("log", config, "--json", "--limit", "3")
+    told = json.loads(out)
+    assert (code, len(told["versions"])) == (0, 3)
+    assert told["older"] == lance.dataset(uri).version - 3
+    everything = json.loads(run("log", config, "--json")[1])["versions"]
+    committed = [each for version in everything for each in version["actions"] if each["action"] == "commit"]
+    assert {each["name"] for each in committed} == {"bucket-0", "bucket-1"}
+    assert {(each["first"], each["last"]) for each in committed} >= {(1, 1)}
+    assert [each["version"] for each in everything] == sorted((each["version"] for each in everything), reverse=True)
+    assert {"time", "rows", "fragments", "bytes", "operation", "part_of"} <= everything[0].keys()
+    assert "older versions; --limit" in run("log", config, "--limit", "3")[1]
+
+
+def test_diff_counts_and_names_keys(run: Callable[..., Any], config: Path, uri: str) -> None:
+    versions = json.loads(run("log", config, "--json")[1])["versions"]
+    before = next(each["version"] for each in versions if each["rows"] == 30)
+    code, out, _ = run("log", config, "--diff", before, lance.dataset(uri).version, "--keys", "3", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert {name: told[name] for name in ("added", "removed", "changed", "same")} == {
+        "added": 10,
+        "removed": 2,
+        "changed": 5,
+        "same": 23,
+    }
+    assert sorted(each["id"] for each in told["keys"]["removed"]) == [0, 1]
+    assert len(told["keys"]["added"]) == 3
+    shown = run("log", config, "--diff", before, lance.dataset(uri).version, "--keys", "1")[1]
+    assert "changed columns: name (5)" in shown
+    assert ", …" in shown
+    assert "keys" not in run("log", config, "--diff", before, before)[1]
+
+
+@pytest.mark.parametrize("command", [["log"], ["log", "--diff", "1", "2"], ["verify"]])
+def test_a_table_that_is_not_there_is_one_line_and_exit_code_2(
+    run: Callable[..., Any], small_config: Callable[..., Path], command: list[str], uri: str
+) -> None:
+    code, out, err = run(command[0], small_config(), *command[1:])
+    assert (code, out) == (2, "")
+    assert err == f"memwal: {uri}: no Lance table is there; correct table.uri\n"
+    assert not Path(uri).exists()
+
+
+def test_a_version_that_is_not_kept_is_one_line_and_exit_code_2(
+    run: Callable[..., Any], config: Path, uri: str
+) -> None:
+    code, _, err = run("log", config, "--diff", "1", "99")
+    newest = lance.dataset(uri).version
+    assert (code, err) == (2, f"memwal: version 99 of {uri} is not kept; kept are 1–{newest}\n")
+
+
+# ---- verify --------------------------------------------------------------------------------------------------------
+
+
+def test_verify_of_a_sound_table(run: Callable[..., Any], config: Path) -> None:
+    code, out, err = run("verify", config)
+    assert (code, err) == (0, "")
+    assert out.startswith("clean: version ")
+    assert "no rows read (--deep reads them)" in out
+    code, out, _ = run("verify", config, "--deep")
+    assert (code, "--deep" in out) == (0, False)
+    told = json.loads(run("verify", config, "--json")[1])
+    assert (told["clean"], told["findings"], told["regions"]) == (True, [], 2)
+
+
+def test_verify_of_a_damaged_table_says_what_where_and_how_to_mend_it(
+    run: Callable[..., Any], config: Path, uri: str
+) -> None:
+    filter_file = next(Path(uri).glob("_mem_wal/*/*_gen_3/bloom_filter.bin"))
+    filter_file.unlink()
+    code, out, err = run("verify", config)
+    assert (code, err) == (1, "")
+    first, summary = out.splitlines()
+    where = filter_file.relative_to(uri)
+    assert first == f"bloom  {where}: it is missing; restore the directory from a backup"
+    assert summary.startswith("1 finding: version ")
+    told = json.loads(run("verify", config, "--json")[1])
+    assert told["clean"] is False
+    assert told["findings"] == [
+        {
+            "check": "bloom",
+            "where": str(where),
+            "what": "it is missing",
+            "remedy": "restore the directory from a backup",
+        }
+    ]
+
+
+def test_verify_shows_its_progress_on_a_terminal_alone(config: Path) -> None:
+    def shown(terminal: bool) -> str:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=terminal, width=120)
+        assert cli_verify.show(load(config, {}), {}, console, deep=True, as_json=False) == 0
+        return text.getvalue()
+
+    assert "checking" in shown(terminal=True)
+    assert len(shown(terminal=False).splitlines()) == 1
+
+
+# ---- S3 ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_on_s3_is_clean_and_tells_its_history(s3_table: Any, made: Any) -> None:
+    uri, options = s3_table
+    arguments: dict[str, Any] = {"schema": SCHEMA, "key": "id", "indexes": {"price": "btree"}, "settings": QUIET}
+    with ingest.open(uri, regions=1, storage_options=options, **arguments) as table:
+        fill(table, made)
+        store = open_store(uri, options)
+        assert verify_table(store, uri, deep=True).findings == ()
+    history = read_history(store)
+    told = [(each.kind, each.details.get("rows")) for change in history.changes for each in change.actions or ()]
+    assert [each for each in told if each[0] in ("insert", "update", "delete")] == [
+        ("insert", 10),
+        ("update", 5),
+        ("delete", 2),
+        ("insert", 30),
+    ]
+    sst = next(key for key in store.list("_mem_wal/") if key.endswith("_gen_3/_pk_index/page_lookup.lance"))
+    store.delete(sst)
+    assert [each.where for each in verify_table(store, uri, deep=True).findings] == [sst]
