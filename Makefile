@@ -35,8 +35,9 @@ install: $(STAMP) ## the environment, in .venv
 run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
 	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
 
-test: java $(STAMP) s3-server ## every test
-	@$(BIN)/python -m pytest $(ARGS)
+# A test's servers and Spark take a core each, but wait a lot for the disk and for one another.
+test: java $(STAMP) s3-server ## every test, in JOBS processes: one for each core, four at most
+	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile $(ARGS)
 
 s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into the user's cache
 	@$(BIN)/python tests/s3_server.py
