@@ -6,13 +6,14 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 
-from bench import commit_path, memtable_path, memtable_puts, put_path, query_path, replay_path, search_path
+from bench import commit_path, flush_path, memtable_path, memtable_puts, put_path, query_path, replay_path, search_path
 from bench.benchmark import Benchmark
 
 ALL: tuple[Benchmark, ...] = (
     *put_path.BENCHMARKS,
     *memtable_puts.BENCHMARKS,
     *memtable_path.BENCHMARKS,
+    *flush_path.BENCHMARKS,
     *replay_path.BENCHMARKS,
     *query_path.BENCHMARKS,
     *search_path.BENCHMARKS,

@@ -2,35 +2,51 @@
 
 from flush.base_table import BaseTable
 from flush.bloom import bloom_bytes, contains
-from flush.committer import CommitReport, commit, prune
+from flush.commit_report import CommitReport
+from flush.committer import commit, prune
 from flush.errors import (
     CommitConflict,
     CountMismatch,
     FlushError,
     FlushOutOfOrder,
+    InvalidFileOptions,
     NotALanceTable,
     NotInitialised,
     SstInvalid,
     TableExists,
     UnsupportedTable,
 )
+from flush.file_options import FileOptions
 from flush.flusher import flush
+from flush.garbage import SstCollector, SstGarbage
 from flush.key_sidecar import write_key_sidecar
+from flush.orphans import OrphanGarbage, collect_orphans
+from flush.retained import BaseNeeds, base_needs
 from flush.sst import read_sst, verify, write_sst
+from flush.sst_indexes import SstIndexes
 
 __all__ = [
+    "BaseNeeds",
     "BaseTable",
     "CommitConflict",
     "CommitReport",
     "CountMismatch",
+    "FileOptions",
     "FlushError",
     "FlushOutOfOrder",
+    "InvalidFileOptions",
     "NotALanceTable",
     "NotInitialised",
+    "OrphanGarbage",
+    "SstCollector",
+    "SstGarbage",
+    "SstIndexes",
     "SstInvalid",
     "TableExists",
     "UnsupportedTable",
+    "base_needs",
     "bloom_bytes",
+    "collect_orphans",
     "commit",
     "contains",
     "flush",

@@ -199,6 +199,10 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     setup = read_setup(metadata)
     schema = pa.schema(list(dataset.schema))
     key = key_columns(schema)
+    if not key:
+        raise UnsupportedTable(
+            f"{uri}: its key columns are gone from version {dataset.version}; restore a version that has them"
+        )
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
@@ -208,7 +212,8 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         version=dataset.version,
         schema=schema,
         key=key,
-        indexes=setup.indexes,
+        # A column that was dropped since took its index with it.
+        indexes=tuple(spec for spec in setup.indexes if spec.column in schema.names),
         regions=regions,
         wal_format=setup.wal_format,
         committed=compacted_generations(store, dataset.version),

@@ -32,6 +32,10 @@ class SstInvalid(FlushError):
     """An SST does not hold what was written; it was not published. The flush may be tried again."""
 
 
+class InvalidFileOptions(FlushError, ValueError):
+    """A setting of the file writer that it cannot follow: correct the setting."""
+
+
 class FlushOutOfOrder(FlushError):
     """A generation was flushed before the one below it, or twice: a fault of the caller, nothing was
     published.
@@ -43,4 +47,6 @@ class CommitConflict(FlushError):
 
 
 class CountMismatch(FlushError):
-    """The base table did not change by the rows that were committed: it holds a key twice. Stop and look."""
+    """The base table holds a key twice, or did not change by the rows that were committed. The message says whether
+    anything was written. Stop and look.
+    """

@@ -33,6 +33,8 @@ from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
 from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
+SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
+"""Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
 """What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
 
@@ -128,19 +130,18 @@ def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
     """Steps 2 and 3, whatever of them is left to do."""
     create_scalar_indexes(dataset, setup.indexes)
     if dataset.mem_wal_index_details() is None:
-        # No index is promised inside SSTs, which readers would otherwise look for. And in lance format no sharding
-        # spec, so that nobody routes rows of Lance's own writer into our regions; in arrow format the spec by which
-        # that writer computes the regions that we do.
+        # In lance format no sharding spec, so that nobody routes rows of Lance's own writer into our regions; in arrow
+        # format the spec by which that writer computes the regions that we do. Maintained inside SSTs are all indexes,
+        # those built later too: the default, which names none, since a vector index does not exist yet.
         routes: dict[str, Any] = {}
         if setup.wal_format == "arrow":
             routes = {"bucket_column": key_columns(dataset.schema)[0], "num_buckets": setup.buckets}
-        dataset.initialize_mem_wal(maintained_indexes=[], **routes)
+        dataset.initialize_mem_wal(**routes)
 
 
 def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
     """Create the B-tree and full-text indexes that are missing; they work on an empty table."""
     present = {index.name for index in dataset.describe_indices()}
-    kinds: dict[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
     for spec in indexes:
-        if spec.kind in kinds and spec.name not in present:
-            dataset.create_scalar_index(spec.column, kinds[spec.kind], name=spec.name, **spec.parameters)
+        if spec.kind in SCALAR_KINDS and spec.name not in present:
+            dataset.create_scalar_index(spec.column, SCALAR_KINDS[spec.kind], name=spec.name, **spec.parameters)

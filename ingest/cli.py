@@ -109,15 +109,62 @@ def query(
 
 
 @app.command()
+def flush(config: Config) -> int:
+    """Flush memtables to SSTs: by the daemon that owns the regions, else by claiming them for a moment."""
+    from ingest.cli_steps import flush_table
+
+    return flush_table(_load(config), os.environ, Console())
+
+
+@app.command()
+def commit(config: Config, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> int:
+    """Commit flushed rows into the base table and maintain it; safe while writers run."""
+    from ingest.cli_steps import commit as commit_table
+
+    return commit_table(_load(config), os.environ, Console(), as_json=as_json)
+
+
+@app.command()
 def gc(
     config: Config,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be deleted, delete nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
-    """Delete WAL entries that are flushed and old; safe while writers run."""
-    from ingest.garbage import show
+    """Delete what nobody can need again: WAL entries, SSTs, orphan files; safe while writers run."""
+    from ingest.cli_gc import show
 
     return show(_load(config), os.environ, Console(), dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def log(
+    config: Config,
+    limit: Annotated[int, typer.Option(min=1, help="versions at most, the newest first")] = 50,
+    diff: Annotated[
+        tuple[int, int] | None,
+        typer.Option(metavar="A B", help="what changed between two versions, by key; reads rows"),
+    ] = None,
+    keys: Annotated[int, typer.Option(min=0, help="with --diff: keys to show of each sort at most")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Show every version of the base table as a list of what it did: rows, commits, indexes, compaction, columns."""
+    from ingest.cli_log import show_diff, show_log
+
+    if diff is None:
+        return show_log(_load(config), os.environ, Console(), limit=limit, as_json=as_json)
+    return show_diff(_load(config), os.environ, Console(), between=diff, keys=keys, as_json=as_json)
+
+
+@app.command()
+def verify(
+    config: Config,
+    deep: Annotated[bool, typer.Option(help="read every row too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Check everything on storage; exit 1 and say what is wrong and how to mend it. Safe while writers run."""
+    from ingest.cli_verify import show
+
+    return show(_load(config), os.environ, Console(), deep=deep, as_json=as_json)
 
 
 @app.command()

@@ -149,6 +149,7 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
         flush.errors.TableExists,
         flush.errors.NotInitialised,
         flush.errors.UnsupportedTable,
+        flush.errors.InvalidFileOptions,
         flight.FlightUnauthenticatedError,
         flight.FlightUnauthorizedError,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,8 +14,11 @@ import pyarrow as pa
 
 import flush
 import wal
+from flush.maintenance import MaintenanceRules
+from ingest.commit_policy import CommitLimits
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid
+from ingest.garbage import Ages
 from ingest.keys import nearest
 from ingest.region_context import Limits, OnReplay, RegionContext, Upkeep
 from ingest.replay_progress import replay_bar
@@ -66,16 +70,18 @@ def open_table(
     schema: pa.Schema | None = None,
     *,
     on_replay: OnReplay | None = None,
+    clock: wal.Clock | None = None,
 ) -> Table:
     """Open (or create) the table of `settings` and claim its regions.
 
     `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
+    `clock`: None for the system's.
     Raises: Invalid, wal and flush errors.
     """
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
     base, _ = find_or_create(settings, environ, schema)
-    ids, clock = wal.SystemIds(), wal.SystemClock()
+    ids, clock = wal.SystemIds(), clock or wal.SystemClock()
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
     wal.probe(store, ids, clock, limits)
     rows = row_schema(base.schema, base.key)
@@ -92,13 +98,18 @@ def open_table(
         required=required_columns(base.schema, base.key),
         storage_version=base.storage_version,
         field_ids=base.row_field_ids,
+        files=settings.flush.file_options(),
+        sst_indexes=flush.SstIndexes(base.indexes if settings.flush.indexes else (), models.current),
+        flushing=threading.Semaphore(settings.flush.at_once),
         limits=_limits(settings, base.wal_format),
         wal_options=limits,
         index_mode=settings.memtable.index_mode,
         models=models,
     )
     commit, gc = settings.commit, settings.gc
-    upkeep = Upkeep(commit.interval, commit.retries, gc.interval, gc.wal_age_min)
+    limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
+    rules = maintenance_rules(settings)
+    upkeep = Upkeep(limits_of_commit, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
     with nullcontext(on_replay) if on_replay is not None else replay_bar(clock) as tell:
         return Table(base, replace(context, on_replay=tell), upkeep)
 
@@ -213,6 +224,22 @@ def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
 def _given_format(settings: Settings) -> wal.WalFormat | None:
     """The setting `wal.format`, None where it is left at its default: that is for new tables only."""
     return settings.wal.format if "format" in settings.wal.model_fields_set else None
+
+
+def maintenance_rules(settings: Settings) -> MaintenanceRules:
+    """When the base table is maintained, from [commit] and [gc]."""
+    commit, gc = settings.commit, settings.gc
+    return MaintenanceRules(
+        optimize_interval=commit.optimize_interval,
+        segments_min=commit.optimize_segments,
+        compact_interval=commit.compact_interval,
+        fragments_min=commit.compact_fragments,
+        rows_max=commit.compact_rows_max,
+        deleted_min=commit.compact_deleted_percent / 100,
+        versions_interval=gc.versions_interval,
+        versions_age_min=gc.versions_age_min,
+        versions_min=gc.versions_min,
+    )
 
 
 def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:

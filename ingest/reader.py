@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +31,9 @@ from ingest.read_request import checked_columns, checked_k, checked_limit, check
 from ingest.sst_cache import CACHE_BYTES, SstCache
 from ingest.sst_loader import load_sst
 from ingest.top_k import concatenate, in_order, merge
+from memtable import Snapshot
 from memtable.text_query import TextParser
-from wal import ObjectStore
+from wal import Corrupt, ObjectStore, SsTable
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
@@ -186,13 +188,20 @@ class Reader:
         if view.unflushed is not None and committed >= view.unflushed:
             raise OverTaken
         levels = [level for level in view.memtables if level.generation > committed]
-        for sst in reversed(view.ssts):
-            if sst.generation > committed:
-                # The path alone is unique among the regions only by its random token; the region's id makes it
-                # certain.
-                load = partial(load_sst, base, self._store, view.region, sst)
-                levels.append(self._cache.get(f"{view.region}/{sst.path}", ranked, load))
+        ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
+        levels.extend(self._loaded(base, view.region, sst, ranked) for sst in ssts)
         return Stack(levels)
+
+    def _loaded(self, base: BaseTable, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
+        load = partial(load_sst, base, self._store, region, sst)
+        try:
+            # The path alone is unique among the regions only by its random token; the region's id makes it certain.
+            return self._cache.get(f"{region}/{sst.path}", ranked, load)
+        except (Corrupt, OSError):
+            # A read that is slower than the collector's grace: committed and deleted since the base was opened.
+            if self.base().committed.get(region, 0) >= sst.generation:
+                raise OverTaken from None
+            raise
 
     # ---- requests
     # ------------------------------------------------------------------------------------------------

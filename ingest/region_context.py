@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,6 +12,10 @@ from uuid import UUID
 import pyarrow as pa
 
 import wal
+from flush import FileOptions, SstIndexes
+from flush.maintenance import MaintenanceRules
+from ingest.commit_policy import CommitLimits
+from ingest.garbage import Ages
 from ingest.vector_models import VectorModels
 from memtable import IndexSpec, MemTable
 
@@ -40,10 +45,12 @@ class Limits:
 class Upkeep:
     """What a table does by itself, times in seconds. See the sections [commit] and [gc]."""
 
-    commit_interval: float
+    commit: CommitLimits
     commit_retries: int
+    commit_memory_max: int
     gc_interval: float
-    wal_age_min: float
+    ages: Ages
+    maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,10 @@ class RegionContext:
     required: tuple[str, ...] = ()
     field_ids: tuple[int, ...] | None = None
     """See `BaseTable.row_field_ids`."""
+    files: FileOptions = field(default_factory=FileOptions)
+    sst_indexes: SstIndexes = field(default_factory=SstIndexes)
+    flushing: threading.Semaphore = field(default_factory=threading.Semaphore)
+    """Held while one memtable is flushed: by so many regions at once as there may be copies of rows in memory."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))
     on_replay: OnReplay | None = None
     index_mode: IndexMode = "async"

@@ -31,6 +31,7 @@ import pyarrow as pa
 import flush as flush_package
 import wal
 from ingest.admission import Admission, size_bound
+from ingest.commit_policy import Waiting
 from ingest.levels import RegionView
 from ingest.region_context import RegionContext
 from ingest.region_indexes import RegionIndexes
@@ -92,7 +93,8 @@ class RegionCore:
         self._indexes = RegionIndexes(region, self.levels, context.log)
         self._index_at_once = False  # not while the log is replayed
         self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
-        self._active_since = context.clock.monotonic()
+        self._active_since = self._opened = context.clock.monotonic()
+        self._since: dict[int, float] = {}  # when the first row of a generation was applied
         self._frozen_to = claim.manifest.replay_after
         self._replay(claim.entries)
         self._index_at_once = context.index_at_once
@@ -133,10 +135,21 @@ class RegionCore:
     def refresh(self) -> None:
         """Take over a manifest that the committer pruned. Raises: Fenced, which ends the region."""
         try:
-            self.levels.adopt(self._manifests.owned(self.guard))
+            self.levels.adopt(manifest := self._manifests.owned(self.guard))
         except wal.Fenced as error:
             self.end(error)
             raise
+        committed = min((sst.generation for sst in manifest.ssts), default=manifest.current_generation)
+        for generation in [each for each in list(self._since) if each < committed]:
+            self._since.pop(generation, None)
+
+    def waiting(self) -> Waiting:
+        """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
+        memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
+        generations = [table.generation for table in memtables if table.rows] + [sst.generation for sst in ssts]
+        oldest = min((self._since.get(generation, self._opened) for generation in generations), default=None)
+        age = None if oldest is None else self._context.clock.monotonic() - oldest
+        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age)
 
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`; generations and positions as in the region manifest."""
@@ -237,6 +250,8 @@ class RegionCore:
                 storage_version=context.storage_version,
                 ids=context.ids,
                 field_ids=context.field_ids,
+                files=context.files,
+                indexes=context.sst_indexes,
             )
             self.levels.published(manifest)
             return True
@@ -343,7 +358,7 @@ class RegionCore:
         if not rows.num_rows:
             return
         if not self.levels.active.rows:
-            self._active_since = self._context.clock.monotonic()
+            self._active_since = self._since[self.levels.active.generation] = self._context.clock.monotonic()
         self.levels.active.apply(rows)
         self.levels.applied()
 

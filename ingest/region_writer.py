@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from ingest.commit_policy import Waiting
 from ingest.errors import Unavailable
 from ingest.levels import RegionView
 from ingest.region_context import RegionContext
@@ -83,19 +84,25 @@ class RegionWriter:
         self._queue.submit(request)
         return request.done.result()
 
-    def flush(self) -> None:
-        """Freeze what is there and wait until all of it is published; what others put meanwhile is not waited for.
+    def freeze(self) -> Callable[[], None]:
+        """Freeze what is there; the result, called, waits until all of it is published, and nothing put afterwards.
 
-        Raises: the error that ended this writer; Unavailable when a flush keeps failing for `wal.retry_budget`.
+        Raises: the error that ended this writer, and so does the wait; Unavailable, the wait, when a flush keeps
+        failing for `wal.retry_budget`.
         """
         request = Freeze()
         self._queue.submit(request)
-        self._levels.wait_until_published(request.done.result() - 1, self._context.wal_options.retry_budget)
+        last = request.done.result() - 1
+        return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
 
     @property
     def failure(self) -> BaseException | None:
         """What ended this writer, None while it lives."""
         return self._core.failure
+
+    def waiting(self) -> Waiting:
+        """What is not in the base table; see `RegionCore.waiting`."""
+        return self._core.waiting()
 
     def refresh(self) -> None:
         """Take over a manifest that the committer pruned. Raises: Fenced, which ends the writer."""
@@ -172,7 +179,8 @@ class RegionWriter:
     def _flush_in_order(self) -> None:
         while self._levels.wait_for_frozen():
             try:
-                self._core.publish_next()
+                with self._context.flushing:
+                    self._core.publish_next()
             except RETRY_FLUSH as error:
                 generation = self._levels.manifest.current_generation
                 self._context.log.warning("flush of generation %d failed, will retry: %s", generation, error)

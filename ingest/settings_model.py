@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
+from flush.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
 from ingest.column_types import parse_type
 from ingest.references import check_reference, resolve
 from ingest.units import parse_duration, parse_size
@@ -23,7 +24,14 @@ def _checked_type(name: str) -> str:
     return name
 
 
+def _a_day_at_least(seconds: float) -> float:
+    if seconds < 86_400.0:
+        raise ValueError('must be at least "1d": what a commit under way has written looks just the same')
+    return seconds
+
+
 Duration = Annotated[float, BeforeValidator(parse_duration)]
+OrphanAge = Annotated[Duration, AfterValidator(_a_day_at_least)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 ColumnType = Annotated[str, AfterValidator(_checked_type)]
 Option = Annotated[SecretStr, AfterValidator(check_reference)]
@@ -92,13 +100,61 @@ class FlushSettings(Section):
     """Frozen memtables to SSTs."""
 
     retry_delay: Duration = Field(1.0, description="pause before a flush that failed is tried again")
+    at_once: int = Field(2, ge=1, le=64, description="memtables of a table that are flushed at the same time")
+    indexes: bool = Field(
+        True, description="build the table's indexes inside SSTs too, for Lance's own readers; ours do without"
+    )
+    storage_version: Literal["base", "2.0", "2.1", "2.2"] = Field(
+        "base", description="Lance file version of SSTs; base = that of the base table"
+    )
+    page_size: Size = Field(
+        PAGE_SIZE, ge=PAGE_SIZE_MIN, description="bytes of a column that Lance gathers for a page of an SST"
+    )
+    compression: Annotated[dict[str, str], AfterValidator(check_compression)] = Field(
+        {}, description="SSTs' column pattern = zstd, zstd:1 to zstd:22, lz4, fsst or none; the first that fits counts"
+    )
+    metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(
+        {}, description="schema metadata of SSTs"
+    )
+
+    def file_options(self) -> FileOptions:
+        """What of this is the file writer's."""
+        version = None if self.storage_version == "base" else self.storage_version
+        return FileOptions(version, self.page_size, self.compression, self.metadata)
 
 
 class CommitSettings(Section):
     """SSTs into the base table."""
 
-    interval: Duration = Field(30.0, description="time between commits; 0 = on demand and at the end of `run --once`")
+    interval: Duration = Field(
+        30.0,
+        description="longest time a durable row stays out of the base table, memtables are flushed for it; "
+        "0 = on demand and at the end of `run --once`",
+    )
+    ssts_max: int = Field(8, ge=1, description="commit earlier where so many SSTs of a region wait")
+    size_max: Size = Field(1 << 30, gt=0, description="commit earlier where SSTs of this size wait")
     retries: int = Field(10, ge=0, description="attempts after another writer committed to the base table first")
+    memory_max: Size = Field(
+        1 << 30, gt=0, description="SSTs of this size at most are taken into memory at once, but one at least"
+    )
+    optimize_interval: Duration = Field(
+        10.0, description="least time between merges of the base table's index segments, after a commit; 0 = never"
+    )
+    optimize_segments: int = Field(
+        8, ge=2, description="index segments of similar size that are merged into one; each commit adds one per index"
+    )
+    compact_interval: Duration = Field(
+        10.0, description="least time between compactions of the base table, after a commit; 0 = never"
+    )
+    compact_fragments: int = Field(
+        8, ge=2, description="fragments of similar size that are compacted into one; each commit adds one"
+    )
+    compact_rows_max: int = Field(
+        1 << 20, ge=1, description="fragments of so many rows are compacted for their deleted rows only"
+    )
+    compact_deleted_percent: int = Field(
+        25, ge=1, le=100, description="a fragment with a larger share of deleted rows is rewritten without them"
+    )
 
 
 class GcSettings(Section):
@@ -106,6 +162,23 @@ class GcSettings(Section):
 
     interval: Duration = Field(300.0, description="time between collections; 0 = only by `memwal gc`")
     wal_age_min: Duration = Field(600.0, description="WAL entries stay this long at least, for readers under way")
+    sst_age_min: Duration = Field(
+        600.0, description="committed and abandoned SSTs stay this long at least, for readers under way"
+    )
+    orphan_age_min: OrphanAge = Field(
+        604_800.0,
+        description="files that no version of the base table refers to stay this long at least: longer than any commit "
+        "or index build takes",
+    )
+    versions_age_min: Duration = Field(
+        86400.0,
+        description="versions of the base table stay this long at least, tagged ones and those from before its set-up "
+        "for ever; 0 = all do",
+    )
+    versions_min: int = Field(10, ge=1, description="so many newest versions stay, however old")
+    versions_interval: Duration = Field(
+        3600.0, description="least time between removals of old versions, after a commit; 0 = never"
+    )
 
 
 class SourceSettings(Section):

@@ -23,10 +23,11 @@ import wal
 from flush import BaseTable, CommitReport
 from ingest import owners
 from ingest.admission import Admission
-from ingest.commit_loop import CommitLoop
+from ingest.base_upkeep import BaseUpkeep
+from ingest.commit_loop import CommitLoop, CommitSteps
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError
-from ingest.garbage import TableCollector
+from ingest.garbage import Ages, TableCollector
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView
@@ -69,11 +70,20 @@ class Table(LevelReads):
         self._context = context
         self._admission = Admission(context)
         self._regions: list[RegionWriter] = []
-        self._commits = CommitLoop(lambda: self._commit_now(upkeep.commit_retries), upkeep.commit_interval)
-        self._collections = Periodic("collection", lambda: self._collect(upkeep.wal_age_min), upkeep.gc_interval)
+        steps = CommitSteps(
+            waiting=lambda: [writer.waiting() for writer in self._regions if writer.failure is None],
+            flush=lambda: self._flush_now([writer for writer in self._regions if writer.failure is None]),
+            commit=lambda: self._commit_now(upkeep),
+            maintain=BaseUpkeep(base, context.clock, upkeep.maintenance).run,
+        )
+        self._commits = CommitLoop(steps, upkeep.commit, context.clock)
+        self._collections = Periodic("collection", lambda: self._collect(upkeep.ages), upkeep.gc_interval)
+        self._committer = context.ids.entry_id()
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
+        self._collector = TableCollector(context.store, context.codec, context.clock, base.regions)
+        left_behind = self._collector.names()
         try:
             for bucket, region in enumerate(base.regions):
                 self._regions.append(RegionWriter(context, region, bucket))
@@ -81,7 +91,7 @@ class Table(LevelReads):
             self.close()
             raise
         self._by_id = {writer.region: writer for writer in self._regions}
-        self._collector = TableCollector(context.store, context.codec, context.clock, self._by_id)
+        self._collector.outlived(left_behind, {writer.region: writer.guard.epoch for writer in self._regions})
         self._commits.start()
         self._collections.start()
         _OPEN.add(self)
@@ -130,8 +140,7 @@ class Table(LevelReads):
     def flush(self) -> None:
         """Freeze every memtable and publish it as an SST; returns when all are published."""
         self._refuse_if_closed()
-        for writer in self._regions:
-            writer.flush()
+        self._flush_now(self._regions)
 
     @at_the_edge
     def commit(self) -> CommitReport:
@@ -248,7 +257,11 @@ class Table(LevelReads):
         views = [writer.durable_view() if level == "durable" else writer.view() for writer in self._regions]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
 
-    def _commit_now(self, retries: int) -> CommitReport:
+    def _flush_now(self, writers: Sequence[RegionWriter]) -> None:
+        for published in [writer.freeze() for writer in writers]:  # side by side
+            published()
+
+    def _commit_now(self, upkeep: Upkeep) -> CommitReport:
         context = self._context
         report = flush.commit(
             self.base.uri,
@@ -256,7 +269,9 @@ class Table(LevelReads):
             context.store,
             clock=context.clock,
             ids=context.ids,
-            retries=retries,
+            retries=upkeep.commit_retries,
+            memory_max=upkeep.commit_memory_max,
+            committer=self._committer,
         )
         for writer in self._regions:
             writer.refresh()
@@ -264,10 +279,17 @@ class Table(LevelReads):
             context.models.read(self._reader.base())
         return report
 
-    def _collect(self, min_age: float) -> None:
-        for found in self._collector.collect(min_age):
-            if found.entries or found.unreadable:
-                _LOG.info("collected %s", found)
+    def _collect(self, ages: Ages) -> None:
+        found = self._collector.collect(self._reader.base(), ages)
+        if found.bytes:
+            _LOG.info("%s", found.summary())
+        if found.unreadable or found.unaccounted:
+            _LOG.warning(
+                "%d WAL entries cannot be read, %d SSTs are neither published nor committed; all were kept: "
+                "see `memwal gc --dry-run`",
+                found.unreadable,
+                found.unaccounted,
+            )
 
     def _writer(self, region: UUID) -> RegionWriter:
         try:
