@@ -209,5 +209,5 @@ def test_no_read_misses_doubles_or_goes_back(tmp_path: Path) -> None:
         version = table.status()["base_version"]
     assert all(notes.counts.get(name, 0) >= 5 for name in work), notes.counts
     assert version > 20, "commits took part"
-    assert stored.base.latest().dataset.versions()[0]["version"] > version / 3, "old versions were deleted"
+    assert len(stored.base.latest().dataset.versions()) < 0.8 * version, "old versions were deleted"
     assert not list(Path(uri).glob("_mem_wal/*/*_gen_1")), "SSTs were deleted"
