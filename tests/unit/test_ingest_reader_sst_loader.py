@@ -44,7 +44,9 @@ def sst(tmp_path: Path) -> tuple[flush.BaseTable, wal.ObjectStore, wal.SsTable]:
     return base, store, written
 
 
-@pytest.mark.parametrize("columns", [set(), {"text"}, {"vec"}, {"text", "vec"}], ids=str)
+@pytest.mark.parametrize(
+    "columns", [set(), {"text"}, {"vec"}, {"text", "vec"}], ids=lambda each: " ".join(sorted(each))
+)
 def test_exactly_the_indexes_asked_for_are_there(
     sst: tuple[flush.BaseTable, wal.ObjectStore, wal.SsTable], columns: set[str]
 ) -> None:
