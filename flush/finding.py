@@ -1,4 +1,4 @@
-"""What the checks of `flush.verify` look at, and what they say."""
+"""What the checks of `flush.verification` look at, and what they say."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 import wal
 from flush.finding import Finding
-from flush.verify import Progress as OnProgress
-from flush.verify import Verified, verify_table
+from flush.verification import Progress as OnProgress
+from flush.verification import Verified, verify_table
 from ingest.settings import Settings
 from wal.patience import patient
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -113,3 +114,12 @@ def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
     assert missing == []
     options = {option for name, found in commands().items() for option in found - {"config", "path"}}
     assert [option for option in options if f"--{option}" not in texts["README.md"]] == []
+
+
+@pytest.mark.parametrize("package", ["ingest", "memtable", "wal", "flush"])
+def test_no_module_takes_the_place_of_a_public_name(package: str) -> None:
+    """Importing a module sets it as an attribute of its package."""
+    found = importlib.import_module(package)
+    for module in pkgutil.iter_modules(found.__path__):
+        importlib.import_module(f"{package}.{module.name}")
+    assert [name for name in getattr(found, "__all__", ()) if inspect.ismodule(getattr(found, name))] == []

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import ingest
 from flush.history import read_history
-from flush.verify import verify_table
+from flush.verification import verify_table
 from ingest import cli_log, cli_verify
 from ingest.cli import main
 from ingest.settings import load

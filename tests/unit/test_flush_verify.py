@@ -1,4 +1,4 @@
-"""`flush.verify`: a table is clean at every stage of its life, and each kind of damage is found and named, alone."""
+"""`flush.verification`: a table is clean at every stage of its life; each kind of damage is found and named, alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import ingest
 from flush import BaseTable, bloom_bytes, write_key_sidecar
 from flush.commit_plan import plan_key
 from flush.finding import Finding, View, take_view
-from flush.verify import Verified, verify_table
+from flush.verification import Verified, verify_table
 from flush.verify_sst import check_keys
 from wal import (
     FakeClock,
@@ -290,7 +290,7 @@ def test_only_what_is_found_again_on_a_table_at_rest_is_reported(grown: Path, mo
             yield Finding("index", "passing", "1 is wrong", "wait")
         yield Finding("index", "lasting", f"{len(asked)} are wrong", "mend it")
 
-    monkeypatch.setattr("flush.verify.check_indexes", unsteady)
+    monkeypatch.setattr("flush.verification.check_indexes", unsteady)
     found = verify(str(grown), deep=False).findings
     assert [str(each) for each in found] == ["lasting: 2 are wrong; mend it"]
     assert asked[0] is not asked[1]
