@@ -16,7 +16,6 @@ Versions that are neither recent nor tagged ask for nothing: each is whole witho
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
@@ -24,11 +23,9 @@ from uuid import UUID
 import lance
 
 from flush.base_table import BaseTable
-from flush.table_manifest import compacted_generations, indexed_generations
+from flush.table_manifest import compacted_generations, indexed_generations, manifest_version
 from wal import Corrupt, ObjectStore
 
-_VERSION_KEY = re.compile(r"_versions/(?P<number>[0-9]{1,20})\.manifest")
-_REVERSED_DIGITS = 20
 _LISTINGS = 3
 """Tries to read a version before it is cleaned up; more than one in a row takes two cleanings within milliseconds."""
 
@@ -90,9 +87,8 @@ def _version_times(store: ObjectStore) -> dict[int, float]:
     """When each version was written, by the storage's clock."""
     found = {}
     for each in store.describe("_versions/"):
-        if (name := _VERSION_KEY.fullmatch(each.key)) is not None:
-            number = int(name["number"])
-            found[2**64 - 1 - number if len(name["number"]) == _REVERSED_DIGITS else number] = each.modified
+        if (version := manifest_version(each.key)) is not None:
+            found[version] = each.modified
     return found
 
 

@@ -19,6 +19,7 @@ descriptor pool of their own, so that they never collide with another library's 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ MEM_WAL_INDEX = "__lance_mem_wal"
 
 _FOOTER = struct.Struct("<QHH4s")
 _MAGIC = b"LANC"
+_MANIFEST_KEY = re.compile(r"_versions/(?P<number>[0-9]{1,20})\.manifest")
+_REVERSED_DIGITS = 20
 _Field = descriptor_pb2.FieldDescriptorProto
 MessageFields = Mapping[str, tuple[tuple[int, str, int | str], ...]]
 _FIELDS: MessageFields = {
@@ -89,6 +92,17 @@ def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> N
         renumbered = _renumbered(data, ids)
     if renumbered != data:
         store.put(key, renumbered)
+
+
+def manifest_version(key: str) -> int | None:
+    """The version whose manifest is at `key`, a key of a store with the table's directory for its root; None: another
+    object's.
+    """
+    found = _MANIFEST_KEY.fullmatch(key)
+    if found is None:
+        return None
+    number = int(found["number"])
+    return 2**64 - 1 - number if len(found["number"]) == _REVERSED_DIGITS else number
 
 
 def manifest_names(version: int) -> tuple[str, str]:

@@ -19,7 +19,6 @@ Source: table.proto and transaction.proto of Lance, checked against pylance 14.0
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,14 +31,13 @@ from flush.table_manifest import (
     compacted,
     manifest_file,
     manifest_position,
+    manifest_version,
     message_at,
     message_classes,
     named_errors,
 )
 from wal import ObjectStore
 
-_VERSION_KEY = re.compile(r"_versions/(?P<number>[0-9]{1,20})\.manifest")
-_REVERSED_DIGITS = 20
 _Field = descriptor_pb2.FieldDescriptorProto
 _TEXT, _BYTES, _U64, _I32 = _Field.TYPE_STRING, _Field.TYPE_BYTES, _Field.TYPE_UINT64, _Field.TYPE_INT32
 _OPERATIONS: Mapping[int, str] = {
@@ -171,9 +169,8 @@ def versions(store: ObjectStore) -> list[int]:
 
     Raises StoreUnavailable, StoreRefused.
     """
-    found = (_VERSION_KEY.fullmatch(key) for key in store.list("_versions/"))
-    numbers = [(len(each["number"]), int(each["number"])) for each in found if each]
-    return sorted(2**64 - 1 - number if digits == _REVERSED_DIGITS else number for digits, number in numbers)
+    found = (manifest_version(key) for key in store.list("_versions/"))
+    return sorted(version for version in found if version is not None)
 
 
 def read_state(store: ObjectStore, version: int) -> TableState:

@@ -24,14 +24,18 @@ from typing import Any
 import lance
 import numpy as np
 import numpy.typing as npt
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2
 from lance.file import LanceFileReader, LanceFileSession
 
+from flush.table_manifest import MessageFields, message_classes
 from memtable import IndexSpec, VectorModel
 
 _LOG = logging.getLogger("memwal.models")
-_PACKAGE = "memwal.lance_index"
 _Field = descriptor_pb2.FieldDescriptorProto
+_MESSAGES: MessageFields = {
+    "Tensor": ((1, "data_type", _Field.TYPE_INT32), (3, "data", _Field.TYPE_BYTES)),
+    "IVF": ((4, "centroids_tensor", "Tensor"),),
+}
 _NUMBERS: Mapping[int, str] = {1: "<f2", 2: "<f4", 3: "<f8"}
 
 
@@ -107,18 +111,4 @@ def _numbers(tensor: Any) -> npt.NDArray[np.float32]:
     return np.frombuffer(tensor.data, _NUMBERS[tensor.data_type]).astype(np.float32)
 
 
-def _classes() -> tuple[Any, Any]:
-    """Protobuf classes of what is read of Lance's index.proto, in a pool of their own (see table_manifest)."""
-    file = descriptor_pb2.FileDescriptorProto(name="memwal/index.proto", package=_PACKAGE, syntax="proto3")
-    tensor, ivf = file.message_type.add(name="Tensor"), file.message_type.add(name="IVF")
-    for number, name, kind in ((1, "data_type", _Field.TYPE_INT32), (3, "data", _Field.TYPE_BYTES)):
-        tensor.field.add(name=name, number=number, type=kind, label=_Field.LABEL_OPTIONAL)
-    centroids = ivf.field.add(name="centroids_tensor", number=4, type=_Field.TYPE_MESSAGE, label=_Field.LABEL_OPTIONAL)
-    centroids.type_name = f".{_PACKAGE}.Tensor"
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    found = [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{n}")) for n in ("Tensor", "IVF")]
-    return found[0], found[1]
-
-
-_TENSOR, _IVF = _classes()
+_TENSOR, _IVF = message_classes("memwal.lance_index", _MESSAGES, ["Tensor", "IVF"])
