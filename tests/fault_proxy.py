@@ -205,13 +205,13 @@ class FaultProxy:
         """A proxy in front of `server` until the end of the `with`."""
         proxy = cls(server)
         proxy._thread.start()
-        if not proxy._ready.wait(10):
+        if not proxy._ready.wait(60):
             raise RuntimeError("the fault proxy did not start")
         try:
             yield proxy
         finally:
             proxy._loop.call_soon_threadsafe(proxy._over.set)
-            proxy._thread.join(10)
+            proxy._thread.join(60)
 
     def inject(self, fault: Fault, *, method: str = "", key: str = "", skip: int = 0, times: int | None = 1) -> None:
         """Let `fault` happen to the next `times` requests (None: to all from then on) of `method` ("" for any)
@@ -246,6 +246,20 @@ class FaultProxy:
     def count(self, method: str = "", key: str = "") -> int:
         """Requests of `method` ("" for any) whose key has a match of the pattern `key`."""
         return sum(1 for each in self.requests if (not method or each.method == method) and re.search(key, each.key))
+
+    def falls_silent(self, seconds: float, within: float = 90.0) -> bool:
+        """Whether `seconds` pass without a request, the last of them `within` so many from now; empties the log.
+
+        What is under way may end late on a busy machine, so it is not asked for silence at once; who asks again and
+        again is never silent.
+        """
+        until = time.monotonic() + within
+        while time.monotonic() < until:
+            self.forget()
+            time.sleep(seconds)
+            if not self.requests:
+                return True
+        return False
 
     # ---- in the thread ---------------------------------------------------------------------------------------------
 

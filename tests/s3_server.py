@@ -24,7 +24,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -36,7 +36,7 @@ SUM = "h1:/qdoYujxF5MBLDMVLeiYJ/7fBa1HikX39Dvzb9Ji8pA="
 TOOLCHAIN = Path(__file__).with_name("s3_server.lock")
 
 _REGION = "us-east-1"
-_READY_WITHIN = 30.0
+_READY_WITHIN = 120.0
 _STARTS = 5
 """Another process may take the port between our look and the server's bind."""
 
@@ -152,7 +152,7 @@ class S3Server:
 
     @classmethod
     def start(cls, directory: Path) -> S3Server:
-        """A server that answers. Raises RuntimeError, with the server's last words, where none does in 30 s."""
+        """A server that answers. Raises RuntimeError, with the server's last words, where none does in 2 minutes."""
         if not program().exists():
             raise RuntimeError(f"{program()} is not built; run `make s3-server`")
         directory.mkdir(parents=True, exist_ok=True)
@@ -217,14 +217,14 @@ class S3Server:
         """End the server; its files stay. A second call does nothing."""
         self.process.terminate()
         try:
-            self.process.wait(5)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(5)
+            self.process.wait(60)
 
     @classmethod
     def _launch(cls, directory: Path) -> S3Server:
-        address, console = (f"127.0.0.1:{port}" for port in _free_ports(2))
+        address, console = (f"127.0.0.1:{port}" for port in free_ports(2))
         access_key, secret_key = "memwal-tests", os.urandom(12).hex()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MINIO_")}
         environ |= {
@@ -266,14 +266,19 @@ def _session() -> Any:
     return get_session()
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now.
+
+    They lie below those that the system hands out, so that no connection and no server that asks for any port gets
+    one of them before its user listens there.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 12_000
+        with socket.socket() as looking, suppress(OSError):
+            looking.bind(("127.0.0.1", port))
+            found = list({*found, port})
+    return found
 
 
 if __name__ == "__main__":

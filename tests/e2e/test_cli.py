@@ -228,9 +228,9 @@ def test_status_can_be_watched_until_interrupted(
     filled: tuple[Path, dict[int, Any]], start: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
     running = start([sys.executable, "-m", "ingest.cli", "status", str(filled[0]), "--watch"])
-    wait_until(lambda: any("13 rows in memtables" in line for line in running.lines), 30)
+    wait_until(lambda: any("13 rows in memtables" in line for line in running.lines))
     running.process.send_signal(signal.SIGINT)
-    assert running.wait(10) == 130
+    assert running.wait() == 130
     assert running.errors == []
 
 

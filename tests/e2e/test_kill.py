@@ -39,14 +39,14 @@ class Life:
             found = psutil.Process(self.running.process.pid).children(recursive=True)
             return next((each for each in found if "ingest.child" in " ".join(each.cmdline())), None)
 
-        process: psutil.Process = self._wait_until(child, 60)
+        process: psutil.Process = self._wait_until(child)
         self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
         return process
 
     def reads(self) -> Iterator[Versions]:
         """What the daemon returns at level latest, again and again; nothing once it is gone."""
         daemon = self.daemon()
-        table = self._wait_until(lambda: self._connected(daemon), 60)
+        table = self._wait_until(lambda: self._connected(daemon))
         while True:
             try:
                 yield versions(table.scan(["package", "version"]).to_pylist())
@@ -137,19 +137,19 @@ def test_a_run_killed_again_and_again_ends_in_the_same_table(
                 killed = True
                 (life.daemon() if victim == "daemon" else psutil.Process(life.running.process.pid)).kill()
         assert killed, f"the run ended before {when} was seen: {life.running.lines} {life.running.errors}"
-        code = life.running.wait(60)
+        code = life.running.wait()
         if victim == "daemon":
             assert code == 1
             assert len(life.running.errors) == 1, life.running.errors
             assert "daemon" in life.running.errors[0]
-        wait_until(lambda life=life: not any(each.is_running() for each in life.processes), 30)
+        wait_until(lambda life=life: not any(each.is_running() for each in life.processes))
         left = memwal("query", config, "--columns", "package,version", "--limit", "9999", "--format", "json", env=env)
         assert left.code == 0, left.err
         seen.check(versions(json.loads(left.out)))
     life, config, env = start_run()
     for found in life.reads():
         seen.check(found)
-    assert life.running.wait(60) == 0, life.running.errors
+    assert life.running.wait() == 0, life.running.errors
     rows = lance.dataset(env["MEMWAL__TABLE__URI"]).to_table().to_pylist()
     assert len(rows) == 4000
     assert {row["package"]: row for row in rows} == packages.newest

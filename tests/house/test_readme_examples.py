@@ -16,7 +16,7 @@ def test_the_embedded_example_prints_what_the_readme_says(texts: Mapping[str, st
         env={"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stderr
     prints = [line for line in example.splitlines() if line.strip().startswith("print(")]

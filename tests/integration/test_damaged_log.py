@@ -49,7 +49,7 @@ def test_a_reader_names_it_too(damaged: tuple[Path, bytes], small_config: Callab
 def test_the_daemon_says_so_once_and_ends(
     damaged: tuple[Path, bytes], small_config: Callable[..., Path], memwal: Any, uri: str
 ) -> None:
-    ran = memwal("serve", small_config(), timeout=60)
+    ran = memwal("serve", small_config(), timeout=300)
     assert ran.code == 1
     assert len(ran.error_lines) == 1
     assert damaged[0].name in ran.error_lines[0]

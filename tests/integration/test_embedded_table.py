@@ -19,7 +19,7 @@ from ingest.stored_table import StoredTable
 
 TINY: dict[str, Any] = {
     "memtable": {"rows_max": 20, "size_max": "1MiB", "unflushed_max": "8MiB"},
-    "wal": {"entry_size_max": "2KiB", "linger_max": "5ms"},
+    "wal": {"entry_size_max": "2KiB", "linger_max": "5ms", "put_timeout": "60s", "retry_budget": "120s"},
     "commit": "100ms",
 }
 """Limits so small that a few hundred rows cross every one of them."""
@@ -251,7 +251,7 @@ def test_an_old_memtable_is_flushed_though_nobody_writes(
 ) -> None:
     with open_small(memtable={"age_max": "200ms"}) as table:
         table.put(made.rows(range(4)))
-        wait_until(lambda: table.count(level="flushed") == 4, timeout=10)
+        wait_until(lambda: table.count(level="flushed") == 4)
         assert table.count() == 4
 
 
@@ -326,7 +326,7 @@ def test_a_reader_never_sees_a_key_twice_or_go_back(open_small: Callable[..., An
             table.put(made.table(range(30), version))
         done.set()
         for reader in readers:
-            reader.join(30)
+            reader.join(60)
         assert problems[:5] == []
 
 

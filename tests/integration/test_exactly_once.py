@@ -76,7 +76,7 @@ def test_a_token_of_a_put_that_was_not_durable_is_not_remembered_without_its_row
     open_small: Callable[..., Any], made: Any, uri: str
 ) -> None:
     """The next owner knows both the rows and the token, or neither."""
-    older = open_small(regions=1, wal={"linger_max": "10s"})
+    older = open_small(regions=1, wal={"linger_max": "1h"})
     older.put(made.rows([1]), token="loader:1")
     older.put(made.rows([1, 2], 1), durable=False, token="loader:2")
     newer = open_small()
@@ -88,7 +88,7 @@ def test_a_token_of_a_put_that_was_not_durable_is_not_remembered_without_its_row
 def test_a_token_sent_again_durably_makes_lingering_rows_durable(
     open_small: Callable[..., Any], made: Any, uri: str
 ) -> None:
-    older = open_small(regions=1, wal={"linger_max": "10s"})
+    older = open_small(regions=1, wal={"linger_max": "1h"})
     older.put(made.rows([1, 2]), durable=False, token="loader:1")
     assert older.put(made.rows([1, 2]), durable=True, token="loader:1").applied is False
     newer = open_small()
@@ -128,7 +128,7 @@ def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Cal
         uri = str(tmp_path / f"{kill_at}.lance")
         running = script("writer.py", uri, 1, SEED, 0, 1, kill_at, "before")
         operation = {}
-        while (text := running.line(60)) is not None:
+        while (text := running.line()) is not None:
             operation = json.loads(text).get("try", operation)
         with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
             arrived = table.count() > 0
@@ -153,7 +153,7 @@ def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[.
     for kill_at in range(8, 18, 2):
         uri = str(tmp_path / f"{kill_at}.lance")
         running = script("writer.py", uri, 1, json.dumps(operations), 0, 0, kill_at, "after")
-        running.wait(60)
+        running.wait()
         with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
             kept = 500 in names(table)
             outcomes.add(kept)
@@ -226,7 +226,7 @@ def test_of_two_streams_at_once_the_first_to_close_wins(
     other = script("streamer.py", endpoint, region, "query", 3, "by another", *ids)
     other.line_with("sent")
     other.tell("finish")
-    assert json.loads(other.line(30))["applied"] is True
+    assert json.loads(other.line())["applied"] is True
     assert slow.finish().applied is False
     assert names(client) == dict.fromkeys(ids, "by another")
 

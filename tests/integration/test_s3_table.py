@@ -7,9 +7,9 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ingest
+import wal
 from ingest.cli import main
 from tests import fault_proxy as faults
 from tests.conftest import INDEXES, SCHEMA, SCRIPTS, Ran, small_sections, toml
@@ -80,11 +81,10 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setenv("COLUMNS", "200")
         for name, value in env.items():
             monkeypatch.setenv(name, str(value))
-        began = time.monotonic()
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), out, err, time.monotonic() - began)
+        return Ran(int(ended.value.code or 0), out, err)
 
     return run
 
@@ -95,7 +95,7 @@ def ids(rows: Any) -> list[int]:
 
 def serve_on(start: Callable[..., Any], path: Path, env: Mapping[str, str | None]) -> tuple[Any, str]:
     running = start([sys.executable, "-m", "ingest.cli", "serve", str(path)], env=env)
-    return running, running.line_with("serving", 60).rsplit(" ", 1)[1]
+    return running, running.line_with("serving").rsplit(" ", 1)[1]
 
 
 # ---- one table -------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_killed_writer_loses_no_acknowledged_row(start: Callable[..., Any], s3
     process.tell("go")
     acked = 0
     while acked < 12:
-        said = json.loads(process.line(60))
+        said = json.loads(process.line())
         assert "error" not in said
         acked = said.get("ack", acked)
     process.kill()
@@ -220,7 +220,7 @@ def test_run_streams_into_s3(
     assert refused.code == 2
     assert re.search(r"^memwal: sink.checkpoint is not set.*local directory", refused.error_lines[0])
     path, env = config(s3_table, source=source, sink={"checkpoint": str(tmp_path / "checkpoint")})
-    ran = memwal("run", path, "--once", env=env, timeout=280)
+    ran = memwal("run", path, "--once", env=env)
     assert ran.code == 0, ran.err
     assert lance.dataset(s3_table.uri, storage_options=s3_table.storage_options).count_rows() == 50
 
@@ -238,8 +238,16 @@ def test_run_streams_into_s3(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_mistakes_are_told_in_one_line_without_secrets(
-    command: Callable[..., Ran], config: Callable[..., Any], s3_table: Any, change: dict[str, str], code: int, said: str
+    command: Callable[..., Ran],
+    config: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    s3_table: Any,
+    change: dict[str, str],
+    code: int,
+    said: str,
 ) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(wal.SystemClock, "sleep", lambda _, seconds: pauses.append(seconds))
     options = s3_table.storage_options | {name: value for name, value in change.items() if name != "uri"}
     path, env = config((change.get("uri", s3_table.uri), options))
     for name in ("init", "serve"):
@@ -247,7 +255,7 @@ def test_mistakes_are_told_in_one_line_without_secrets(
         assert (ran.code, len(ran.error_lines)) == (code, 1), ran.err
         assert re.search(said, ran.error_lines[0])
         assert options["secret_access_key"] not in ran.out + ran.err
-        assert ran.seconds < 30
+        assert pauses == [], "asking again does not mend a mistake, and a daemon that starts tells at once"
 
 
 # ---- what it asks of storage -----------------------------------------------------------------------------------------
@@ -258,10 +266,7 @@ def test_an_idle_region_makes_no_request(
 ) -> None:
     table = open_s3(s3_table_through_proxy)
     table.put(made.rows(range(10)))
-    time.sleep(0.2)
-    fault_proxy.forget()
-    time.sleep(3)
-    assert fault_proxy.requests == []
+    assert fault_proxy.falls_silent(3.0)
     table.put(made.rows([11]))
     assert [(each.method, "/wal/" in each.key) for each in fault_proxy.requests] == [("PUT", True)]
 
@@ -273,16 +278,14 @@ def test_puts_of_a_busy_region_are_bounded_by_round_trips(
     round_trip, callers, each = 0.1, 64, 5
     fault_proxy.inject(faults.slow(round_trip), method="PUT", key="/wal/", times=None)
     fault_proxy.forget()
-    began = time.monotonic()
     everyone = [threading.Thread(target=_put_one_by_one, args=(table, made, n, each)) for n in range(callers)]
     for caller in everyone:
         caller.start()
     for caller in everyone:
         caller.join()
-    elapsed = time.monotonic() - began
-    puts = fault_proxy.count("PUT", "/wal/")
-    assert puts <= elapsed / round_trip + 1
-    assert puts <= callers * each / 8  # callers share them
+    sent = [request for request in fault_proxy.requests if request.method == "PUT" and "/wal/" in request.key]
+    assert all(later.at > one.at + 0.9 * round_trip for one, later in pairwise(sent))  # one at a time
+    assert len(sent) <= callers * each / 4  # callers share them
     fault_proxy.heal()
     assert table.count() == callers * each
 
@@ -295,7 +298,7 @@ def _put_one_by_one(table: Any, made: Any, caller: int, count: int) -> None:
 def test_storage_that_fails_is_asked_a_bounded_number_of_times(
     open_s3: Callable[..., Any], s3_table_through_proxy: Any, fault_proxy: Any, made: Any
 ) -> None:
-    limits = {"put_timeout": "500ms", "retry_budget": "3s"}
+    limits = {"put_timeout": "10s", "retry_budget": "12500ms"}  # an answer at once, and 2.5 s of asking again
     table = open_s3(s3_table_through_proxy, regions=1, wal=limits)
     table.put(made.rows(range(5)))
     fault_proxy.inject(faults.answers(503, "SlowDown"), times=None)
@@ -308,7 +311,6 @@ def test_storage_that_fails_is_asked_a_bounded_number_of_times(
         table.put(made.rows([6]))
     assert len(str(refused.value).splitlines()) == 1
     fault_proxy.heal()
-    time.sleep(0.5)
     again = open_s3(s3_table_through_proxy, regions=1)
     assert set(range(5)) <= set(ids(again.scan(["id"])))
 

@@ -61,7 +61,7 @@ class Stream:
         writer = frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", str(self.checkpoint))
         query = writer.trigger(availableNow=True).start()
         try:
-            assert query.awaitTermination(90)
+            assert query.awaitTermination(300)
         except Exception as error:
             raise (self.sink.failure or of_spark(error)) from error
         finally:

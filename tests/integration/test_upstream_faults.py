@@ -6,7 +6,6 @@ What storage does wrong is done on the wire, between a table opened on a real S3
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,15 @@ import ingest
 from flush import FlushOutOfOrder, SstInvalid
 from memtable import IndexSpec, MemTable, row_schema, with_tombstone
 from tests.failure_matrix import FAULTS, Call, FaultyStore
-from tests.fault_proxy import FaultProxy, answers, lands_then_answers, lands_then_hangs, lands_then_resets, swallows
+from tests.fault_proxy import (
+    Fault,
+    FaultProxy,
+    answers,
+    lands_then_answers,
+    lands_then_hangs,
+    lands_then_resets,
+    swallows,
+)
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
 from tests.table_stages import REGION, SCHEMA, Owner, read
@@ -39,13 +46,18 @@ def open_through(s3_table_through_proxy: S3Table) -> Iterator[Callable[..., Any]
 
     def open_table(**sections: Any) -> Any:
         uri, options = s3_table_through_proxy.uri, s3_table_through_proxy.storage_options
-        settings = {"commit": {"interval": 0}, "gc": {"interval": 0}, "wal": {"put_timeout": "1s"}, **sections}
+        settings = {"commit": {"interval": 0}, "gc": {"interval": 0}, **sections}
         opened.append(ingest.open(uri, schema=TABLE, key="id", regions=1, storage_options=options, settings=settings))
         return opened[-1]
 
     yield open_table
     for table in opened:
         table.close()
+
+
+def impatient(fault: Fault) -> dict[str, Any]:
+    """Settings under which a request that is never answered is given up soon; others have the time they need."""
+    return {"wal": {"put_timeout": "1s"}} if fault.hangs else {}
 
 
 def values(table: Any) -> dict[int, str]:
@@ -76,7 +88,7 @@ def test_an_answer_lost_after_a_wal_put_landed_does_not_write_the_entry_again(
     open_through: Callable[..., Any], fault_proxy: FaultProxy, lost: Any
 ) -> None:
     """Upstream writes the rows a second time, at the next slot."""
-    table = open_through()
+    table = open_through(**impatient(lost))
     fault_proxy.forget()
     fault_proxy.inject(lost, method="PUT", key=ENTRY)
     assert table.put([{"id": 1, "v": "once"}]).applied
@@ -95,7 +107,7 @@ def test_an_answer_lost_on_the_epoch_claim_is_recognised_as_our_own_claim(
     """Upstream says that another writer claimed the region; it was itself."""
     for epoch in (1, 2):
         fault_proxy.inject(lost, method="PUT", key=MANIFEST)
-        table = open_through()
+        table = open_through(**impatient(lost))
         assert [region["epoch"] for region in table.status()["regions"]] == [epoch]
         table.put([{"id": epoch, "v": "mine"}])
         table.close()
@@ -149,17 +161,13 @@ def test_an_sst_without_its_key_index_is_not_published(
 def test_a_durable_put_does_not_wait_for_a_timer(open_through: Callable[..., Any], fault_proxy: FaultProxy) -> None:
     """Upstream answers when its timer fires. Here an idle region writes at once, and asks nothing when it has nothing
     to write."""
-    table = open_through(wal={"linger_max": "30s", "put_timeout": "1s"})
+    table = open_through(wal={"linger_max": "1h"})
     fault_proxy.forget()
-    began = time.monotonic()
     for number in range(5):
         table.put([{"id": number, "v": "x"}])
-    assert time.monotonic() - began < 15
     asked = [(each.method, each.status) for each in fault_proxy.requests]
     assert asked == [("PUT", 200)] * 5
-    fault_proxy.forget()
-    time.sleep(0.3)
-    assert fault_proxy.count() == 0
+    assert fault_proxy.falls_silent(0.5)
 
 
 def test_the_memory_of_indexes_counts_and_age_freezes(open_small: Callable[..., Any], wait_until: Any) -> None:

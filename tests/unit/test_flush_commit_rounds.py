@@ -123,11 +123,11 @@ def test_the_committer_that_planned_first_is_given_way(world: World, monkeypatch
     monkeypatch.setattr(committer, "read_changes", slow)
 
     def one() -> None:
-        reports.append(flush.commit(world.uri, {}, world.store, clock=SystemClock()))
+        reports.append(flush.commit(world.uri, {}, world.store, clock=SystemClock(), courtesy=60.0))
 
     racers = [threading.Thread(target=one) for _ in range(2)]
     racers[0].start()
-    assert planned.wait(10)
+    assert planned.wait(60)
     racers[1].start()
     for racer in racers:
         racer.join()

@@ -74,7 +74,7 @@ def try_to_flush(keys: pa.Table, uri: str) -> Path | None:
     with dataset.mem_wal_writer(str(bucket_region(0)), max_memtable_rows=keys.num_rows) as writer:
         writer.put(rows)
         writer.put(rows.slice(0, 1))
-        for _ in range(200):
+        for _ in range(1200):
             done = list(Path(uri).glob("_mem_wal/*/*_gen_1/_pk_index/page_lookup.lance"))
             state = writer.memtable_stats()
             if done and state["generation"] == 2 and not state["frozen_count"]:

@@ -20,7 +20,7 @@ def test_a_signal_asks_to_stop_and_the_handlers_before_come_back(number: signal.
     with stop_signals() as stop:
         assert not stop.is_set()
         os.kill(os.getpid(), number)
-        assert stop.wait(5)
+        assert stop.wait(60)
     assert signal.getsignal(number) is before
 
 

@@ -31,7 +31,7 @@ def test_the_taker_is_woken_by_a_submit() -> None:
     taker = threading.Thread(target=lambda: taken.extend(queue.take(timeout=30) or []))
     taker.start()
     queue.submit(write := _write(1))
-    taker.join(10)
+    taker.join(60)
     assert taken == [write]
 
 
@@ -83,7 +83,7 @@ def test_an_answer_is_there_for_everybody_who_waits() -> None:
         thread.start()
     pending.set_result(7)
     for thread in waiting:
-        thread.join(10)
+        thread.join(60)
     assert found == [7] * 5
     assert (pending.done(), pending.result(timeout=0), pending.exception()) == (True, 7, None)
 

@@ -1,4 +1,4 @@
-"""usage() against what the process really grew by, in processes of their own for each case: within 20 %.
+"""usage() against what the process really grew by, in processes of their own for each case: within 20 %, and 30 % with texts.
 
 It drives freeze and back-pressure: counting too little runs out of memory, too much freezes memtables too early. The
 process is warmed up first with a memtable of the same shape, so that code, threads and allocator pools are there (its
@@ -9,8 +9,9 @@ Cases are large, since a process has some MiB of slack whatever it holds. What m
 too, and with texts most of it: tantivy uses ten times what it keeps and frees it in pieces all over malloc's arenas.
 They go back neither when the writer ends nor when a memtable is dropped, and the next memtable makes the process grow
 nearly as much again. So that is its price, for whoever must not run out of memory. There two memtables are filled, one
-frozen and one active, as in a region that flushes; how threads fall on arenas is luck, 20 % either way, so the mean of
-some processes is taken, of more where three do not decide. The constants were fitted to a grid of text indexes alone
+frozen and one active, as in a region that flushes; how threads fall on arenas is luck, 20 % either way and more on a
+busy machine, so the mean of some processes is taken, of more where three do not decide, and 30 % are allowed: texts
+counted at half or twice their price are still found, in each case by itself. The constants were fitted to a grid of text indexes alone
 that had real descriptions and positions in it, then adjusted by the cases here: these guard the figures,
 and are no proof for texts of other kinds.
 """
@@ -27,7 +28,7 @@ from statistics import fmean
 
 import pytest
 
-WITHIN = 0.2
+WITHIN, WITH_TEXTS = 0.2, 0.3
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ROOT / "configs" / "quickstart"
 
@@ -137,9 +138,10 @@ def filled(batches, specs=SPECS):
     return table
 
 
-def resident():
+def resident():  # without what is mapped from files: the system drops and brings back parts of libraries as it likes
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        _, all_of_it, of_files, *_ = map(int, file.read().split())
+    return (all_of_it - of_files) * os.sysconf("SC_PAGE_SIZE")
 
 
 def release():
@@ -213,23 +215,23 @@ def measure(case: str) -> tuple[float, list[float], str]:
     return counted, grown, f"{said}: {counted / fmean(grown):.2f}"
 
 
-def within(counted: float, grown: Sequence[float]) -> bool:
-    return (1 - WITHIN) * fmean(grown) <= counted <= (1 + WITHIN) * fmean(grown)
+def within(off: float, counted: float, grown: Sequence[float]) -> bool:
+    return (1 - off) * fmean(grown) <= counted <= (1 + off) * fmean(grown)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_usage_is_what_the_process_grew_by(case: str) -> None:
     counted, grown, said = measure(case)
-    assert within(counted, grown), said
+    assert within(WITHIN, counted, grown), said
 
 
 @pytest.mark.parametrize("case", TEXT_CASES)
 def test_usage_with_texts_is_what_the_process_grew_by(case: str) -> None:
     counted, grown, said = measure(case)
-    while not within(counted, grown) and len(grown) < MOST_RUNS:
+    while not within(WITH_TEXTS, counted, grown) and len(grown) < MOST_RUNS:
         _, more, again = measure(case)
         grown, said = [*grown, *more], f"{said}\n{again}"
-    assert within(counted, grown), said
+    assert within(WITH_TEXTS, counted, grown), said
 
 
 if __name__ == "__main__":  # the figures, for whoever mends them

@@ -24,14 +24,14 @@ def test_a_step_runs_to_its_end_though_its_caller_is_interrupted() -> None:
 
     def step() -> None:
         _thread.interrupt_main()
-        assert interrupted.wait(10)
+        assert interrupted.wait(60)
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):
         shielded(step)
     assert not ended.is_set()
     interrupted.set()
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 def test_a_step_hands_on_what_it_returns_and_raises() -> None:

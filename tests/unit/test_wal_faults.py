@@ -354,7 +354,7 @@ def test_two_processes_taking_the_region_from_each_other(tmp_path: Path) -> None
         assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
-    lines = [process.communicate(timeout=120)[0].split("\n") for process in processes]
+    lines = [process.communicate(timeout=300)[0].split("\n") for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     acked = [int(line) for each in lines for line in each if line.isdigit()]
     rows_found = found(take(LocalStore(tmp_path), 5))
@@ -381,7 +381,7 @@ def test_a_killed_process_loses_nothing_it_was_acknowledged_for(tmp_path: Path) 
         acked += [int(process.stdout.readline()) for _ in range(20)]
         process.kill()
         acked += [
-            int(line) for line in process.communicate(timeout=60)[0].splitlines(keepends=True) if line.endswith("\n")
+            int(line) for line in process.communicate(timeout=300)[0].splitlines(keepends=True) if line.endswith("\n")
         ]
     rows_found = found(take(LocalStore(tmp_path), 5))
     assert [each for each in rows_found if each in set(acked)] == acked

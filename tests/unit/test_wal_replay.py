@@ -210,7 +210,7 @@ def gated() -> Iterator[tuple[Log, Gated]]:
 def test_readers_read_at_once_and_rows_come_in_order(gated: tuple[Log, Gated]) -> None:
     log, store = gated
     together = threading.Barrier(4)  # breaks, and fails the test, unless four are inside at a time
-    store.before = lambda _: together.wait(10) and None
+    store.before = lambda _: together.wait(60) and None
     assert log.replayed(readers=4) == list(range(1, 41))
     assert len(store.threads) == 4
 
@@ -218,7 +218,7 @@ def test_readers_read_at_once_and_rows_come_in_order(gated: tuple[Log, Gated]) -
 def test_a_slow_first_entry_delays_its_followers_and_loses_none(gated: tuple[Log, Gated]) -> None:
     log, store = gated
     others = threading.Event()
-    store.before = lambda position: (others.wait(10) and None) if position == 1 else others.set()
+    store.before = lambda position: (others.wait(60) and None) if position == 1 else others.set()
     assert log.replayed(readers=3) == list(range(1, 41))
 
 

@@ -23,7 +23,7 @@ def test_threads_do_not_see_each_others_bytes() -> None:
 
     def work(number: int) -> None:
         mine = bytes([number]) * 50_000
-        start.wait(10)
+        start.wait(60)
         found = (Path(scratch.holding(mine)).read_bytes() for _ in range(100))
         wrong.extend(each for each in found if each != mine)
 

@@ -311,7 +311,7 @@ def test_two_processes_racing_share_the_keys(tmp_path: Path) -> None:
         assert racer.stdin
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    won = {name: int(racer.communicate(timeout=60)[0]) for name, racer in zip(("left", "right"), racers, strict=True)}
+    won = {name: int(racer.communicate(timeout=300)[0]) for name, racer in zip(("left", "right"), racers, strict=True)}
     held = [LocalStore(tmp_path).get(f"race/{n}") for n in range(200)]
     assert {name: held.count(name.encode()) for name in won} == won
 
