@@ -36,8 +36,11 @@ class Life:
         """The child daemon's process, once it is there."""
 
         def child() -> psutil.Process | None:
-            found = psutil.Process(self.running.process.pid).children(recursive=True)
-            return next((each for each in found if "ingest.child" in " ".join(each.cmdline())), None)
+            for each in psutil.Process(self.running.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # some of Spark's live for a moment only
+                    if "ingest.child" in " ".join(each.cmdline()):
+                        return each
+            return None
 
         process: psutil.Process = self._wait_until(child)
         self.processes = psutil.Process(self.running.process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""usage() against what the process really grew by, in processes of their own for each case: within 20 %, and 30 % with texts.
+"""usage() against what the process really grew by, in processes of their own: within 20 %, and 30 % with texts.
 
 It drives freeze and back-pressure: counting too little runs out of memory, too much freezes memtables too early. The
 process is warmed up first with a memtable of the same shape, so that code, threads and allocator pools are there (its
@@ -10,10 +10,10 @@ too, and with texts most of it: tantivy uses ten times what it keeps and frees i
 They go back neither when the writer ends nor when a memtable is dropped, and the next memtable makes the process grow
 nearly as much again. So that is its price, for whoever must not run out of memory. There two memtables are filled, one
 frozen and one active, as in a region that flushes; how threads fall on arenas is luck, 20 % either way and more on a
-busy machine, so the mean of some processes is taken, of more where three do not decide, and 30 % are allowed: texts
-counted at half or twice their price are still found, in each case by itself. The constants were fitted to a grid of text indexes alone
-that had real descriptions and positions in it, then adjusted by the cases here: these guard the figures,
-and are no proof for texts of other kinds.
+busy machine, so the mean of some processes is taken, of more where three do not decide, and 30 % are allowed. Texts
+counted at half or at twice their price are still found, by every case with nothing but texts. The constants were fitted
+to a grid of text indexes alone that had real descriptions and positions in it, then adjusted by the cases here: these
+guard the figures, and are no proof for texts of other kinds.
 """
 
 from __future__ import annotations
