@@ -35,9 +35,10 @@ install: $(STAMP) ## the environment, in .venv
 run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
 	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
 
-# A test's servers and Spark take a core each, but wait a lot for the disk and for one another.
+# A test's servers and Spark take a core each, but wait a lot for the disk and for one another. Files in the order of
+# collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
 test: java $(STAMP) s3-server ## every test, in JOBS processes: one for each core, four at most
-	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into the user's cache
 	@$(BIN)/python tests/s3_server.py

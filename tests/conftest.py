@@ -45,6 +45,21 @@ SCHEMA = pa.schema(
 INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
 
 
+LONGEST_FIRST = (
+    "integration/test_simulation.py",
+    "integration/test_failure_matrix.py",
+    "e2e/test_kill.py",
+    "integration/test_reads_beside_maintenance.py",
+)
+"""Files of a minute and more, so that no process of several begins with one when the others have nothing left."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files in front; the others, and the tests of a file, stay in their order."""
+    ranks = {str(ROOT / "tests" / name): rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+
+
 def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, every: float = 0.02) -> Any:
     """The first true answer of `condition`; fails the test when there is none in `timeout` seconds."""
     deadline = time.monotonic() + timeout
