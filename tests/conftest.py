@@ -21,6 +21,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.s3_fixtures", "tests.table_stages"]
 
@@ -52,6 +53,13 @@ LONGEST_FIRST = (
     "integration/test_reads_beside_maintenance.py",
 )
 """Files of a minute and more, so that no process of several begins with one when the others have nothing left."""
+
+
+# The same examples in every run, however long each of them takes; others with `--hypothesis-profile=default`.
+settings.register_profile(
+    "memwal", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("memwal")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

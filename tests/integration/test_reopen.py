@@ -154,22 +154,22 @@ def test_rows_put_without_durability_become_durable_by_themselves(
     table = open_small(regions=1, wal={"linger_max": "100ms"})
     assert set(table.put(made.rows([1, 2]), durable=False).positions.values()) == {0}
     wait_until(lambda: table.status()["regions"][0]["wal_position"] == 1)
-    table = open_small(wal={"linger_max": "1min"})  # takes the region over: what was only in memory would be gone
+    table = open_small(wal={"linger_max": "1h"})  # takes the region over: what was only in memory would be gone
     assert table.count() == 2
     table.put(made.rows([3]), durable=False)
     table.delete([1], durable=False)
     assert table.put(made.rows([4])).positions.popitem()[1] == 3
-    table = open_small(wal={"linger_max": "1min"})
+    table = open_small(wal={"linger_max": "1h"})
     assert sorted(table.scan(["id"])["id"].to_pylist()) == [2, 3, 4]
     table.put(made.rows([5]), durable=False)
     table.close()
-    table = open_small(wal={"linger_max": "1min"})
+    table = open_small(wal={"linger_max": "1h"})
     assert sorted(table.scan(["id"])["id"].to_pylist()) == [2, 3, 4, 5]
     table.put(made.rows([6]), durable=False)
     table.flush()
     table = open_small()
     assert sorted(table.scan(["id"])["id"].to_pylist()) == [2, 3, 4, 5, 6]
-    table = open_small(wal={"linger_max": "1min"})
+    table = open_small(wal={"linger_max": "1h"})
     table.put(made.rows([7]), durable=False)
     assert table.count(level="durable") == 6, "a durable read makes durable what it returns"
     table = open_small()

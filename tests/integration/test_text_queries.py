@@ -100,7 +100,9 @@ def check(sides: Sides, text: str, filter: str | None, k: int) -> None:
     assert set(best) <= set(every)
 
 
-AGREE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+AGREE = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @AGREE

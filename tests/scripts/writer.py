@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 SETTINGS = {
     "commit": {"interval": "0s"},
     "memtable": {"rows_max": 100},
-    "wal": {"entry_size_max": "2KiB", "linger_max": "2s"},
+    "wal": {"entry_size_max": "2KiB", "linger_max": "1h"},
 }
 
 
