@@ -43,7 +43,7 @@ test: java $(STAMP) s3-server ## every test, in JOBS processes: one for each cor
 s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into the user's cache
 	@$(BIN)/python tests/s3_server.py
 
-simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; a failing seed ends with exit 1
+simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection
 	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict

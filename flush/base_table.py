@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -31,7 +31,10 @@ from flush.table_setup import (
 )
 from flush.vector_models import vector_models
 from memtable import IndexSpec, InvalidRows, VectorModel, check_indexes, key_columns, row_schema
-from wal import EntryCodec, ObjectStore, WalFormat, codec_for, open_store
+from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
+
+_OPENINGS = 10
+"""Tries to open the newest version; each but the first takes a commit and a clean-up within milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +152,9 @@ class BaseTable:
         Raises NotALanceTable; NotInitialised; UnsupportedTable; Corrupt where its manifest cannot be parsed.
         """
         store = open_store(uri, storage_options)
-        return _view(uri, _existing(store, uri, version), store)
+        if version is not None:
+            return _view(uri, _existing(store, uri, version), store)
+        return _newest_view(uri, store, lambda: _existing(store, uri, None))
 
     @property
     def table_id(self) -> str:
@@ -178,8 +183,10 @@ class BaseTable:
         if self.dataset.latest_version == self.version:
             return self
         store = open_store(self.uri, self.storage_options)
-        dataset = lance.dataset(self.uri, storage_options=store.storage_options, session=self.dataset.session())
-        return _view(self.uri, dataset, store)
+        session = self.dataset.session()
+        return _newest_view(
+            self.uri, store, lambda: lance.dataset(self.uri, storage_options=store.storage_options, session=session)
+        )
 
     def vector_models(self) -> dict[str, VectorModel]:
         """By column, what its vector indexes were trained to; columns without an index that serves are absent."""
@@ -190,6 +197,20 @@ class BaseTable:
         columns only.
         """
         return self._hash(rows)
+
+
+def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
+    """A view of the newest version. Another program may supersede it and clean it up before its manifest is read, which
+    is no damage: the version after it is there.
+    """
+    for _ in range(_OPENINGS):
+        dataset = opened()
+        try:
+            return _view(uri, dataset, store)
+        except Corrupt:
+            if dataset.latest_version == dataset.version:
+                raise
+    return _view(uri, opened(), store)
 
 
 def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTable:

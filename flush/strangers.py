@@ -24,6 +24,7 @@ Lance finds two rows of one key only where both writers say which keys they inse
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import lance
@@ -111,12 +112,24 @@ def rows_of(base: BaseTable, keys: pa.Table) -> pa.Table:
     schema = pa.schema([*(base.schema.field(name) for name in names), pa.field(_ROW_ADDRESS, pa.uint64())])
     if not wanted.num_rows:
         return schema.empty_table()
-    batches = base.dataset.scanner(columns=names, with_row_address=True).to_batches()
-    found = [
-        rows.select(schema.names).join(wanted, names, join_type="left semi").cast(schema)
-        for rows in _gathered(batches, max(_ROWS_AT_ONCE, wanted.num_rows))
-    ]
+    with _reading():
+        batches = base.dataset.scanner(columns=names, with_row_address=True).to_batches()
+        found = [
+            rows.select(schema.names).join(wanted, names, join_type="left semi").cast(schema)
+            for rows in _gathered(batches, max(_ROWS_AT_ONCE, wanted.num_rows))
+        ]
     return pa.concat_tables([schema.empty_table(), *found])
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """pylance has ValueError for a version or a file that is gone, which a stranger may have cleaned up meanwhile, and
+    for a stream of rows that storage breaks off: all of them OSError here.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise OSError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
@@ -132,17 +145,21 @@ def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table
 
 
 def added_keys(base: BaseTable, beside: Beside) -> pa.Table:
-    """The keys of the rows that strangers added, none where these are more than fit; as each version had them."""
+    """The keys of the rows that strangers added, none where these are more than fit; as each version had them.
+
+    Raises OSError of storage.
+    """
     names = list(base.key)
     keys = [pa.schema([base.schema.field(name) for name in names]).empty_table()]
     left = _ADDED_ROWS_MAX
     for version, ids in beside.strangers.items():
-        dataset = base.dataset.checkout_version(version)
-        fragments = [each for each in dataset.get_fragments() if each.fragment_id in ids]
-        left -= sum(each.count_rows() for each in fragments)
-        if left < 0:
-            return keys[0]
-        keys.append(dataset.scanner(columns=names, fragments=fragments).to_table().cast(keys[0].schema))
+        with _reading():
+            dataset = base.dataset.checkout_version(version)
+            fragments = [each for each in dataset.get_fragments() if each.fragment_id in ids]
+            left -= sum(each.count_rows() for each in fragments)
+            if left < 0:
+                return keys[0]
+            keys.append(dataset.scanner(columns=names, fragments=fragments).to_table().cast(keys[0].schema))
     return pa.concat_tables(keys)
 
 

@@ -24,6 +24,7 @@ from wal import (
     RegionManifest,
     SystemClock,
     SystemIds,
+    WalAppender,
     bucket_region,
     claim,
 )
@@ -84,7 +85,9 @@ class World:
             manifest = self.manifests(bucket).latest()
             assert manifest is not None
             table = MemTable(self.rows, ["id"], [], manifest.current_generation)
+            covers = manifest.replay_after + 1
             if part.num_rows:
+                covers = self._append(each, part, covers, table.generation)
                 table.apply(part)
             table.freeze()
             flush.flush(
@@ -93,11 +96,18 @@ class World:
                 each.guard,
                 table.snapshot(),
                 generation=table.generation,
-                covers_position=manifest.replay_after + 1,
+                covers_position=covers,
                 key=["id"],
                 storage_version=self.base.storage_version,
                 ids=SystemIds(),
             )
+
+    def _append(self, claimed: Claim, rows: pa.Table, position: int, generation: int) -> int:
+        """One entry of the log, so that the table is whole; `position` follows the last one flushed."""
+        codec, clock = LanceCodec(self.rows), SystemClock()
+        region = claimed.guard.region_id
+        appender = WalAppender(self.store, region, claimed.guard, codec, position, SystemIds(), clock)
+        return appender.append(rows, generation=generation, applied={})
 
     def commit(self, retries: int = 10, **more: Any) -> CommitReport:
         return flush.commit(self.uri, {}, self.store, clock=FakeClock(), retries=retries, **more)

@@ -26,6 +26,7 @@ import pytest
 import flush
 from flush import BaseTable, read_sst
 from memtable import TOMBSTONE, MemTable, row_schema, tombstones, with_tombstone
+from tests.clean import assert_clean
 from tests.log_life import check_chain
 from wal import (
     Claim,
@@ -205,6 +206,7 @@ def check(uri: str, options: Mapping[str, str], stage: str, before: Owner | None
     claimed = owner.claim()
     assert read(owner, claimed) == EXPECTED[stage]
     check_chain(store)
+    assert_clean(store, uri)
     if before is not None and hasattr(before, "appender"):
         with pytest.raises(Fenced):
             before.append({99: 99})
@@ -221,6 +223,7 @@ def check(uri: str, options: Mapping[str, str], stage: str, before: Owner | None
     assert again.base.committed[REGION] == claimed.manifest.current_generation - 1
     assert claimed.manifest.ssts == ()
     check_chain(store)
+    assert_clean(store, uri)
 
 
 def read(owner: Owner, claimed: Claim) -> dict[int, int]:

@@ -22,6 +22,7 @@ import ingest
 import wal
 from ingest.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 from ingest.stored_table import StoredTable
+from tests.clean import assert_clean, assert_collected
 from tests.conftest import ROOT
 from wal.layout import parse_sst_dir, region_prefix
 
@@ -260,6 +261,7 @@ def killed_in_a_flush(uri: str) -> None:
         capture_output=True,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
+    assert_clean(wal.open_store(uri), uri)
 
 
 def test_what_a_killed_flush_left_goes_with_the_next_publication(uri: str, made: Any) -> None:
@@ -276,6 +278,10 @@ def test_what_a_killed_flush_left_goes_with_the_next_publication(uri: str, made:
         assert collected(uri, sst_age=0.0).abandoned == 1
         (published,) = ssts(uri)
         assert published != left
+        assert_clean(wal.open_store(uri), uri)
+        assert table.count() == 2
+        table.commit()
+        assert_collected(wal.open_store(uri), uri)
         assert table.count() == 2
 
 
@@ -293,6 +299,11 @@ def test_an_owner_collects_what_its_killed_predecessor_left_though_it_never_flus
         assert table.count() == 2
         table.flush()
         assert len(ssts(uri)) == 1
+        assert_clean(wal.open_store(uri), uri)
+        table.commit()
+        wait_until(lambda: ssts(uri) == [])
+        assert_clean(wal.open_store(uri), uri)
+        assert table.count() == 2
 
 
 # ---- orphans on an object store --------------------------------------------------------------------------------------

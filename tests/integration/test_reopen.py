@@ -19,6 +19,8 @@ import lance
 import pytest
 
 import ingest
+import wal
+from tests.clean import assert_clean, assert_collected
 
 Model = dict[int, str]
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
@@ -108,13 +110,17 @@ def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, 
         kill_point = () if life % 3 == 2 else (nth, rng.choice(["before", "after"]))
         running = script("writer.py", uri, regions, seed, life * 1000, 60, *kill_point)
         opened += follow(running, promises, None if kill_point else rng, whole=regions == 1)
+        if opened:
+            assert_clean(wal.open_store(uri), uri, deep=False)
     assert opened >= lives // 2, "most lives should get to write"
     with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
         found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
         assert table.count() == len(found)
         promises.check(found, whole=regions == 1)
         table.flush()
+        assert_clean(wal.open_store(uri), uri)
         table.commit()
+    assert_collected(wal.open_store(uri), uri)
     committed = lance.dataset(uri).to_table(columns=["id", "name"]).to_pylist()
     assert {row["id"]: row["name"] for row in committed} == found
     assert len(committed) == len(found)
@@ -126,6 +132,7 @@ def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[...,
     for kill_at in range(1, 15):
         running = script("writer.py", uri, 1, 5, kill_at * 1000, 12, kill_at, "after" if kill_at % 2 else "before")
         follow(running, promises, None, whole=True)
+    assert_clean(wal.open_store(uri), uri)
     with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
         promises.check({row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}, whole=True)
 

@@ -14,4 +14,6 @@ readers, and pylance on a directory. What is simulated: time, chance, who runs n
 | `actors` | readers, committers, collectors, strangers, a Spark driver, chaos |
 | `world` | one run: a seed's weather, the actors, the end |
 | `planted` | faults that the simulation must find |
+| `table_world` | another kind of run, `--table`: flush, commit, collection, the base table and who interferes |
+| `table_actors`, `table_planted` | its inspector, collector, upkeep and stranger; faults that it must find |
 """

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from tests.simulation.many import outcomes
+from tests.simulation.many import KINDS, outcomes
 from tests.simulation.world import SeedFailed, simulate
 
 _NEWS_EVERY = 8
@@ -21,6 +21,9 @@ os.environ.setdefault("LANCE_LOG", "error")  # a compaction that lost a race is 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 where a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument(
+        "--table", action="store_true", help="flush, commit, collection and the base table, not the log"
+    )
     parser.add_argument("--seed", type=int, help="run this one seed")
     parser.add_argument("--trace", action="store_true", help="show every step of it")
     parser.add_argument("--start", type=int, default=1, help="first of many seeds")
@@ -28,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     asked = parser.parse_args(arguments)
     if asked.seed is not None:
-        return _one(asked.seed, trace=asked.trace)
-    return _many(asked.start, asked.seeds, asked.workers)
+        return _one(asked.seed, trace=asked.trace, table=asked.table)
+    return _many(asked.start, asked.seeds, asked.workers, table=asked.table)
 
 
-def _one(seed: int, *, trace: bool) -> int:
+def _one(seed: int, *, trace: bool, table: bool) -> int:
     try:
-        outcome = simulate(seed, print if trace else None)
+        outcome = simulate(seed, print if trace else None, KINDS[table])
     except SeedFailed as error:
         if trace:
             traceback.print_exception(error.__cause__)
@@ -44,9 +47,9 @@ def _one(seed: int, *, trace: bool) -> int:
     return 0
 
 
-def _many(start: int, seeds: int, workers: int) -> int:
+def _many(start: int, seeds: int, workers: int, *, table: bool) -> int:
     began, failed = time.monotonic(), list[str]()
-    for done, said in enumerate(outcomes(start, seeds, workers), 1):
+    for done, said in enumerate(outcomes(start, seeds, workers, table=table), 1):
         if said:
             failed.append(said)
             print(f"\r{said}", flush=True)

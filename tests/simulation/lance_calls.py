@@ -6,7 +6,7 @@ call took effect or after; what Lance does inside one call is Lance's to keep wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -27,10 +27,15 @@ _READ_FAULTS = ("error before",)
 _PAUSES = (0.0, 0.001, 0.05, 0.3, 1.5)
 
 
+FAULTS, READ_FAULTS = _FAULTS, _READ_FAULTS
+Points = Sequence[tuple[Any, str, tuple[str, ...]]]
+"""Calls to wrap: whose attribute, its name, what may go wrong at it."""
+
+
 @contextmanager
-def simulated_machine(scheduler: Scheduler, weather: Weather) -> Iterator[None]:
+def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ()) -> Iterator[None]:
     """While it lasts, actors that call pylance let others run before and after each call, and nobody gets at the
-    machine's own clock and chance, not by a default argument either."""
+    machine's own clock and chance, not by a default argument either. `more`: calls that are wrapped too."""
 
     def wrapped(name: str, call: Callable[..., Any], faults: tuple[str, ...]) -> Callable[..., Any]:
         def around(*args: Any, **kwargs: Any) -> Any:
@@ -61,6 +66,7 @@ def simulated_machine(scheduler: Scheduler, weather: Weather) -> Iterator[None]:
             (flush.sst, "write_key_sidecar", _FAULTS),
             (flush.sst, "sync_tree", ("error before",)),
             (flush.committer, "sync_table", ("error before",)),
+            *more,
         ):
             replacement = wrapped(f"lance {attribute}", getattr(owner, attribute), faults)
             patches.enter_context(patch.object(owner, attribute, replacement))

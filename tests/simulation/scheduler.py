@@ -13,7 +13,8 @@ import hashlib
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import greenlet
@@ -89,6 +90,7 @@ class Scheduler:
         self._actors: dict[greenlet.greenlet, Actor] = {}
         self._hub = greenlet.getcurrent()
         self._thread = threading.get_ident()
+        self._undisturbed = 0
 
     def spawn(self, name: str, work: Callable[[], None], host: Host, *, background: bool = False) -> Actor:
         """Add an actor; it begins when the scheduler chooses it. An error that it raises ends the run."""
@@ -107,7 +109,16 @@ class Scheduler:
     @property
     def current(self) -> Actor | None:
         """The actor that runs, None outside of the run: set-up and final checks happen at one moment."""
-        return self._actors.get(greenlet.getcurrent())
+        return None if self._undisturbed else self._actors.get(greenlet.getcurrent())
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """What is done inside happens at one moment of the run: nobody else gets on, and nothing goes wrong."""
+        self._undisturbed += 1
+        try:
+            yield
+        finally:
+            self._undisturbed -= 1
 
     def pause(self, seconds: float) -> None:
         """Let others run; come back `seconds` later or when chosen after that. Raises Killed."""

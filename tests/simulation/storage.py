@@ -232,7 +232,7 @@ class SimulatedStore:
 
 def short(key: str) -> str:
     """A key as a person reads it, and the same in every run: pylance gives its files random names."""
-    region = _REGION.sub(lambda found: _number(found[1]), key)
+    region = _SEGMENT.sub("_indices/*/", _REGION.sub(lambda found: _number(found[1]), key))
     if (entry := parse_entry_key(key)) is not None:
         return f"{_number(str(entry.region))}wal/{entry.position}"
     if (manifest := parse_manifest_key(key)) is not None:
@@ -245,6 +245,7 @@ def short(key: str) -> str:
 
 
 _REGION = re.compile(r"_mem_wal/([0-9a-f-]{36})/")
+_SEGMENT = re.compile(r"_indices/[0-9a-f-]{36}/")
 _PLAN = re.compile(r"/commits/([01]{64})\.json")
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -29,7 +30,8 @@ from ingest.region_core import RegionCore
 from ingest.stored_table import StoredTable
 from ingest.tokens import Token
 from ingest.write_queue import Write
-from memtable import row_schema
+from memtable import IndexSpec, row_schema
+from memtable.index_spec import IndexKind
 from tests.simulation.actors import Chaos, Collector, Committer, Driver, StorageReader, Stranger, Tailer, Visitor
 from tests.simulation.lance_calls import simulated_machine
 from tests.simulation.oracle import Attempt, Oracle, Wrong
@@ -41,14 +43,15 @@ from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 _RAM_DISK = Path("/dev/shm")
 _ATTEMPTS_MAX = 200
+_Indexes = tuple[tuple[str, IndexKind], ...]
 
 
 class SeedFailed(AssertionError):
     """A run broke a promise, or broke down. The text holds the seed and the last steps; `reason` is its own line."""
 
-    def __init__(self, seed: int, steps: str, error: Exception) -> None:
+    def __init__(self, seed: int, steps: str, error: Exception, option: str = "") -> None:
         self.reason = f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        again = f"see every step: python -m tests.simulation --seed {seed} --trace"
+        again = f"see every step: python -m tests.simulation{option} --seed {seed} --trace"
         super().__init__(f"{steps}\n{self.reason}\n{again}")
 
 
@@ -90,12 +93,17 @@ class Outcome:
 class World:
     """Everything that one run consists of. One thread."""
 
+    indexes: _Indexes = ()
+    """Columns and kinds of the indexes of the table and its SSTs."""
+    chaos: type[Chaos] = Chaos
+    option = ""
+    """What of the command line chooses this kind."""
+
     def __init__(self, seed: int, directory: str, trace: Trace) -> None:
         self.random = random.Random(f"world {seed}")
         self.scheduler = Scheduler(f"schedule {seed}", trace)
-        self.shape = _shape(self.random)
-        self.weather = _weather(self.random)
-        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory)
+        self.shape, self.weather = self.drawn()
+        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory, self.indexes)
         self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)
         self.base = flush.BaseTable.open(self.uri)
         self.codec = self.base.codec
@@ -110,6 +118,20 @@ class World:
         self.processes: list[Process] = []
         self.visitors: list[Visitor] = []
         self._lives = count()
+
+    # ---- what another kind of world changes ----------------------------------------------------------------------
+
+    def drawn(self) -> tuple[Shape, Weather]:
+        """What the seed makes of the world."""
+        return _shape(self.random), _weather(self.random)
+
+    def beings(self) -> Mapping[str, type[Visitor]]:
+        """The kinds of visitors, by the names in `Shape.visitors` without their number."""
+        return _VISITORS
+
+    def machine(self) -> AbstractContextManager[None]:
+        """What pylance and the machine's clock are replaced by while the world lives."""
+        return simulated_machine(self.scheduler, self.weather)
 
     # ---- what the actors use -------------------------------------------------------------------------------------
 
@@ -151,6 +173,7 @@ class World:
             key=self.base.key,
             indexes=(),
             storage_version=self.base.storage_version,
+            sst_indexes=flush.SstIndexes(self.base.indexes),
             limits=limits,
             wal_options=self.wal_options,
         )
@@ -175,8 +198,8 @@ class World:
         for number in range(self.shape.writers):
             self.processes.append(Process(self, f"writer{number}"))
         for name in self.shape.visitors:
-            self.visitors.append(_VISITORS[name.rstrip("0123456789")](self, name))
-        Chaos(self)
+            self.visitors.append(self.beings()[name.rstrip("0123456789")](self, name))
+        type(self).chaos(self)
         try:
             self.scheduler.run()
             self.weather.clear()
@@ -269,16 +292,16 @@ def check_region(store: wal.ObjectStore, region: UUID, suffix: str) -> None:
         raise Wrong(f"region {region}: {entry_key(region, current.last_seen, suffix)} was seen once and is missing")
 
 
-def simulate(seed: int, show: Callable[[str], None] | None = None) -> Outcome:
+def simulate(seed: int, show: Callable[[str], None] | None = None, kind: type[World] = World) -> Outcome:
     """Run one seed. Raises SeedFailed, with the seed and the last steps, where something is wrong."""
     trace = Trace(show)
     directory = tempfile.mkdtemp(prefix="memwal-simulation-", dir=_RAM_DISK if _RAM_DISK.is_dir() else None)
     try:
-        world = World(seed, directory, trace)
-        with simulated_machine(world.scheduler, world.weather):
+        world = kind(seed, directory, trace)
+        with world.machine():
             world.live()
     except Exception as error:
-        raise SeedFailed(seed, "\n".join(trace.last), error) from error
+        raise SeedFailed(seed, "\n".join(trace.last), error, kind.option) from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     acked = sum(attempt.state == "acked" for attempt in world.oracle.attempts)
@@ -338,16 +361,17 @@ def _some(chance: random.Random, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _template(regions: int, wal_format: wal.WalFormat) -> dict[str, bytes]:
+def _template(regions: int, wal_format: wal.WalFormat, indexes: _Indexes) -> dict[str, bytes]:
     """The files of an empty table, made once for all runs of this process."""
     with tempfile.TemporaryDirectory() as directory:
-        flush.BaseTable.create(f"{directory}/table.lance", _SCHEMA, ["id"], regions, [], wal_format=wal_format)
+        uri, specs = f"{directory}/table.lance", [IndexSpec(*each) for each in indexes]
+        flush.BaseTable.create(uri, _SCHEMA, ["id"], regions, specs, wal_format=wal_format)
         files = [each for each in Path(directory).rglob("*") if each.is_file()]
         return {str(each.relative_to(directory)): each.read_bytes() for each in files}
 
 
-def _new_table(regions: int, wal_format: wal.WalFormat, directory: str) -> str:
-    for name, data in _template(regions, wal_format).items():
+def _new_table(regions: int, wal_format: wal.WalFormat, directory: str, indexes: _Indexes) -> str:
+    for name, data in _template(regions, wal_format, indexes).items():
         path = Path(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

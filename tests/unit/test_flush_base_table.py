@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -273,6 +274,29 @@ def test_a_broken_manifest_is_named(uri: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(lance, "dataset", lambda *_, **__: opened)  # pylance would refuse the file first
     with pytest.raises(Corrupt, match=path.name):
         BaseTable.open(uri)
+
+
+@pytest.mark.parametrize("how", ["open", "latest"])
+def test_a_version_that_is_cleaned_up_while_it_is_opened_is_no_damage(
+    how: str, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program supersedes it, and cleans up, between Lance's look at it and ours."""
+    base = create(uri)
+    lance.dataset(uri).update_config({"a": "b"})
+    really, left = lance.dataset, [3]
+
+    def overtaken(*args: Any, **named: Any) -> lance.LanceDataset:
+        opened = really(*args, **named)
+        if left[0]:
+            left[0] -= 1
+            newer = really(uri)
+            newer.update_config({"a": str(left[0])})
+            newer.cleanup_old_versions(older_than=timedelta(0))
+        return opened
+
+    monkeypatch.setattr(lance, "dataset", overtaken)
+    found = BaseTable.open(uri) if how == "open" else base.latest()
+    assert (found.version, left) == (really(uri).version, [0])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from flush import CommitReport, committer
+from tests.clean import assert_clean, assert_collected
 from tests.commit_world import World
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
 from wal import FakeClock, LocalStore
@@ -49,10 +50,14 @@ def calls_of_a_commit(world: World, at: Path) -> list[Call]:
 
 
 def finished(world: World) -> CommitReport:
+    """The commit after a crash; nothing is wrong before it, and nothing is left over after it."""
+    assert_clean(world.store, world.uri)
     report = world.commit()
     assert world.found() == world.oracle
     assert (world.listed(), world.committed()) == ([0], {0: 3})
     assert world.commit().versions == 0
+    assert_collected(world.store, world.uri)
+    assert world.found() == world.oracle
     return report
 
 
@@ -106,6 +111,7 @@ def test_killed_at_a_repair(prepared: World, tmp_path: Path, monkeypatch: pytest
             world.commit()
     assert world.commit().rows_repaired == (0 if after else 1)
     assert world.found() == world.oracle
+    assert_collected(world.store, world.uri)
 
 
 def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:

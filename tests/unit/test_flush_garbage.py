@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from flush import BaseNeeds, SstCollector, SstGarbage
+from flush import BaseNeeds, BaseTable, SstCollector, SstGarbage, base_needs
+from tests import commit_world
+from tests.clean import assert_clean, assert_collected
 from wal import FakeClock, LocalStore, ManifestStore, MemoryStore, ObjectStore, RegionManifest, SeededIds, SsTable
 from wal.layout import bucket_region, manifest_prefix, region_prefix, sst_key
 
@@ -364,6 +367,48 @@ def test_a_crash_at_any_call_leaves_what_the_next_collection_deletes() -> None:
         world.collect()
         assert sorted(world.store.list("")) == expected, f"after a crash at call {at}"
         assert world.collect() == SstGarbage(REGION, listed=1, unpublished=1)
+
+
+def test_a_table_is_clean_after_a_crash_at_any_call_of_a_collection(tmp_path: Path) -> None:
+    """Of a real table: 1 committed, 2 published, beside it what crashed flushes of 2 and 3 left."""
+    world = commit_world.World(str(tmp_path / "table"), buckets=1)
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(15, 25), 2)
+    region = Path(world.uri, region_prefix(REGION))
+    (published,) = (sst.path for manifest in world.latest() for sst in manifest.ssts)
+    for left in ("00000001_gen_2", "00000002_gen_3"):
+        shutil.copytree(region / published, region / left)
+
+    def collect(uri: str, store: ObjectStore) -> SstGarbage:
+        clock = FakeClock(start=1e10)
+        collector = SstCollector(store, REGION, clock, workers=1)
+        sight = collector.look()
+        return collector.collect(sight, base_needs(store, BaseTable.open(uri), clock.now()), 0.0)
+
+    def crash() -> None:
+        raise _Crash
+
+    counted, uri = _Acting(world.store), str(tmp_path / "counted")
+    shutil.copytree(world.uri, uri)
+    counted.inner = LocalStore(uri)
+    expected = collect(uri, counted)
+    assert (expected.committed, expected.abandoned, expected.unpublished, expected.listed) == (1, 1, 1, 1)
+    for at in range(1, counted.calls + 1):
+        uri = str(tmp_path / f"crash at {at}")
+        shutil.copytree(world.uri, uri)
+        with pytest.raises(_Crash):
+            collect(uri, _Acting(LocalStore(uri), at, crash))
+        assert_clean(LocalStore(uri), uri)
+        again = collect(uri, LocalStore(uri))
+        assert (again.unpublished, again.listed, again.unaccounted) == (1, 1, 0)
+        assert {published, "00000002_gen_3"} == set(SstCollector(LocalStore(uri), REGION, FakeClock()).names())
+        assert_clean(LocalStore(uri), uri)
+        shutil.rmtree(uri)
+    world.put([30], 3)  # generation 3, published under another name
+    world.commit()
+    assert_collected(world.store, world.uri)
+    assert world.found() == world.oracle
 
 
 def test_another_collector_at_any_call_does_no_harm() -> None:

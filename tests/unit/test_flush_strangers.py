@@ -246,3 +246,23 @@ def test_a_commit_that_does_not_meet_the_rows_it_read_is_reported(
     world.put(range(5, 9), 2)
     with pytest.raises(CountMismatch, match=r"replaced or deleted 4 rows, version \d+ held 3"):
         world.commit()
+
+
+@pytest.mark.parametrize("rows", [1, 2], ids=["fragments of the version read", "versions of strangers"])
+def test_what_was_to_be_read_is_compacted_and_cleaned_up_meanwhile(
+    world: World, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No damage: the commit begins again at the version that is there."""
+    for id in range(100, 100 + rows):
+        world.stranger_row(id, 5)
+        world.oracle[id] = 5
+
+    def tidy() -> None:
+        dataset = lance.dataset(world.uri)
+        dataset.optimize.compact_files()
+        dataset.cleanup_old_versions(older_than=timedelta(0))
+
+    world.put([1, 30], 6)
+    after_looking(monkeypatch, tidy)
+    world.commit()
+    assert world.found() == world.oracle

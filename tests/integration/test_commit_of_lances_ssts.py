@@ -1,0 +1,317 @@
+"""SSTs that Lance's ShardWriter flushed are committed by memwal like its own: same rows, progress, indexes, garbage.
+
+A generation of Lance's keeps superseded rows behind a deletion vector, where ours leaves them out, and has indexes of
+Lance's making. The oracle is a dict that knows nothing of regions, generations or SSTs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance.mem_wal import LsmScanner, ShardSnapshot, ShardWriter
+
+import flush
+import ingest
+import wal
+from flush import BaseTable
+from flush.verification import verify_table
+from ingest.garbage import Ages, TableCollector
+from ingest.opening import initialise
+from ingest.settings import load
+from tests.conftest import toml
+from wal.layout import parse_sst_dir, region_prefix
+
+WIDTH = 8
+PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("price", pa.int64()),
+        pa.field("body", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
+    ]
+)
+INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
+BY_HAND = {"wal": {"format": "arrow"}, "commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
+FIRST = range(300)
+"""Enough rows for a vector index."""
+
+
+def rows(ids: Iterable[int], version: int) -> pa.Table:
+    """Every column is a function of (id, version)."""
+    listed = [
+        {
+            "id": id,
+            "name": None if (id + version) % 5 == 4 else f"row {id} v{version} ż",
+            "price": version,
+            "body": f"harbor word{version}",
+            "vector": np.random.default_rng([id, version]).random(WIDTH, dtype=np.float32).tolist(),
+        }
+        for id in ids
+    ]
+    return pa.Table.from_pylist(listed, schema=SCHEMA)
+
+
+def keys(ids: Iterable[int]) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+class World:
+    """A table, what must be in it, and Lance's writers of its regions."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.base, self.store = BaseTable.open(uri), wal.open_store(uri)
+        self.oracle: dict[int, int] = {}
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def ours(self) -> Any:
+        with ingest.open(self.uri, settings=BY_HAND) as table:
+            yield table
+
+    def put(self, table: ingest.Table, ids: Sequence[int], version: int) -> None:
+        table.put(rows(ids, version))
+        self.oracle |= dict.fromkeys(ids, version)
+
+    def delete(self, table: ingest.Table, ids: Sequence[int]) -> None:
+        table.delete(keys(ids))
+        self.forget(ids)
+
+    def writers(self, **limits: Any) -> list[ShardWriter]:
+        dataset = lance.dataset(self.uri)
+        return [dataset.mem_wal_writer(str(region), **limits) for region in self.base.regions]
+
+    def their_put(self, writers: Sequence[ShardWriter], ids: Sequence[int], version: int) -> None:
+        self._routed(writers, rows(ids, version).cast(self.base.schema), ShardWriter.put)
+        self.oracle |= dict.fromkeys(ids, version)
+
+    def their_delete(self, writers: Sequence[ShardWriter], ids: Sequence[int]) -> None:
+        self._routed(writers, keys(ids), ShardWriter.delete)
+        self.forget(ids)
+
+    def forget(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            self.oracle.pop(id, None)
+
+    def _routed(self, writers: Sequence[ShardWriter], sent: pa.Table, act: Any) -> None:
+        buckets = self.base.route(sent)
+        for bucket, writer in enumerate(writers):
+            part = sent.filter(pa.array(buckets == bucket))
+            if part.num_rows:
+                act(writer, part)
+
+    def three_generations(self) -> None:
+        """Each writer is opened and closed three times; keys overlap within a generation and over them."""
+        writers = self.writers()
+        self.their_put(writers, range(280, 340), 2)
+        self.their_put(writers, range(285, 300), 3)  # superseded within the generation
+        self.their_delete(writers, [1, 2, 286, 999])  # in the base, in this generation, nowhere
+        self.their_put(writers, [2], 4)  # deleted and put again
+        close(writers)
+        writers = self.writers()
+        self.their_put(writers, [1, *range(4, 8)], 5)  # deleted by the generation before
+        self.their_delete(writers, [310, 287])
+        self.their_put(writers, [310, 310 + 1], 6)
+        close(writers)
+        writers = self.writers()
+        self.their_delete(writers, [*range(320, 330), 5, 310])
+        self.their_put(writers, [500, 501, 502], 7)
+        self.their_delete(writers, [501])
+        close(writers)
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def manifests(self) -> list[wal.RegionManifest]:
+        found = (wal.ManifestStore(self.store, region).latest() for region in self.base.regions)
+        return [manifest for manifest in found if manifest is not None]
+
+    def listed(self) -> int:
+        return sum(len(manifest.ssts) for manifest in self.manifests())
+
+    def directories(self) -> list[str]:
+        regions = (self.store.children(region_prefix(region)) for region in self.base.regions)
+        return [name for names in regions for name in names if parse_sst_dir(name)]
+
+    def check_clean(self) -> None:
+        assert verify_table(self.store, self.uri, deep=True).findings == ()
+
+    def check_lance_over_ssts(self) -> None:
+        """Lance's scan of base and SSTs, where everything is flushed."""
+        snapshots = []
+        for manifest in self.manifests():
+            snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
+            for sst in manifest.ssts:
+                snapshot = snapshot.with_sstable(sst.generation, sst.path)
+            snapshots.append(snapshot)
+        self.same(LsmScanner.from_snapshots(lance.dataset(self.uri), snapshots).to_table())
+
+    def same(self, found: pa.Table) -> None:
+        """`found` is the oracle's rows, every column of them."""
+        expected = pa.concat_tables([SCHEMA.empty_table(), *(rows([id], v) for id, v in self.oracle.items())])
+        by_id = found.select(SCHEMA.names).cast(pa.schema(list(SCHEMA))).sort_by("id").combine_chunks()
+        assert by_id.equals(expected.sort_by("id").combine_chunks())
+
+    def check_committed(self) -> None:
+        """Everything is in the base table: rows, progress, indexes; nothing is listed; nothing is wrong."""
+        dataset = lance.dataset(self.uri)
+        self.same(dataset.to_table())
+        committed = BaseTable.open(self.uri).committed
+        assert committed == {each.region_id: each.current_generation - 1 for each in self.manifests()}
+        assert self.listed() == 0
+        fragments = {fragment.fragment_id for fragment in dataset.get_fragments()}
+        indexes = {index.name: index for index in dataset.describe_indices()}
+        for spec in self.base.indexes:
+            covered = {each for segment in indexes[spec.name].segments for each in segment.fragment_ids}
+            assert covered.issuperset(fragments), spec.name
+        self.check_clean()
+
+    def check_collected(self) -> None:
+        """A collection takes every directory, and all goes on: for our readers, Lance's, and Lance's writer."""
+        collector = TableCollector(self.store, self.base.codec, wal.SystemClock(), self.base.regions)
+        found = collector.collect(self.base, Ages(wal=-1.0, sst=-1.0, orphan=604_800.0))
+        assert (found.committed > 0, found.abandoned, found.unaccounted, found.unreadable) == (True, 0, 0, 0)
+        assert self.directories() == []
+        self.check_clean()
+        self.check_lance_over_ssts()
+        writers = self.writers()
+        for bucket, writer in enumerate(writers):
+            mine = writer.lsm_scanner().to_table()
+            routed = self.base.route(keys(self.oracle)) if self.oracle else np.zeros(0)
+            expected = {id for id, at in zip(self.oracle, routed, strict=True) if at == bucket}
+            found_ids = mine.filter(pa.array(self.base.route(mine) == bucket))["id"].to_pylist()
+            assert set(found_ids) == expected
+        with self.ours() as table:
+            self.same(table.scan())
+
+
+def close(writers: Iterable[ShardWriter]) -> None:
+    """Each flushes what it holds as one generation."""
+    for writer in writers:
+        writer.close()
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def created(uri: str, **indexes: str) -> None:
+    """By memwal."""
+    ingest.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=BY_HAND).close()
+
+
+def initialised(uri: str, indexes: Sequence[str] | None, **sharding: Any) -> None:
+    """By Lance, with `indexes` that its writers maintain, and adopted by `memwal init`."""
+    keyed = SCHEMA.set(0, SCHEMA.field("id").with_metadata(PRIMARY_KEY))
+    dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed)
+    if indexes:
+        dataset.create_scalar_index("price", "BTREE", name="price_idx")
+        dataset.create_scalar_index("body", "INVERTED", name="body_idx")
+    dataset.initialize_mem_wal(maintained_indexes=indexes, **sharding)
+    asked = {"price": "btree", "body": "fts"} if indexes else {}
+    assert initialise(load({"table": {"uri": uri, "indexes": asked}}, {}), {})[1] == "adopted (arrow)"
+
+
+TABLES: dict[str, Callable[[str], None]] = {
+    "ours": created,
+    "ours, with indexes": lambda uri: created(uri, **INDEXES),
+    "Lance's": lambda uri: initialised(uri, None, bucket_column="id", num_buckets=2),
+    "Lance's, with indexes": lambda uri: initialised(uri, ["price_idx", "body_idx"], bucket_column="id", num_buckets=2),
+    "Lance's, unsharded": lambda uri: initialised(uri, None, unsharded=True),
+}
+
+
+@pytest.fixture(params=TABLES)
+def world(request: pytest.FixtureRequest, uri: str) -> World:
+    """A table with committed rows, and nothing else."""
+    TABLES[request.param](uri)
+    world = World(uri)
+    with world.ours() as table:
+        world.put(table, FIRST, 1)
+        table.flush()
+        table.commit()
+    world.check_committed()
+    return world
+
+
+# ---- tests ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_shard_writer_flushed_is_committed(world: World) -> None:
+    world.three_generations()
+    assert world.listed() == 3 * len(world.base.regions)
+    world.check_clean()
+    world.check_lance_over_ssts()
+    with world.ours() as table:
+        world.same(table.scan())
+        assert table.commit().ssts == 3 * len(world.base.regions)
+        world.same(table.scan(level="committed"))
+    world.check_committed()
+    world.check_collected()
+
+
+def test_by_the_command(uri: str, tmp_path: Path, memwal: Callable[..., Any]) -> None:
+    created(uri, **INDEXES)
+    world = World(uri)
+    world.three_generations()
+    config = tmp_path / "table.toml"
+    gc = {"interval": "0s", "wal_age_min": "0s", "sst_age_min": "0s"}
+    config.write_text(toml({"table": {"uri": uri}, "gc": gc, "commit": {"interval": "0s"}}))
+    for command in (["verify", "--deep"], ["commit"], ["verify", "--deep"], ["gc"], ["verify", "--deep"]):
+        done = memwal(command[0], str(config), *command[1:])
+        assert done.code == 0, (command, done.out, done.err)
+    assert world.directories() == []
+    world.same(lance.dataset(uri).to_table())
+    world.check_clean()
+
+
+def test_generations_of_both_in_one_commit(world: World) -> None:
+    """ShardWriter, memwal, ShardWriter, memwal; each puts rows over the other's, and takes rows of the other's away."""
+    writers = world.writers()
+    world.their_put(writers, range(290, 320), 2)
+    world.their_delete(writers, [3, 4])
+    close(writers)
+    with world.ours() as table:
+        world.put(table, [3, *range(300, 310)], 3)
+        world.delete(table, [295, 311])
+        table.flush()
+        world.put(table, [295], 4)  # in the log alone when the other one claims
+    writers = world.writers()
+    world.their_delete(writers, [300, 3])
+    world.their_put(writers, [311, 400], 5)
+    world.their_put(writers, [311], 6)
+    close(writers)
+    with world.ours() as table:
+        world.delete(table, [400])
+        world.put(table, [300, 600], 7)
+        table.flush()
+        world.same(table.scan())
+        world.check_lance_over_ssts()
+        report = table.commit()
+    assert report.ssts > 2 * len(world.base.regions)
+    world.check_committed()
+    world.check_collected()
+
+
+def test_a_commit_beside_a_shard_writer_that_goes_on(world: World, wait_until: Callable[..., Any]) -> None:
+    """Its next publication must not lose what is committed and pruned meanwhile, nor may we lose its rows."""
+    writers = world.writers(max_memtable_rows=32)
+    for turn in range(3):
+        for first in range(turn, turn + 200, 20):
+            world.their_put(writers, range(first, first + 20), 2 + turn)
+        wait_until(lambda: world.listed() >= len(writers))
+        assert flush.commit(world.uri, {}, world.store, clock=wal.SystemClock()).ssts >= len(writers)
+    world.their_delete(writers, [5, 7])
+    close(writers)
+    world.check_lance_over_ssts()
+    flush.commit(world.uri, {}, world.store, clock=wal.SystemClock())
+    world.check_committed()
+    world.check_collected()

@@ -1,0 +1,54 @@
+"""The simulation of flush, commit and collection: seeds, one seed one run, and what it would find if it were there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from tests.simulation.many import outcomes
+from tests.simulation.table_planted import PLANTED_IN_TABLE, found_in_table_by
+from tests.simulation.table_world import TableWorld
+from tests.simulation.world import SeedFailed, simulate
+
+SEEDS = 30
+SEEDS_TO_FIND = 24
+"""Within so many seeds every planted fault is to be found; most take fewer than five."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    """Two processes; not forked, because pylance's threads would not be in the child."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        yield processes
+
+
+@pytest.mark.timeout(900)
+def test_no_seed_breaks_a_promise() -> None:
+    failed = [said for said in outcomes(1, SEEDS, workers=2, table=True) if said]
+    assert failed == []
+
+
+def test_one_seed_is_one_run(pool: ProcessPoolExecutor) -> None:
+    there = pool.submit(simulate, 6, kind=TableWorld)
+    assert len({simulate(6, kind=TableWorld).digest, simulate(6, kind=TableWorld).digest, there.result().digest}) == 1
+
+
+@pytest.mark.timeout(900)
+def test_planted_faults_are_found(pool: ProcessPoolExecutor) -> None:
+    hunts = {name: pool.submit(found_in_table_by, name, range(1, SEEDS_TO_FIND + 1)) for name in PLANTED_IN_TABLE}
+    missed = [name for name, hunt in hunts.items() if hunt.result() is None]
+    assert missed == []
+
+
+def test_a_failure_says_how_to_see_it_again() -> None:
+    found = found_in_table_by("prunes_one_generation_too_many", range(1, SEEDS_TO_FIND + 1))
+    assert found is not None
+    seed, reason = found
+    with PLANTED_IN_TABLE["prunes_one_generation_too_many"](), pytest.raises(SeedFailed) as caught:
+        simulate(seed, kind=TableWorld)
+    said = str(caught.value)
+    assert reason in said
+    assert f"python -m tests.simulation --table --seed {seed} --trace" in said

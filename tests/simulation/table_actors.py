@@ -1,0 +1,152 @@
+"""Who comes and goes in a `TableWorld`: an inspector, a hungry collector, upkeep of the base, a meddling stranger."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+import lance
+import pyarrow as pa
+
+import flush
+import wal
+from flush.maintenance import clean_up, compact, merge_segments
+from tests.simulation.actors import Chaos, Collector, Stranger, Visitor
+from tests.simulation.oracle import Wrong
+from tests.simulation.process import EXPECTED
+from tests.simulation.scheduler import SimulatedClock
+
+if TYPE_CHECKING:
+    from tests.simulation.table_world import TableWorld
+
+_WAY_OFF = 1e6
+"""Seconds by which a hungry collector's clock is ahead: everything is old enough."""
+
+
+class Inspector(Visitor):
+    """Looks at everything at one moment; see `TableWorld.inspect`."""
+
+    pace = (2.0, 5.0, 12.0)
+
+    def step(self) -> None:
+        cast("TableWorld", self.world).inspect("an inspection")
+
+
+class RestartChaos(Chaos):
+    """Chaos, and an inspection of what a killed process has left, before its successor is at work."""
+
+    def _revive(self) -> None:
+        before = [*self.world.processes, *self.world.visitors]
+        super()._revive()
+        if before != [*self.world.processes, *self.world.visitors]:
+            cast("TableWorld", self.world).inspect("a restart")
+
+
+class HungryCollector(Collector):
+    """Deletes whatever may go, however young, in every region."""
+
+    pace = (0.2, 1.0, 3.0)
+
+    def step(self) -> None:
+        world = self.world
+        for region in world.region_ids:
+            clock = SimulatedClock(world.scheduler, skew=_WAY_OFF)
+            try:
+                wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(0.0)
+                collector = flush.SstCollector(self.store, region, clock, workers=1)
+                sight = collector.look()
+                needs = flush.base_needs(self.store, flush.BaseTable.open(world.uri), clock.now())
+                found = collector.collect(sight, needs, 0.0)
+            except EXPECTED as error:
+                world.say(f"collect: {type(error).__name__}")
+                continue
+            world.say(f"collected {found.committed} committed and {found.abandoned} abandoned SSTs")
+            if found.unaccounted:
+                raise Wrong(f"{self.name}: {found}")
+
+
+class Upkeep(Visitor):
+    """What a committer does between its commits, at limits far below the usual ones."""
+
+    pace = (1.0, 3.0, 6.0)
+
+    def step(self) -> None:
+        world, chosen = self.world, self.world.random.choice(("merge", "compact", "clean up"))
+        try:
+            dataset = lance.dataset(world.uri)
+            if chosen == "merge":
+                merge_segments(dataset, [spec.name for spec in world.base.indexes], 2)
+            elif chosen == "compact":
+                compact(dataset, 2, 1 << 20, 0.1)
+            else:
+                clean_up(dataset, 0.0, 3)
+        except (OSError, RuntimeError, ValueError) as error:
+            world.say(f"upkeep, {chosen}: {type(error).__name__}")
+        else:
+            world.say(f"upkeep: {chosen}, version {dataset.version}")
+
+
+class Meddler(Stranger):
+    """Another program with rows of its own that does to the table what Lance allows, at any moment."""
+
+    pace = (0.5, 2.0, 5.0)
+
+    def step(self) -> None:
+        world = self.world
+        deeds = (self._append, self._append, self._merge, self._delete, self._compact, self._build, self._extend)
+        deed = world.random.choice((*deeds, self._clean_up))
+        try:
+            dataset = lance.dataset(world.uri)
+            world.scheduler.pause(world.random.choice((0.0, 0.05, 0.3)))
+            deed(dataset)
+        except (OSError, RuntimeError, ValueError) as error:
+            world.say(f"{deed.__name__}: {type(error).__name__}")
+        else:
+            world.say(f"{deed.__name__}, version {dataset.version}")
+
+    def _append(self, dataset: lance.LanceDataset) -> None:
+        fresh = self._fresh()
+        dataset.insert(self._rows(fresh))
+        self.world.strangers.update(dict.fromkeys(fresh, True))
+
+    def _merge(self, dataset: lance.LanceDataset) -> None:
+        """Its own rows again, and new ones; whether it came to be is looked up, since answers get lost."""
+        fresh = self._fresh()
+        old = [key for key, there in self.world.strangers.items() if there][:2]
+        merge = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().use_index(False)
+        self.world.strangers.update(dict.fromkeys(fresh, False))
+        try:
+            merge.conflict_retries(0).execute(self._rows([*old, *fresh]))
+        finally:
+            with self.world.scheduler.undisturbed():
+                there = lance.dataset(self.world.uri).to_table(columns=["id"])["id"].to_pylist()
+            self.world.strangers.update({key: key in there for key in fresh})
+
+    def _delete(self, dataset: lance.LanceDataset) -> None:
+        there = sorted(key for key, there in self.world.strangers.items() if there)
+        if there:
+            gone = self.world.random.choice(there)
+            dataset.delete(f"id = {gone}")
+            self.world.strangers[gone] = False
+
+    @staticmethod
+    def _compact(dataset: lance.LanceDataset) -> None:
+        dataset.optimize.compact_files()
+
+    @staticmethod
+    def _build(dataset: lance.LanceDataset) -> None:
+        dataset.create_scalar_index("v", "BTREE", name="v_idx", replace=True)
+
+    @staticmethod
+    def _extend(dataset: lance.LanceDataset) -> None:
+        dataset.optimize.optimize_indices()
+
+    @staticmethod
+    def _clean_up(dataset: lance.LanceDataset) -> None:
+        dataset.cleanup_old_versions(older_than=timedelta(0))
+
+    def _fresh(self) -> list[int]:
+        return [self.first_key + len(self.world.strangers) + n for n in range(3)]
+
+    def _rows(self, keys: list[int]) -> pa.Table:
+        return pa.table({"id": keys, "v": [0] * len(keys)}, schema=self.world.base.schema)

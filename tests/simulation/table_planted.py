@@ -1,0 +1,192 @@
+"""Faults in flush, commit and collection that somebody might build in; the simulation of the table must find each.
+
+As in `planted`: each is a change of real code, made while a run lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import flush.changes
+import flush.committer
+import flush.flusher
+import flush.sst
+from flush import SstCollector
+from flush.commit_plan import RegionPlan
+from flush.garbage import Verdict
+from flush.newest import Newest, newest_per_key
+from tests.simulation.planted import Planted
+from tests.simulation.table_world import TableWorld
+from tests.simulation.world import SeedFailed, simulate
+from wal import RegionManifest
+
+
+@contextmanager
+def prunes_before_the_sync() -> Iterator[None]:
+    """The manifests drop their SSTs first, the base is synced to the disk then."""
+
+    def prune_all(store: Any, base: Any, clock: Any, ids: Any) -> None:
+        waiting: list[Any] = []
+        with patch.object(flush.committer, "sync_table", waiting.append):
+            original(store, base, clock, ids)
+        for dataset in waiting:
+            flush.committer.sync_table(dataset)
+
+    original = flush.committer._prune_all
+    with patch.object(flush.committer, "_prune_all", prune_all):
+        yield
+
+
+def prunes_one_generation_too_many() -> Planted:
+    """Off by one: the first generation that is not committed goes too."""
+    original = flush.committer._without
+    return patch.object(flush.committer, "_without", lambda manifest, done: original(manifest, done + 1))
+
+
+@contextmanager
+def marker_on_the_deletes_pass() -> Iterator[None]:
+    """The progress is recorded by the first of the two passes."""
+    markers: list[Mapping[Any, int]] = []
+
+    def write(self: Any, base: Any, changes: Any, there: Any, marker: Mapping[Any, int]) -> None:
+        markers.append(marker)
+        write_original(self, base, changes, there, marker)
+
+    def delete(dataset: Any, keys: Any, marker: Mapping[Any, int] | None = None) -> Any:
+        done = delete_original(dataset, keys, marker or markers[-1])
+        markers.append({})  # the upserts pass has none left to record
+        return done
+
+    def upsert(dataset: Any, rows: Any, key: Any, marker: Mapping[Any, int]) -> Any:
+        return upsert_original(dataset, rows, key, markers[-1])
+
+    write_original = flush.committer._Rounds._write
+    delete_original, upsert_original = flush.committer.delete_pass, flush.committer.upsert_pass
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(flush.committer._Rounds, "_write", write))
+        patches.enter_context(patch.object(flush.committer, "delete_pass", delete))
+        patches.enter_context(patch.object(flush.committer, "upsert_pass", upsert))
+        yield
+
+
+@contextmanager
+def commits_without_the_first_generation() -> Iterator[None]:
+    """Of several generations the first one's rows are passed over; the marker says that all are there."""
+
+    def read(store: Any, plans: Sequence[RegionPlan], *rest: Any) -> Any:
+        return original(store, [replace(plan, ssts=plan.ssts[-1:]) for plan in plans], *rest)
+
+    original = flush.committer.read_changes
+    with patch.object(flush.committer, "read_changes", read):
+        yield
+
+
+def commits_the_oldest_row_of_each_key() -> Planted:
+    """Over several generations the first row of a key wins."""
+
+    def reversed_order(generations: Sequence[Any], key: Sequence[str]) -> list[Newest]:
+        return newest_per_key(generations[::-1], key)[::-1]
+
+    return patch.object(flush.changes, "newest_per_key", reversed_order)
+
+
+@contextmanager
+def commits_without_an_agreed_plan() -> Iterator[None]:
+    """Each committer takes what it sees."""
+
+    def agree(store: Any, plan: RegionPlan, *, last: int, **rest: Any) -> RegionPlan:
+        return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last))
+
+    with patch.object(flush.committer, "agree", agree):
+        yield
+
+
+@contextmanager
+def publishes_before_the_sidecar() -> Iterator[None]:
+    """The manifest lists the SST while its key sidecar is still to be written."""
+    waiting: dict[str, Callable[[], None]] = {}
+
+    def write_later(directory: str, *args: Any, **rest: Any) -> None:
+        waiting[directory.rsplit("/", 1)[1]] = lambda: write(directory, *args, **rest)
+
+    def flushed(store: Any, manifests: Any, guard: Any, *args: Any, **rest: Any) -> RegionManifest:
+        manifest = original(store, manifests, guard, *args, **rest)
+        for sst in manifest.ssts:
+            if sst.path in waiting:
+                flush.sst.sync_tree("")  # takes its time
+                waiting.pop(sst.path)()
+        return manifest
+
+    write, original = flush.sst.write_key_sidecar, flush.flush
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(flush.sst, "write_key_sidecar", write_later))
+        patches.enter_context(patch.object(flush.sst, "verify", lambda *_: None))
+        patches.enter_context(patch.object(flush, "flush", flushed))
+        yield
+
+
+def _collects(wrongly: Verdict) -> Planted:
+    def verdict(self: SstCollector, *sight: Any) -> Verdict:
+        found = original(self, *sight)
+        return Verdict.COMMITTED if found is wrongly else found
+
+    original = SstCollector._verdict
+    return patch.object(SstCollector, "_verdict", verdict)
+
+
+def collects_published_ssts() -> Planted:
+    """An SST goes though the newest manifest lists it."""
+    return _collects(Verdict.LISTED)
+
+
+def collects_flushes_under_way() -> Planted:
+    """An SST that is in no manifest is garbage, that of a flush under way too."""
+    return _collects(Verdict.UNPUBLISHED)
+
+
+def keeps_what_crashed_flushes_left() -> Planted:
+    """Nothing that was not published is ever collected."""
+
+    def verdict(self: SstCollector, *sight: Any) -> Verdict:
+        found = original(self, *sight)
+        return Verdict.UNPUBLISHED if found in (Verdict.ABANDONED, Verdict.OUTLIVED) else found
+
+    original = SstCollector._verdict
+    return patch.object(SstCollector, "_verdict", verdict)
+
+
+def forgets_to_extend_the_indexes() -> Planted:
+    """A commit leaves the indexes of the base table as they were, and says that they are up."""
+    return patch.object(flush.committer, "catch_up", lambda *_: False)
+
+
+PLANTED_IN_TABLE: dict[str, Callable[[], Planted]] = {
+    each.__name__: each
+    for each in (
+        prunes_before_the_sync,
+        prunes_one_generation_too_many,
+        marker_on_the_deletes_pass,
+        commits_without_the_first_generation,
+        commits_the_oldest_row_of_each_key,
+        commits_without_an_agreed_plan,
+        publishes_before_the_sidecar,
+        collects_published_ssts,
+        collects_flushes_under_way,
+        keeps_what_crashed_flushes_left,
+    )
+}
+
+
+def found_in_table_by(name: str, seeds: range) -> tuple[int, str] | None:
+    """The first of `seeds` that fails with the fault planted, and what it says; None where none does."""
+    for seed in seeds:
+        try:
+            with PLANTED_IN_TABLE[name]():
+                simulate(seed, kind=TableWorld)
+        except SeedFailed as error:
+            return seed, error.reason
+    return None

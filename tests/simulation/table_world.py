@@ -1,0 +1,197 @@
+"""The second half of memwal as a simulation: flush, commit, collection and upkeep of the base, and who interferes.
+
+A `World` whose weather is mild for the log and whose traffic is in the base table: small generations, two committers
+that race, a collector to which nothing is too young, upkeep, a stranger that appends, merges, deletes, compacts, builds
+and extends indexes and cleans versions up. Again and again, and after every restart, everything is looked at, at one
+moment, as a crash of the whole machine would leave it (`TableWorld.inspect`):
+
+ 1. `memwal verify --deep` finds nothing.
+ 2. Rows at the levels durable, flushed and committed: nothing acknowledged is missing, doubled or older.
+ 3. Lance's own reader finds what ours does: the base table, the base through its index, base and SSTs together.
+ 4. No manifest has dropped an SST whose rows are in no base version that was synced to the disk.
+
+At the end, when all is committed: a collection leaves no SST directory, one of orphan files takes every file that no
+version refers to, whatever its age, and then 1 to 4 hold again.
+
+One seed is one run, up to what pylance chooses inside of one call: names of its files, which no decision rests on, and
+the order in which its threads read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+from lance.dataset import DatasetOptimizer, LanceDataset
+from lance.mem_wal import LsmScanner, ShardSnapshot
+
+import flush.committer
+import wal
+from flush.verification import verify_table
+from ingest.stored_table import StoredTable
+from memtable.index_spec import IndexKind
+from tests.simulation.actors import Committer, Driver, StorageReader, Visitor
+from tests.simulation.lance_calls import FAULTS, Points, simulated_machine
+from tests.simulation.oracle import Wrong
+from tests.simulation.process import pairs
+from tests.simulation.scheduler import SimulatedClock, Trace
+from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Weather
+from tests.simulation.table_actors import HungryCollector, Inspector, Meddler, RestartChaos, Upkeep
+from tests.simulation.world import Shape, World
+
+_POINTS: Points = (
+    (flush.committer, "catch_up", FAULTS),
+    (DatasetOptimizer, "optimize_indices", FAULTS),
+    (DatasetOptimizer, "compact_files", FAULTS),
+    (LanceDataset, "create_scalar_index", FAULTS),
+    (LanceDataset, "cleanup_old_versions", FAULTS),
+)
+_VISITORS: Mapping[str, type[Visitor]] = {
+    "committer": Committer,
+    "collector": HungryCollector,
+    "upkeep": Upkeep,
+    "meddler": Meddler,
+    "reader": StorageReader,
+    "query": Driver,
+    "inspector": Inspector,
+}
+_BEINGS = ("committer0", "committer1", "collector0", "upkeep0", "meddler0", "reader0", "query0")
+
+
+class TableWorld(World):
+    """See the module's text. One thread."""
+
+    indexes: tuple[tuple[str, IndexKind], ...] = (("v", "btree"),)
+    chaos = RestartChaos
+    option = " --table"
+
+    def __init__(self, seed: int, directory: str, trace: Trace) -> None:
+        super().__init__(seed, directory, trace)
+        self.synced: dict[UUID, int] = {}
+        """Per region the highest generation in a base version that was synced."""
+
+    # ---- what differs from the log's world -----------------------------------------------------------------------
+
+    def drawn(self) -> tuple[Shape, Weather]:
+        chance = self.random
+        shape = Shape(
+            regions=chance.choice((1, 1, 2)),
+            writers=chance.choice((1, 2, 2)),
+            seconds=chance.choice((40.0, 70.0)),
+            keys=chance.choice((4, 10, 24)),
+            paces=chance.choice(((0.3, 1.0, 3.0), (1.0, 2.0, 5.0))),
+            rest=chance.choice((5.0, 15.0, 40.0)),
+            chaos=chance.choice((0.0, 0.3, 0.6)),
+            patience=chance.choice((2, 10)),
+            rows_max=chance.choice((2, 4, 10)),
+            entry_size_max=chance.choice((100, 1 << 20)),
+            wal_format=chance.choice(("lance", "arrow")),
+            visitors=(*(name for name in _BEINGS if chance.random() < 0.8), "inspector0"),
+        )
+        weather = Weather(
+            rate=chance.choice((0.0, 0.005, 0.02, 0.05)),
+            put_faults=PUT_FAULTS,
+            call_faults=CALL_FAULTS,
+            lag=chance.choice((0.0, 0.2)),
+            speed=chance.choice((0.2, 1.0)),
+        )
+        return shape, weather
+
+    def beings(self) -> Mapping[str, type[Visitor]]:
+        return _VISITORS
+
+    def machine(self) -> AbstractContextManager[None]:
+        return self._machine()
+
+    @contextmanager
+    def _machine(self) -> Iterator[None]:
+        held: dict[int, Mapping[UUID, int]] = {}
+
+        def pruning(store: wal.ObjectStore, base: flush.BaseTable, *rest: Any) -> None:
+            held[id(base.dataset)] = base.committed
+            prune_all(store, base, *rest)
+
+        def synced(dataset: lance.LanceDataset) -> None:
+            sync(dataset)
+            for region, generation in held[id(dataset)].items():
+                self.synced[region] = max(generation, self.synced.get(region, 0))
+
+        sync, prune_all = flush.committer.sync_table, flush.committer._prune_all
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(flush.committer, "sync_table", synced))
+            patches.enter_context(patch.object(flush.committer, "_prune_all", pruning))
+            patches.enter_context(simulated_machine(self.scheduler, self.weather, _POINTS))
+            yield
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def inspect(self, when: str) -> None:
+        """1 to 4 of the module's text. Raises Wrong."""
+        with self.scheduler.undisturbed():
+            verified = verify_table(self.disk.inner, self.uri, deep=True)
+            if verified.findings:
+                raise Wrong(f"{when}: verify: {verified.findings[0]}")
+            manifests = [m for r in self.region_ids if (m := wal.ManifestStore(self.disk.inner, r).latest())]
+            self._check_pruned(when, manifests)
+            self._check_levels(when, manifests)
+        self.say(f"{when}: clean, {verified.ssts} SSTs")
+
+    def _check_pruned(self, when: str, manifests: list[wal.RegionManifest]) -> None:
+        for manifest in manifests:
+            lowest = min((sst.generation for sst in manifest.ssts), default=manifest.current_generation)
+            if lowest - 1 > self.synced.get(manifest.region_id, 0):
+                raise Wrong(
+                    f"{when}: region {manifest.region_id} has dropped generation {lowest - 1}, the base was synced "
+                    f"with {self.synced.get(manifest.region_id, 0)}"
+                )
+
+    def _check_levels(self, when: str, manifests: list[wal.RegionManifest]) -> None:
+        table, oracle = StoredTable(self.base, self.disk.inner), self.oracle
+        durable = list(pairs(table.scan(level="durable")))
+        flushed = sorted(pairs(table.scan(level="flushed")))
+        committed = sorted(pairs(table.scan(level="committed")))
+        for level, rows, floors in (
+            ("durable", durable, oracle.durable),
+            ("flushed", flushed, oracle.flushed),
+            ("committed", committed, oracle.committed),
+        ):
+            ours = [row for row in rows if row[0] in oracle.region_of]
+            oracle.check(f"{when} at {level}", ours, dict(floors))
+        snapshots = []
+        for manifest in manifests:
+            snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
+            for sst in manifest.ssts:
+                snapshot = snapshot.with_sstable(sst.generation, sst.path)
+            snapshots.append(snapshot)
+        base = lance.dataset(self.uri)
+        _compare(f"{when}: Lance's scan of the base", base.to_table(), committed)
+        for value in sorted({value for _, value in committed})[-2:]:
+            found = base.to_table(filter=f"v = {value}")
+            _compare(f"{when}: Lance's filter v = {value}", found, [row for row in committed if row[1] == value])
+        scan = LsmScanner.from_snapshots(base, snapshots).to_table()
+        _compare(f"{when}: Lance's scan of base and SSTs", scan, flushed)
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def _check(self, who: str, table: StoredTable, level: str) -> None:
+        super()._check(who, table, level)
+        self.inspect(f"the end, {who}")
+
+    def _settle(self) -> None:
+        super()._settle()
+        clock = SimulatedClock(self.scheduler, skew=1e12)
+        found = flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0)
+        self.say("orphans collected")
+        self._check("the base table without orphans", StoredTable(self.base, self.disk.inner), "latest")
+        if again := flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0).files:
+            raise Wrong(f"orphans {again[:3]} are left over after {len(found.files)} were deleted")
+
+
+def _compare(what: str, found: pa.Table, expected: list[tuple[int, int]]) -> None:
+    if (rows := sorted(pairs(found))) != expected:
+        raise Wrong(f"{what}: {sorted(set(rows) ^ set(expected))[:6]} differ in {len(rows)} rows")

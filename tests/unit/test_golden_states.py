@@ -1,0 +1,230 @@
+"""The bytes that outlive a release: a region manifest, Lance's own of the same content, a commit plan, and the MemWAL
+state of a base table in each storage version.
+
+Each golden file is asked two things: does this build still write it, byte for byte, and does it, and Lance, still read
+it. On an intended change run this module with MEMWAL_REWRITE_GOLDEN=1 and read the difference before you commit it; see
+"When a byte format changes" in the README of flush for what else such a change takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+import pytest
+
+import ingest
+from flush import BaseTable
+from flush.commit_plan import RegionPlan, agree, plan_key
+from flush.table_manifest import compacted, indexed_generations, manifest_file, manifest_names
+from flush.table_setup import metadata_of, read_setup
+from flush.table_state import read_state
+from memtable import IndexSpec
+from wal import (
+    FakeClock,
+    LocalStore,
+    ManifestStore,
+    MemoryStore,
+    RegionManifest,
+    RegionStatus,
+    SsTable,
+    WalFormat,
+    bucket_region,
+)
+from wal.layout import manifest_key, version_hint_key
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+REGION = bucket_region(0)
+MANIFEST = RegionManifest(
+    version=1,
+    writer_epoch=4,
+    region_id=REGION,
+    spec_id=1,
+    replay_after=0,
+    last_seen=0,
+    current_generation=8,
+    ssts=(
+        SsTable(5, "0a0b0c0d_gen_5", in_memory_bytes=51_200, physical_rows=1_000, primary_key_bytes=8_000),
+        SsTable(6, "1a0b0c0d_gen_6", in_memory_bytes=0, physical_rows=1, primary_key_bytes=0),
+        SsTable(7, "2a0b0c0d_gen_7"),  # of a writer that recorded no sizes
+    ),
+    edit_id="0123456789abcdef" * 2,
+)
+SEALED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, (), RegionStatus.SEALED, edit_id="fedcba9876543210" * 2)
+VERSIONS = ("2.0", "2.1", "2.2")
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
+SPECS = (IndexSpec("n", "btree"),)
+
+
+def golden(name: str, found: bytes) -> bytes:
+    """The golden file `name`, written anew from `found` where that is asked for."""
+    path = GOLDEN / name
+    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
+        path.write_bytes(found)
+    return path.read_bytes()
+
+
+# ---- region manifests ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "manifest"), [("region_manifest", MANIFEST), ("region_manifest_sealed", SEALED)])
+def test_a_region_manifest_is_written_and_read_as_ever(name: str, manifest: RegionManifest) -> None:
+    kept = golden(f"wal/{name}.binpb", manifest.encode())
+    assert manifest.encode() == kept
+    read = RegionManifest.decode(kept)
+    assert (read, read.edit_id, read.foreign) == (manifest, manifest.edit_id, b"")
+    assert [sst.foreign for sst in read.ssts] == [b""] * len(manifest.ssts)
+
+
+def test_lance_reads_our_manifest_and_writes_its_own_of_the_same_content(tmp_path: Path) -> None:
+    """Its writer claims the region above ours: one epoch more, the same SSTs with the same sizes."""
+    base = BaseTable.create(str(tmp_path), SCHEMA, ["id"], 1, [], wal_format="arrow")
+    store = LocalStore(base.uri)
+    store.put(manifest_key(REGION, 1), (GOLDEN / "wal/region_manifest.binpb").read_bytes())
+    writer = lance.dataset(base.uri).mem_wal_writer(str(REGION))
+    found = store.get(manifest_key(REGION, 2))
+    writer.close()
+    assert found is not None
+    kept = golden("wal/region_manifest_of_shard_writer.binpb", found)
+    assert found == kept
+    theirs = RegionManifest.decode(kept)
+    assert (theirs.writer_epoch, theirs.edit_id, theirs.foreign) == (5, "", b"")
+    assert theirs == RegionManifest(2, 5, REGION, current_generation=8, ssts=MANIFEST.ssts)
+
+
+def test_the_hint_beside_a_manifest() -> None:
+    store = MemoryStore()
+    ManifestStore(store, REGION, clock=FakeClock()).put(None, RegionManifest(1, 1, REGION))
+    assert store.get(version_hint_key(REGION)) == b'{"version":1}'
+
+
+# ---- commit plans ----------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_plan_is_written_and_read_as_ever() -> None:
+    store, plan = MemoryStore(), RegionPlan(REGION, MANIFEST.ssts)
+    agree(store, plan, clock=FakeClock(), last=6, by="0123456789abcdef" * 2)
+    written = store.get(plan_key(REGION, 5))
+    assert written is not None
+    kept = golden("flush/commit_plan.json", written)
+    assert written == kept
+    store.put(plan_key(REGION, 5), kept)
+    read = agree(store, plan, clock=FakeClock(), by="another")
+    assert (read.first, read.last, read.by_other) == (5, 6, True)
+    assert read.ssts == MANIFEST.ssts[:2]
+
+
+# ---- base tables -----------------------------------------------------------------------------------------------------
+
+
+def committed_table(uri: str, version: str, wal_format: WalFormat) -> BaseTable:
+    """Of storage version `version`, one region, an index; generations 1 and 2 committed one by one."""
+    lance.write_dataset(SCHEMA.empty_table(), uri, schema=SCHEMA, data_storage_version=version)
+    BaseTable.adopt(uri, ["id"], 1, SPECS, wal_format=wal_format)
+    with ingest.open(uri, settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}) as table:
+        for ids in ([1, 2, 3], [3, 4]):
+            table.put([{"id": id, "n": id} for id in ids])
+            table.flush()
+            table.commit()
+    return BaseTable.open(uri)
+
+
+def wire(data: bytes, depth: int = 0) -> Iterator[str]:
+    """A protobuf message as it is on the wire, one field a line, in its own order; needs no description of it.
+
+    Raises IndexError, AssertionError where it is none.
+    """
+    at = 0
+    while at < len(data):
+        tag, at = varint(data, at)
+        kind, line = tag & 7, f"{'  ' * depth}{tag >> 3}: "
+        if kind == 0:
+            value, at = varint(data, at)
+            yield f"{line}{value}"
+            continue
+        assert kind in _FIXED or kind == 2, f"wire type {kind}"
+        length, at = (_FIXED[kind], at) if kind in _FIXED else varint(data, at)
+        inner, at = data[at : at + length], at + length
+        assert len(inner) == length, "it is cut off"
+        text = inner.isascii() and inner.decode().isprintable()
+        yield line + (f'"{inner.decode()}"' if text else inner.hex())
+        if kind == 2 and not text:
+            yield from _nested(inner, depth + 1)
+
+
+_FIXED = {1: 8, 5: 4}
+
+
+def _nested(inner: bytes, depth: int) -> list[str]:
+    """The fields in `inner`, none where it is no message."""
+    try:
+        return list(wire(inner, depth))
+    except (AssertionError, IndexError):
+        return []
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where the next byte is."""
+    number = shift = 0
+    while True:
+        number |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            return number, at
+
+
+def state_of(base: BaseTable, data: bytes) -> str:
+    """What a manifest file of the base table holds of ours: MemWAL state, set-up, config; without its random id."""
+    lines = ["MemWAL state", *wire(mem_wal_state(data)), "", "set-up"]
+    metadata = {name.decode(): value.decode() for name, value in metadata_of(base.dataset).items()}
+    metadata["memwal:table"] = "{random}"
+    lines += [f"{name} = {value}" for name, value in sorted(metadata.items()) if name.startswith("memwal:")]
+    return "\n".join(lines) + "\n"
+
+
+def mem_wal_state(data: bytes) -> bytes:
+    """The bytes of MemWalIndexDetails in a manifest file, found by the name that Lance gives the type."""
+    name = b"MemWalIndexDetails\x12"
+    length, at = varint(data, data.index(name) + len(name))
+    return data[at : at + length]
+
+
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_state_in_a_base_table_is_written_as_ever(version: str, wal_format: WalFormat, tmp_path: Path) -> None:
+    base = committed_table(str(tmp_path / "table"), version, wal_format)
+    assert base.storage_version == version
+    _, data = manifest_file(LocalStore(base.uri), "", base.version)
+    found = state_of(base, data)
+    if wal_format == "lance" and os.environ.get("MEMWAL_REWRITE_GOLDEN"):
+        (GOLDEN / f"flush/base_table_{version}.manifest").write_bytes(data)
+    assert found == golden(f"flush/base_state_{version}_{wal_format}.txt", found.encode()).decode()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_state_in_a_base_table_of_an_earlier_build_is_read(version: str, tmp_path: Path) -> None:
+    """The golden manifest file alone is a table to whoever reads no row: our parser, and Lance."""
+    data = (GOLDEN / f"flush/base_table_{version}.manifest").read_bytes()
+    number = version_of(data)
+    store = LocalStore(str(tmp_path))
+    store.put(f"_versions/{manifest_names(number)[0]}", data)
+    assert compacted(data) == {REGION: 2}
+    assert indexed_generations(store, number) == {"n_idx": {REGION: 2}}
+    dataset = lance.dataset(str(tmp_path))
+    assert (dataset.version, dataset.data_storage_version, dataset.count_rows()) == (number, version, 4)
+    assert dataset.mem_wal_index_details() is not None
+    setup = read_setup(metadata_of(dataset))
+    assert (setup.buckets, setup.indexes, setup.wal_format) == (1, SPECS, "lance")
+    state = read_state(store, number)
+    assert (state.version, state.rows, dict(state.committed)) == (number, 4, {REGION: 2})
+    assert all(isinstance(segment, UUID) for found in state.indexes.values() for segment in found)
+
+
+def version_of(manifest: bytes) -> int:
+    """The version number in a golden manifest file, field 3 of the message that its footer points to."""
+    at = int.from_bytes(manifest[-16:-8], "little")
+    return next(int(line[3:]) for line in wire(manifest[at + 4 : -16]) if line.startswith("3: "))
