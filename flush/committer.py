@@ -195,7 +195,7 @@ class _Rounds:
 
     def _commit(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
         """Steps 3 to 6. `base` was opened for this round alone: the passes move its dataset on."""
-        changes = read_changes(self.store, plans, base.schema, base.key)
+        changes = read_changes(self.store, plans, base.schema, base.key, base.shape.rows)
         beside, there = look_back(self.store, base), None
         if beside.somebody:
             keys = [changes.keys(base.key), added_keys(base, beside)]
