@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 
 from flush.errors import NotALanceTable, NotInitialised, TableExists, UnsupportedTable
-from flush.field_ids import field_id, row_field_ids
+from flush.field_ids import field_id, first_ids, row_field_ids
 from flush.lance_dataset import open_dataset
 from flush.shape import Shape, present_indexes, shape_of
 from flush.sharding import BucketHash, Buckets
@@ -80,7 +80,7 @@ class BaseTable:
         indexes.
         """
         store, setup = open_store(uri, storage_options), Setup(buckets, tuple(indexes), wal_format)
-        keyed = keyed_schema(schema, key, setup_metadata(setup))
+        keyed = keyed_schema(schema, key, setup_metadata(setup, first_ids(schema)))
         _check_definition(keyed, key, setup)
         if not is_vacant(store):
             if open_dataset(store, uri) is not None:
@@ -218,7 +218,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         version=dataset.version,
         schema=schema,
         key=key,
-        indexes=present_indexes(dataset, setup.indexes),
+        indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         wal_format=setup.wal_format,
         committed=compacted_generations(store, dataset.version),

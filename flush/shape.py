@@ -1,20 +1,20 @@
 """The shape of a table: its columns with their field ids, and its indexes. Somebody may change it at any time.
 
-Lance changes columns under MemWAL by one kind of commit: a column is added (nullable, all null), dropped, or renamed. Rows
-on their way have the shape that the table had when they were put. What they hold is found by field id, so a renamed
-column keeps its values, one that was added is null in them, and one that was dropped is left out.
+Under MemWAL Lance lets a column be added (nullable, all null), dropped, or renamed. Rows on their way have the shape
+that the table had when they were put. What they hold is found by field id, so a renamed column keeps its values, one
+that was added is null in them, and one that was dropped is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import lance
 import pyarrow as pa
 
-from flush.field_ids import with_field_ids
-from memtable import IndexSpec, row_schema
+from flush.field_ids import column_ids, with_field_ids
+from memtable import IndexSpec, InvalidRows, check_indexes, row_schema
 from wal.entry_columns import field_ids
 
 
@@ -56,19 +56,52 @@ def shape_of(dataset: lance.LanceDataset, key: Sequence[str], indexes: Sequence[
     return Shape(row_schema(schema, key).with_metadata(dataset.schema.metadata), tuple(indexes))
 
 
-def present_indexes(dataset: lance.LanceDataset, declared: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
+def present_indexes(
+    dataset: lance.LanceDataset, declared: Sequence[IndexSpec], ids: Mapping[str, int]
+) -> tuple[IndexSpec, ...]:
     """The indexes `declared` at the table's set-up, each on the column that it is on by now.
 
-    A column that was dropped took its index with it. One that was renamed kept it, under the index's old name.
+    `ids`: field ids of their columns then. A column that was dropped took its index with it. One that was renamed kept
+    it, under the index's old name; an index that is not built yet is built under that too.
     """
     names = dataset.schema.names
     if all(spec.column in names for spec in declared):
         return tuple(declared)
-    built = {index.name: index.field_names for index in dataset.describe_indices()}
-    moved = []
+    built = {index.name: list(index.field_names) for index in dataset.describe_indices()}
+    now = {number: name for name, number in column_ids(dataset).items()}
+    found = []
     for spec in declared:
         if spec.column in names:
-            moved.append(spec)
-        elif len(columns := built.get(spec.name, ())) == 1:
-            moved.append(replace(spec, column=columns[0], called=spec.name))
-    return tuple(moved)
+            found.append(spec)
+            continue
+        columns = built.get(spec.name) or [now[number] for number in (ids.get(spec.column, -1),) if number in now]
+        if len(columns) == 1 and _fits(new := replace(spec, column=columns[0], called=spec.name), dataset.schema):
+            found.append(new)
+    return tuple(found)
+
+
+def _fits(spec: IndexSpec, schema: pa.Schema) -> bool:
+    """Whether the column can have that index: an id that Lance gave anew may be of a column of any type."""
+    try:
+        check_indexes(schema, [spec])
+    except InvalidRows:
+        return False
+    return True
+
+
+def version_without(dataset: lance.LanceDataset, column: str, number: int, after: int) -> int:
+    """The first version behind `after`, up to that of `dataset`, in which field `number` is not called `column`.
+
+    `after`: a version that had it. Of versions that are cleaned up nothing is known: the oldest that is left counts.
+    """
+    low, high = after, dataset.version
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            fields = dataset.checkout_version(middle).lance_schema.fields()
+        except (OSError, ValueError):
+            low = middle
+            continue
+        there = any((field.name(), field.id()) == (column, number) for field in fields)
+        low, high = (middle, high) if there else (low, middle)
+    return int(high)

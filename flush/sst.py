@@ -32,6 +32,7 @@ import pyarrow as pa
 from flush.bloom import BLOOM_NAME, bloom_bytes
 from flush.durability import sync_tree
 from flush.errors import SstInvalid
+from flush.field_ids import column_ids
 from flush.file_options import FileOptions
 from flush.key_sidecar import page_data, sidecar_rows, write_key_sidecar
 from flush.lance_dataset import read_again
@@ -123,11 +124,11 @@ def read_sst(
 ) -> pa.Table:
     """The SST's rows in order of arrival, tombstones included; `columns` None for the whole row schema.
 
-    `columns`: names as the SST has them; or the table's row schema with field ids (`BaseTable.rows`), and columns that
-    were renamed since the SST was written are found by their ids. Schema metadata is left out. SSTs of Lance's own writer, which hide superseded rows behind a deletion
-    vector, are read too. A column that was added to the base table after the SST was written is null, of Arrow's
-    null type, as Lance has it. Raises Corrupt where the SST is missing, unreadable or short of rows;
-    StoreUnavailable, StoreRefused, OSError of storage.
+    `columns`: names as the SST has them; or the table's row schema with field ids (`Shape.rows`), and columns that were
+    renamed since the SST was written are found by their ids. Schema metadata is left out. SSTs of Lance's own writer,
+    which hide superseded rows behind a deletion vector, are read too. A column that was added to the base table after
+    the SST was written is null, of Arrow's null type, as Lance has it. Raises Corrupt where the SST is missing,
+    unreadable or short of rows; StoreUnavailable, StoreRefused, OSError of storage.
     """
     directory = sst_key(region_id, sst.path)
 
@@ -135,7 +136,7 @@ def read_sst(
         found = lance.dataset(store.url(directory), storage_options=store.storage_options)
         physical = sum(fragment.physical_rows for fragment in found.get_fragments())
         if isinstance(columns, pa.Schema):
-            from_columns = sources(columns, field_ids(columns), found.schema, _written_ids(found))
+            from_columns = sources(columns, field_ids(columns), found.schema, column_ids(found))
             rows = found.to_table(columns=list(dict.fromkeys(from_columns.values())))
             return physical, columns.names, rows.select(list(from_columns.values())).rename_columns(list(from_columns))
         wanted = found.schema.names if columns is None else list(columns)
@@ -157,11 +158,6 @@ def read_sst(
         if name not in rows.column_names:
             rows = rows.add_column(place, name, pa.nulls(rows.num_rows))
     return rows.replace_schema_metadata(None)
-
-
-def _written_ids(dataset: lance.LanceDataset) -> dict[str, int]:
-    """Field id per column of an SST."""
-    return {field.name(): int(field.id()) for field in dataset.lance_schema.fields()}
 
 
 def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:

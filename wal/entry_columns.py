@@ -55,9 +55,7 @@ class EntryColumns:
         return pa.nulls(table.num_rows, field.type)
 
 
-def sources(
-    wanted: pa.Schema, ids: Mapping[str, int], found: pa.Schema, written: Mapping[str, int]
-) -> dict[str, str]:
+def sources(wanted: pa.Schema, ids: Mapping[str, int], found: pa.Schema, written: Mapping[str, int]) -> dict[str, str]:
     """By column of `wanted` the column of `found` that holds it; a column that is not there is left out.
 
     `ids`, `written`: field id per column of each, {} where its writer knew none; then the names decide, and for
