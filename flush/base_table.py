@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -11,8 +12,9 @@ import lance
 import pyarrow as pa
 
 from flush.errors import NotALanceTable, NotInitialised, TableExists, UnsupportedTable
-from flush.field_ids import field_id, row_field_ids, with_field_ids
+from flush.field_ids import field_id, first_ids, row_field_ids
 from flush.lance_dataset import open_dataset
+from flush.shape import Shape, present_indexes, shape_of
 from flush.sharding import BucketHash, Buckets
 from flush.sharding_spec import Regions, bucket_regions, published_regions
 from flush.table_manifest import compacted_generations
@@ -81,7 +83,7 @@ class BaseTable:
         indexes.
         """
         store, setup = open_store(uri, storage_options), Setup(buckets, tuple(indexes), wal_format)
-        keyed = keyed_schema(schema, key, setup_metadata(setup))
+        keyed = keyed_schema(schema, key, setup_metadata(setup, first_ids(schema)))
         _check_definition(keyed, key, setup)
         if not is_vacant(store):
             if open_dataset(store, uri) is not None:
@@ -169,8 +171,12 @@ class BaseTable:
     @property
     def codec(self) -> EntryCodec:
         """A codec for the entries of this table's log."""
-        rows = row_schema(with_field_ids(self.schema, self.dataset), self.key)
-        return codec_for(self.wal_format, rows.with_metadata(self.dataset.schema.metadata))
+        return codec_for(self.wal_format, self.shape.rows)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Its columns and indexes, which may be others in another version."""
+        return shape_of(self.dataset, self.key, self.indexes)
 
     @property
     def row_field_ids(self) -> tuple[int, ...] | None:
@@ -233,8 +239,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         version=dataset.version,
         schema=schema,
         key=key,
-        # A column that was dropped since took its index with it.
-        indexes=tuple(spec for spec in setup.indexes if spec.column in schema.names),
+        indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         wal_format=setup.wal_format,
         committed=compacted_generations(store, dataset.version),

@@ -38,9 +38,16 @@ class Changes:
 
 
 def read_changes(
-    store: ObjectStore, plans: Sequence[RegionPlan], base_schema: pa.Schema, key: Sequence[str]
+    store: ObjectStore,
+    plans: Sequence[RegionPlan],
+    base_schema: pa.Schema,
+    key: Sequence[str],
+    rows: pa.Schema | None = None,
 ) -> Changes:
     """The newest row of each key over the SSTs of `plans`, tombstones apart. One key never is in two regions.
+
+    `rows`: the row schema with field ids (`Shape.rows`), by which columns that were renamed since an SST was written
+    are found; None matches them by name.
 
     Every SST is opened and read once, whole. To read keys first and then the newest rows only would spare the rows
     that a later generation replaces, and cost every other commit a second opening. Raises Corrupt where an SST is
@@ -48,20 +55,22 @@ def read_changes(
     """
     key_schema = pa.schema([base_schema.field(name) for name in key])
     deletes, upserts = [key_schema.empty_table()], [base_schema.empty_table()]
-    columns = [*base_schema.names, TOMBSTONE]
+    columns = [*base_schema.names, TOMBSTONE] if rows is None else rows
     tables = _read_all(store, [(plan.region, sst) for plan in plans for sst in plan.ssts], columns)
-    taken = sum(rows.num_rows for rows in tables)
+    taken = sum(table.num_rows for table in tables)
     for plan in plans:
         own, tables = tables[: len(plan.ssts)], tables[len(plan.ssts) :]
         # An SST by itself holds every key once: ours by how it is written, Lance's by its deletion vector.
         kept = newest_per_key(own, key) if len(own) > 1 else [all_newest(own[0])]
-        for rows, newest in zip(own, kept, strict=True):
-            deletes.append(_kept(rows.select(list(key)), newest.deletes).cast(key_schema))
-            upserts.append(_kept(rows.select(base_schema.names), newest.upserts).cast(base_schema))
+        for sst, newest in zip(own, kept, strict=True):
+            deletes.append(_kept(sst.select(list(key)), newest.deletes).cast(key_schema))
+            upserts.append(_kept(sst.select(base_schema.names), newest.upserts).cast(base_schema))
     return Changes(pa.concat_tables(deletes), pa.concat_tables(upserts), taken)
 
 
-def _read_all(store: ObjectStore, ssts: Sequence[tuple[UUID, SsTable]], columns: Sequence[str]) -> list[pa.Table]:
+def _read_all(
+    store: ObjectStore, ssts: Sequence[tuple[UUID, SsTable]], columns: Sequence[str] | pa.Schema
+) -> list[pa.Table]:
     def read(each: tuple[UUID, SsTable]) -> pa.Table:
         region, sst = each
         return read_sst(store, region, sst, columns)

@@ -48,6 +48,17 @@ class RegionPlan:
         return self.ssts[-1].generation
 
 
+class Gap(Corrupt):
+    """Generations of `region` between the committed one and `listed`, the lowest that its manifest lists, are missing.
+
+    The base table says less than was pruned after a commit: somebody put it back to an older version, or a manifest.
+    """
+
+    def __init__(self, message: str, region: UUID, listed: int) -> None:
+        super().__init__(message)
+        self.region, self.listed = region, listed
+
+
 class PlanBehind(Exception):
     """Another committer agreed on SSTs that our manifest does not show yet: read again. Never leaves this
     package.
@@ -69,7 +80,7 @@ def uncommitted(manifests: Sequence[RegionManifest], committed: Mapping[UUID, in
     """Per region everything above what is committed. Pure.
 
     `committed` must be read *after* the manifests: a committer beside us prunes them only after its commit.
-    Raises Corrupt where generations are missing between the two.
+    Raises Gap where generations are missing between the two.
     """
     plans = []
     for manifest in manifests:
@@ -139,7 +150,9 @@ def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: i
     found = [sst.generation for sst in ssts]
     wanted = list(range(done + 1, done + 1 + len(found)))
     if found != wanted:
-        raise Corrupt(
+        raise Gap(
             f"region {manifest.region_id}: generation {done} is committed, published next are {found}, "
-            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup"
+            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup",
+            manifest.region_id,
+            found[0],
         )

@@ -38,13 +38,14 @@ import pyarrow as pa
 
 from flush.base_table import BaseTable
 from flush.changes import Changes, read_changes
-from flush.commit_plan import PlanBehind, RegionPlan, agree, uncommitted, within
+from flush.commit_plan import Gap, PlanBehind, RegionPlan, agree, uncommitted, within
 from flush.commit_report import CommitReport, Tally
 from flush.durability import sync_table
 from flush.errors import CountMismatch
 from flush.index_catchup import catch_up
 from flush.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from flush.patience import Patience
+from flush.put_back import explained
 from flush.strangers import added_keys, delete_rows, lance_tells_apart, look_back, rows_of, superseded
 from wal import Clock, Corrupt, Ids, ManifestStore, ObjectStore, RegionManifest, SystemIds
 from wal.layout import regions
@@ -173,7 +174,10 @@ class _Rounds:
 
     def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
         """Step 2."""
-        everything = uncommitted(manifests, base.committed)
+        try:
+            everything = uncommitted(manifests, base.committed)
+        except Gap as gap:
+            raise explained(gap, self.store, base) from gap
         whole = {plan.region: plan for plan in everything}
         return [
             agree(self.store, whole[part.region], clock=self.clock, last=part.last, by=self.me)
@@ -195,7 +199,7 @@ class _Rounds:
 
     def _commit(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
         """Steps 3 to 6. `base` was opened for this round alone: the passes move its dataset on."""
-        changes = read_changes(self.store, plans, base.schema, base.key)
+        changes = read_changes(self.store, plans, base.schema, base.key, base.shape.rows)
         beside, there = look_back(self.store, base), None
         if beside.somebody:
             keys = [changes.keys(base.key), added_keys(base, beside)]

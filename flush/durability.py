@@ -9,6 +9,8 @@ PUT is durable.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +19,9 @@ import lance
 from flush.table_manifest import manifest_names
 
 RECENT = 32
+_SIDE_BY_SIDE_FROM, _WORKERS = 32, 4
+"""Files, and threads. A disk takes several fsyncs at once: a version of 64 new fragments of 260 KB is synced in 92 ms,
+one file after the other in 406 ms; one of 8 fragments takes 22 ms either way."""
 _DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS = "data", "_deletions", "_indices", "_versions", "_transactions"
 
 
@@ -44,13 +49,13 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     """Fsync what the open version of a Lance table is made of, and the manifests of the versions just below.
 
     A commit and the maintenance after it make fewer versions than RECENT. What only older versions are made of was
-    synced in its time. A table on an object store is left alone, and so is a file that is removed meanwhile. Raises
-    OSError.
+    synced in its time. Files first, side by side, then the directories that name them. A table on an object store is
+    left alone, and so is a file that is removed meanwhile. Raises OSError.
     """
     root = Path(dataset.uri.removeprefix("file://"))
     if not root.is_dir():
         return
-    found = [root / _DATA, root / _DELETIONS, root / _INDICES, root / _VERSIONS, root / _TRANSACTIONS, root]
+    found, holding = [], [root / each for each in (_DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS, "")]
     for fragment in dataset.get_fragments():
         found += [root / _DATA / each.path for each in fragment.metadata.files]
         if deletions := fragment.deletion_file():
@@ -58,11 +63,27 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     for index in dataset.describe_indices():
         for segment in index.segments:
             directory = root / _INDICES / str(segment.uuid)
-            found += [directory, *directory.glob("*")]
+            found += directory.glob("*")
+            holding.insert(0, directory)
     recent = range(max(1, dataset.version - RECENT), dataset.version + 1)
-    found += [root / _VERSIONS / name for version in recent for name in manifest_names(version)]
+    manifests = (root / _VERSIONS / name for version in recent for name in manifest_names(version))
+    found += [path for path in manifests if path.exists()]
     found += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
-    for each in found:
+    _sync_all(found)
+    _sync_each(holding)
+
+
+def _sync_all(paths: Sequence[Path]) -> None:
+    """Fsync `paths` in any order. Each thread takes a share: a task per file costs more than a file that is clean."""
+    if len(paths) < _SIDE_BY_SIDE_FROM:
+        _sync_each(paths)
+        return
+    with ThreadPoolExecutor(_WORKERS, "memwal-sync") as pool:
+        list(pool.map(_sync_each, (paths[start::_WORKERS] for start in range(_WORKERS))))
+
+
+def _sync_each(paths: Sequence[Path]) -> None:
+    for each in paths:
         with suppress(FileNotFoundError):
             _sync(each)
 

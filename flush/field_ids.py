@@ -28,6 +28,29 @@ def field_id(dataset: lance.LanceDataset, column: str) -> int:
     return found
 
 
+def column_ids(dataset: lance.LanceDataset) -> dict[str, int]:
+    """Id of each top-level column."""
+    return {field.name(): int(field.id()) for field in dataset.lance_schema.fields()}
+
+
+def first_ids(schema: pa.Schema) -> dict[str, int]:
+    """Id that Lance gives to each top-level column of a table that it creates with `schema`."""
+    ids, free = {}, 0
+    for field in schema:
+        ids[field.name] = free
+        free += _fields_of(field.type)
+    return ids
+
+
+def _fields_of(kind: pa.DataType) -> int:
+    """Number of fields that a column of this type is in Lance, itself among them."""
+    if pa.types.is_struct(kind):
+        return 1 + sum(_fields_of(kind.field(at).type) for at in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return 1 + _fields_of(kind.value_type)
+    return 1
+
+
 def with_field_ids(schema: pa.Schema, dataset: lance.LanceDataset) -> pa.Schema:
     """`schema` (base columns, any others behind) with each base field's id in its metadata, nested ones too."""
     described = {field.name(): field for field in dataset.lance_schema.fields()}

@@ -32,6 +32,7 @@ import pyarrow as pa
 from flush.bloom import BLOOM_NAME, bloom_bytes
 from flush.durability import sync_tree
 from flush.errors import SstInvalid
+from flush.field_ids import column_ids
 from flush.file_options import FileOptions
 from flush.key_sidecar import page_data, sidecar_rows, write_key_sidecar
 from flush.lance_dataset import read_again
@@ -40,6 +41,7 @@ from flush.sst_indexes import SstIndexes
 from flush.table_manifest import renumber_fields
 from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
+from wal.entry_columns import field_ids, sources
 from wal.layout import sst_key, sst_name
 
 
@@ -117,19 +119,26 @@ def verify(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
         )
 
 
-def read_sst(store: ObjectStore, region_id: UUID, sst: SsTable, columns: Sequence[str] | None = None) -> pa.Table:
+def read_sst(
+    store: ObjectStore, region_id: UUID, sst: SsTable, columns: Sequence[str] | pa.Schema | None = None
+) -> pa.Table:
     """The SST's rows in order of arrival, tombstones included; `columns` None for the whole row schema.
 
-    Schema metadata is left out. SSTs of Lance's own writer, which hide superseded rows behind a deletion
-    vector, are read too. A column that was added to the base table after the SST was written is null, of Arrow's
-    null type, as Lance has it. Raises Corrupt where the SST is missing, unreadable or short of rows;
-    StoreUnavailable, StoreRefused, OSError of storage.
+    `columns`: names as the SST has them; or the table's row schema with field ids (`Shape.rows`), and columns that were
+    renamed since the SST was written are found by their ids. Schema metadata is left out. SSTs of Lance's own writer,
+    which hide superseded rows behind a deletion vector, are read too. A column that was added to the base table after
+    the SST was written is null, of Arrow's null type, as Lance has it. Raises Corrupt where the SST is missing,
+    unreadable or short of rows; StoreUnavailable, StoreRefused, OSError of storage.
     """
     directory = sst_key(region_id, sst.path)
 
     def read() -> tuple[int, list[str], pa.Table]:
         found = lance.dataset(store.url(directory), storage_options=store.storage_options)
         physical = sum(fragment.physical_rows for fragment in found.get_fragments())
+        if isinstance(columns, pa.Schema):
+            from_columns = sources(columns, field_ids(columns), found.schema, column_ids(found))
+            rows = found.to_table(columns=list(dict.fromkeys(from_columns.values())))
+            return physical, columns.names, rows.select(list(from_columns.values())).rename_columns(list(from_columns))
         wanted = found.schema.names if columns is None else list(columns)
         return physical, wanted, found.to_table(columns=[name for name in wanted if name in found.schema.names])
 

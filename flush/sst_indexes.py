@@ -35,10 +35,14 @@ class SstIndexes:
     Invariants. `build` never raises for an index; a failure is logged once, and again after a success.
     """
 
-    def __init__(self, specs: Sequence[IndexSpec] = (), models: Models = dict) -> None:
-        """`specs`: the table's indexes; none, and SSTs get none."""
-        self._specs, self._models = tuple(specs), models
+    def __init__(self, specs: Sequence[IndexSpec] = (), models: Models = dict, *, wanted: bool = True) -> None:
+        """`specs`: the table's indexes. None, or not `wanted`: SSTs get none."""
+        self._specs, self._models, self._wanted = tuple(specs) if wanted else (), models, wanted
         self._failing: set[str] = set()
+
+    def over(self, specs: Sequence[IndexSpec]) -> SstIndexes:
+        """The same for a table whose indexes are `specs` by now."""
+        return SstIndexes(specs, self._models, wanted=self._wanted)
 
     def build(self, directory: str, storage_options: Mapping[str, str]) -> None:
         """Build them in the SST at `directory` (what pylance opens), whose fields have their ids."""

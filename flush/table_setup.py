@@ -11,6 +11,7 @@ The set-up is schema metadata of the base table:
     memwal:table       random id of the table, 32 hex digits: another table at the same path has another one
     memwal:regions     number of buckets, decimal
     memwal:indexes     JSON list of {"column", "kind", "parameters"}
+    memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
 
 Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
@@ -22,17 +23,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import lance
 import pyarrow as pa
 
 from flush.errors import UnsupportedTable
+from flush.field_ids import column_ids
 from memtable import IndexSpec
 from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
 from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
+INDEX_IDS = b"memwal:index_ids"
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
@@ -45,15 +49,18 @@ class Setup(NamedTuple):
     buckets: int
     indexes: tuple[IndexSpec, ...]
     wal_format: WalFormat
+    index_ids: Mapping[str, int] = MappingProxyType({})
+    """Field id of each column in `indexes`, {} where they are not recorded."""
 
 
-def setup_metadata(setup: Setup) -> dict[str, str]:
-    """The set-up of a new table as metadata."""
+def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
+    """The set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
     listed = [{"column": s.column, "kind": s.kind, "parameters": dict(s.parameters)} for s in setup.indexes]
     return {
         TABLE.decode(): SystemIds().entry_id(),
         REGIONS.decode(): str(setup.buckets),
         INDEXES.decode(): json.dumps(listed),
+        INDEX_IDS.decode(): json.dumps({s.column: ids[s.column] for s in setup.indexes if s.column in ids}),
         FORMAT.decode(): setup.wal_format,
     }
 
@@ -72,7 +79,8 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         listed, wal_format = json.loads(metadata.get(INDEXES, b"[]")), metadata.get(FORMAT, b"lance").decode()
         if wal_format not in WAL_FORMATS:
             raise ValueError(f"{wal_format!r} is no WAL format")
-        return Setup(int(metadata[REGIONS]), tuple(IndexSpec(**each) for each in listed), wal_format)
+        specs, ids = tuple(IndexSpec(**each) for each in listed), json.loads(metadata.get(INDEX_IDS, b"{}"))
+        return Setup(int(metadata[REGIONS]), specs, wal_format, {str(name): int(id) for name, id in ids.items()})
     except (ValueError, TypeError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
@@ -117,13 +125,13 @@ def declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> No
         dataset.update_field_metadata(
             {name: {k.decode(): v.decode() for k, v in key_metadata(key, name).items()} for name in key}
         )
-    dataset.update_schema_metadata(dict(setup_metadata(setup)))
+    dataset.update_schema_metadata(dict(setup_metadata(setup, column_ids(dataset))))
 
 
 def declare_beside(dataset: lance.LanceDataset, setup: Setup) -> None:
     """Step 1 for a table whose MemWAL another program initialised: its schema, which declares the key, stays as it
     is."""
-    dataset.update_config(dict(setup_metadata(setup)))
+    dataset.update_config(dict(setup_metadata(setup, column_ids(dataset))))
 
 
 def complete(dataset: lance.LanceDataset, setup: Setup) -> None:

@@ -34,6 +34,7 @@ class Admission:
 
     def __init__(self, context: RegionContext) -> None:
         self._schema, self._required = context.schema, context.required
+        self.context = context
         self._checker = context.memtable(0)  # never holds rows: it knows what a memtable would refuse
         self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
         self._tombstone = context.schema.field(TOMBSTONE)

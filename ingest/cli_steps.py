@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 
 import flush
 import wal
@@ -45,10 +46,13 @@ def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, 
 
 def describe(uri: str, report: flush.CommitReport) -> str:
     """A report for people, in one line."""
+    if not report.ssts and report.rows_repaired:
+        rows = _counted(report.rows_repaired, "row")
+        return f"repaired {rows} whose key stood twice, nothing to commit: version {report.version} of {uri}"
     if not report.ssts:
         return f"nothing to commit: version {report.version} of {uri} has every flushed row"
     rows = ", ".join(
-        f"{count:,} rows {what}"
+        f"{_counted(count, 'row')} {what}"
         for count, what in (
             (report.rows_inserted, "inserted"),
             (report.rows_updated, "updated"),
@@ -58,9 +62,12 @@ def describe(uri: str, report: flush.CommitReport) -> str:
         )
         if count
     )
+    # A pass that only deletes writes no data file.
+    files = f"{decimal(report.bytes_written)} written to {_counted(report.files_written, 'file')} in "
     return (
         f"committed {rows or 'no change of rows'}: {_counted(report.ssts, 'SST')} of "
-        f"{_counted(len(report.regions), 'region')} are version {report.version} of {uri}, {report.seconds:.2f} s"
+        f"{_counted(len(report.regions), 'region')} {'is' if report.ssts == 1 else 'are'} version {report.version} of "
+        f"{uri}, {files if report.files_written else ''}{report.seconds:.2f} s"
     )
 
 

@@ -7,7 +7,7 @@ region instead (`open_stream`), so that a micro-batch is applied whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -86,17 +86,18 @@ class RemoteTable(Reads):
             self._client = flight.FlightClient(endpoint, tls_root_certs=tls_ca)
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise Invalid(f"{endpoint!r} is no daemon's address ({error}); write grpc://host:port") from None
-        described = self._act("schema", patience=patience)
-        self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
-        self.key = tuple(described["key"])
-        self.identity: dict[str, Any] = described["identity"]
+        self.identity: dict[str, Any] = self._describe({}, patience)["identity"]
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
     @_through_flight
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
         """As `Table.put`. Raises also: UnknownOutcome when the connection was lost before the answer."""
-        return self._write(as_table(rows, self.schema), False, durable, token, timeout)
+        given = as_table(rows, self.schema)
+        if not set(given.column_names) <= set(self.schema.names):
+            self.refresh()
+            given = as_table(rows, self.schema) if isinstance(rows, Sequence) else given
+        return self._write(given, False, durable, token, timeout)
 
     @_through_flight
     def delete(
@@ -132,6 +133,11 @@ class RemoteTable(Reads):
         status: dict[str, Any] = self._act("status", patience=STATUS_TIMEOUT)
         return status
 
+    @_through_flight
+    def refresh(self) -> None:
+        """Have the daemon look whether somebody changed the table's columns, and take them over into `schema`."""
+        self._describe({"look": True}, READ_TIMEOUT)
+
     def close(self) -> None:
         """Close the connection; the daemon goes on."""
         self._client.close()
@@ -143,6 +149,12 @@ class RemoteTable(Reads):
         self.close()
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _describe(self, request: dict[str, Any], patience: float | None) -> dict[str, Any]:
+        described: dict[str, Any] = self._act("schema", request, patience=patience)
+        self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
+        self.key = tuple(described["key"])
+        return described
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)

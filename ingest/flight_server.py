@@ -4,6 +4,7 @@ DoPut      {"op": "put", "region", "producer", "sequence"}  rows of one region, 
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions
 DoGet      {"op": "get" | "scan" | "search" | "match", …}   the read's result
 DoAction   "count" | "status" | "flush" | "commit" | "schema"   JSON in, JSON out
+           "schema" {"look": true}     looks first whether somebody changed the table's columns
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if name == "commit":
             return asdict(self._table.commit())
         if name == "schema":
+            if request.get("look"):  # the caller has columns that it does not know
+                self._table.look()
             base = self._table.base
             return {
                 "schema": base.schema.serialize().to_pybytes().hex(),

@@ -10,19 +10,22 @@ import pyarrow as pa
 
 import flush
 from ingest.errors import Unavailable
-from ingest.levels import Level, OverTaken, RegionView, check_level
+from ingest.levels import Level, OverTaken, RegionView, Reshaped, check_level
 from ingest.reader import Reader
 from ingest.reads import Reads
 
 ATTEMPTS = 20
-"""A commit takes much longer than a capture, so a second attempt is rare and a third has not been seen."""
+"""A commit takes much longer than a capture, so a second attempt is rare and a third has not been seen. Columns are
+changed by hand."""
 
 
 class LevelReads(Reads):
     """Reads over captured levels."""
 
     def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
-        """`base`: schema, key, indexes and buckets are taken from it; every read opens the newest version."""
+        """`base`: key and buckets are taken from it, columns and indexes until they change; every read opens the newest
+        version.
+        """
         self.base = base
         self.schema = base.schema
         self.key = base.key
@@ -32,6 +35,11 @@ class LevelReads(Reads):
     def _views(self, level: Level) -> list[RegionView]:
         """Capture the levels above the base, newest first; the reader opens the base only after this."""
 
+    def _follow(self) -> None:
+        """Take over the columns of the newest base version, after a read met other ones."""
+        self.base = self._reader.base()
+        self.schema = self.base.schema
+
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         """The reader's answer over views of `level`, captured again when a commit overtook them."""
         checked = check_level(level)
@@ -39,6 +47,8 @@ class LevelReads(Reads):
             with suppress(OverTaken):
                 try:
                     return getattr(self._reader, read)(self._views(checked), **request)
+                except Reshaped:
+                    self._follow()
                 except (pa.ArrowInvalid, OSError):
                     self._reader.ask_storage()
                     raise

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flush.shape import Shape
 from ingest.errors import Invalid
 from ingest.keys import nearest
 from memtable import Snapshot
@@ -34,6 +35,7 @@ class RegionView:
     `memtables`: snapshots, newest first. `ssts`: what the region manifest lists, ascending generations.
     `unflushed`: the generation as which the oldest of the memtables' rows will be flushed, where the memtables cannot
     say it themselves (they were replayed from storage); a base that has committed it is newer than parts of this view.
+    `shapes`: those of the memtables, each once; none where nobody changes columns.
     Thread safety. Immutable.
     """
 
@@ -41,10 +43,15 @@ class RegionView:
     memtables: tuple[Snapshot, ...]
     ssts: tuple[SsTable, ...]
     unflushed: int | None = None
+    shapes: tuple[Shape, ...] = ()
 
 
 class OverTaken(Exception):
     """A commit overtook a view between its capture and the opening of the base: capture again. Stays inside."""
+
+
+class Reshaped(Exception):
+    """The base has other columns than a view captured before: follow it, and capture again. Stays inside."""
 
 
 def check_level(level: str) -> Level:

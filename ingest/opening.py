@@ -99,12 +99,13 @@ def open_table(
         storage_version=base.storage_version,
         field_ids=base.row_field_ids,
         files=settings.flush.file_options(),
-        sst_indexes=flush.SstIndexes(base.indexes if settings.flush.indexes else (), models.current),
+        sst_indexes=flush.SstIndexes(base.indexes, models.current, wanted=settings.flush.indexes),
         flushing=threading.Semaphore(settings.flush.at_once),
         limits=_limits(settings, base.wal_format),
         wal_options=limits,
         index_mode=settings.memtable.index_mode,
         models=models,
+        shape=base.shape,
     )
     commit, gc = settings.commit, settings.gc
     limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ingest.keys import nearest
 
@@ -49,9 +49,9 @@ _RESERVED = frozenset(
 )
 
 
-def unknown_column(predicate: str, columns: Sequence[str]) -> str | None:
+def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
     """What to say of the first word that stands where a column may stand and names none, in any case; None:
-    all do.
+    all do. `gone`: what to say of columns that the table had once.
 
     A guess by tokens, good for a message only: whether a filter is right is for Lance to say.
     """
@@ -60,7 +60,7 @@ def unknown_column(predicate: str, columns: Sequence[str]) -> str | None:
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         name = token.group().strip("`")
         if _is_column(token, before, after) and name.lower() not in folded:
-            return f"column '{name}' does not exist{nearest(name, columns)}"
+            return (gone or {}).get(name) or f"column '{name}' does not exist{nearest(name, columns)}"
     return None
 
 

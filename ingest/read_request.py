@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,13 @@ from memtable.text_query import TextParser, TextQuery
 _ADD = {"ivf_pq": '"ivf_pq"', "fts": '"fts"'}
 
 
-def checked_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[str]:
-    """The columns to return, all when None, each once. Raises: Invalid for an unknown one or none at all."""
+def checked_columns(
+    columns: Sequence[str] | None, schema: pa.Schema, gone: Mapping[str, str] | None = None
+) -> list[str]:
+    """The columns to return, all when None, each once. `gone`: what to say of those that the table had once.
+
+    Raises: Invalid for an unknown one or none at all.
+    """
     if columns is None:
         return list(schema.names)
     wanted = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
@@ -26,7 +31,7 @@ def checked_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[st
         raise Invalid("columns: the list is empty; name at least one column or leave it out for all")
     for name in wanted:
         if name not in schema.names:
-            raise Invalid(f"columns: column '{name}' does not exist{nearest(str(name), schema.names)}")
+            raise _unknown("columns", name, schema, gone)
     return wanted
 
 
@@ -46,13 +51,25 @@ def checked_limit(limit: Any) -> int | None:
     return int(limit)
 
 
-def indexed(column: str, kind: str, what: str, schema: pa.Schema, specs: Sequence[IndexSpec]) -> IndexSpec:
-    """The index that a read (`what`) of `column` uses.
+def _unknown(what: str, column: str, schema: pa.Schema, gone: Mapping[str, str] | None) -> Invalid:
+    absent = f"column '{column}' does not exist{nearest(str(column), schema.names)}"
+    return Invalid(f"{what}: {(gone or {}).get(column, absent)}")
+
+
+def indexed(
+    column: str,
+    kind: str,
+    what: str,
+    schema: pa.Schema,
+    specs: Sequence[IndexSpec],
+    gone: Mapping[str, str] | None = None,
+) -> IndexSpec:
+    """The index that a read (`what`) of `column` uses. `gone`: as for `checked_columns`.
 
     Raises: Invalid when the column or its index does not exist.
     """
     if column not in schema.names:
-        raise Invalid(f"{what}: column '{column}' does not exist{nearest(str(column), schema.names)}")
+        raise _unknown(what, column, schema, gone)
     for spec in specs:
         if spec.column == column and spec.kind == kind:
             return spec

@@ -5,13 +5,15 @@ In order, for every read:
 1. The caller captures the levels above the base (`RegionView`), newest first.
 2. Only then is the latest base version opened. A level whose generation the base has committed meanwhile is
 skipped: the base holds its rows. Opened the other way round, rows committed in between would be in neither.
-3. Levels are read and merged by the rules of `ingest.moment`.
+3. Columns, key and indexes are those of this version. A view of memtables in another shape is given back (`Reshaped`).
+4. Levels are read and merged by the rules of `ingest.moment`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -21,22 +23,45 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flush import BaseTable
+from flush.shape import Shape, version_without
 from ingest.base_reads import DISTANCE, SCORE, BaseReads
 from ingest.errors import Invalid
 from ingest.keys import normalise_keys
-from ingest.levels import OverTaken, RegionView, Stack
+from ingest.levels import OverTaken, RegionView, Reshaped, Stack
 from ingest.moment import Moment, Ranking
 from ingest.predicates import unknown_column
 from ingest.read_request import checked_columns, checked_k, checked_limit, checked_text, checked_vector, indexed
+from ingest.reshaping import said
 from ingest.sst_cache import CACHE_BYTES, SstCache
 from ingest.sst_loader import load_sst
 from ingest.top_k import concatenate, in_order, merge
-from memtable import Snapshot
+from memtable import IndexSpec, Snapshot
 from memtable.text_query import TextParser
 from wal import Corrupt, ObjectStore, SsTable
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What reads are checked by, in all base versions of one shape. `version`: the first of them that was met."""
+
+    version: int
+    shape: Shape
+    key: list[str]
+    schema: pa.Schema
+    """Base columns as results have them."""
+    indexes: tuple[IndexSpec, ...]
+    parsers: Mapping[str, TextParser]
+    gone: Mapping[str, str]
+    """By column that an earlier shape had: what to say to who asks for it."""
+
+    @staticmethod
+    def of(base: BaseTable, gone: Mapping[str, str] | None = None) -> _Columns:
+        schema = pa.schema([pa.field(f.name, f.type, f.name not in base.key) for f in base.schema])
+        parsers = {spec.column: TextParser(spec) for spec in base.indexes if spec.kind == "fts"}
+        return _Columns(base.version, base.shape, list(base.key), schema, base.indexes, parsers, gone or {})
 
 
 class Reader:
@@ -49,17 +74,12 @@ class Reader:
     """
 
     def __init__(self, base: BaseTable, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
-        """`base`: any version of the table; its schema, key and indexes hold for all. `cache_bytes`: of
-        loaded SSTs.
-        """
+        """`base`: any version of the table. `cache_bytes`: of loaded SSTs."""
         self._store, self._cache = store, SstCache(cache_bytes)
         self._lock = threading.Lock()
         self._base = base
-        self._indexes = base.indexes
-        self._parsers = {spec.column: TextParser(spec) for spec in base.indexes if spec.kind == "fts"}
-        self._key = list(base.key)
-        self._schema = pa.schema([pa.field(f.name, f.type, f.name not in self._key) for f in base.schema])
-        self._planned: set[str] = set()
+        self._columns = _Columns.of(base)
+        self._planned: set[tuple[int, str]] = set()
 
     def base(self) -> BaseTable:
         """The latest version of the base table."""
@@ -70,16 +90,22 @@ class Reader:
                 self._base = latest
             return self._base
 
+    @property
+    def gone(self) -> Mapping[str, str]:
+        """By column that the table had once: what became of it."""
+        return self._columns.gone
+
     def get(self, views: Sequence[RegionView], keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of `keys`, in the order in which these are first named; what is not there is left
         out.
 
         `keys`: whatever `ingest.keys.normalise_keys` takes.
         """
-        out = checked_columns(columns, self._schema)
-        asked = _distinct(normalise_keys(keys, self._schema, self._key))
-        found = list(self._moment(views).rows_of(asked, out))
-        rows = concatenate([rows for rows, _ in found], self._projected(out))
+        base, known = self._known()
+        out = checked_columns(columns, known.schema, known.gone)
+        asked = _distinct(normalise_keys(keys, known.schema, known.key))
+        found = list(self._moment(views, base, known).rows_of(asked, out))
+        rows = concatenate([rows for rows, _ in found], _projected(known, out))
         return in_order(rows, np.concatenate([at for _, at in found] or [_NONE]))
 
     def scan(
@@ -90,24 +116,26 @@ class Reader:
         limit: int | None = None,
     ) -> pa.Table:
         """Rows whose newest version passes `filter` (SQL), at most `limit`, fresh ones first."""
-        out, left = checked_columns(columns, self._schema), checked_limit(limit)
-        moment = self._moment(views)
-        self._check_filter(moment, filter)
+        base, known = self._known()
+        out, left = checked_columns(columns, known.schema, known.gone), checked_limit(limit)
+        moment = self._moment(views, base, known)
+        self._check_filter(moment, filter, known)
         parts: list[pa.Table] = []
         for rows in moment.visible_rows(out, filter, left):
             parts.append(rows if left is None else rows.slice(0, left))
             left = None if left is None else left - parts[-1].num_rows
             if left == 0:
                 break
-        return concatenate(parts, self._projected(out))
+        return concatenate(parts, _projected(known, out))
 
     def count(self, views: Sequence[RegionView], filter: str | None = None) -> int:
         """Number of rows whose newest version passes `filter`.
 
         Lance counts the base; of its rows only those whose key a newer level holds are looked at one by one.
         """
-        moment = self._moment(views)
-        self._check_filter(moment, filter)
+        base, known = self._known()
+        moment = self._moment(views, base, known)
+        self._check_filter(moment, filter, known)
         above = moment.keys_above()
         hidden = 0 if above is None else moment.base.held(above, filter)
         return moment.count_above(filter) + moment.base.count(filter) - hidden
@@ -128,19 +156,20 @@ class Reader:
         are returned whenever that many live rows with a vector pass. `vector`: numbers, as many as the column
         is wide.
         """
-        out, most = checked_columns(columns, self._schema), checked_k(k)
-        spec = indexed(column, "ivf_pq", "search", self._schema, self._indexes)
-        query = checked_vector(vector, column, self._schema.field(column).type)
+        base, known = self._known()
+        out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
+        spec = indexed(column, "ivf_pq", "search", known.schema, known.indexes, known.gone)
+        query = checked_vector(vector, column, known.schema.field(column).type)
         metric = str(spec.parameters.get("metric", "l2"))
-        moment = self._moment(views, column)
-        self._check_filter(moment, filter)
+        moment = self._moment(views, base, known, column)
+        self._check_filter(moment, filter, known)
         ranking = Ranking(
             lambda level, n, mask: level.search(column, query, n, mask),
             lambda base, n, names: base.search(column, query, metric, n, filter, names),
             DISTANCE,
         )
         best = moment.best(most, filter, out, ranking)
-        return merge(best, most, ascending=True, name=DISTANCE, schema=self._projected(out))
+        return merge(best, most, ascending=True, name=DISTANCE, schema=_projected(known, out))
 
     def match(
         self,
@@ -157,18 +186,19 @@ class Reader:
         (`memtable.text_query`). Scores are BM25 with the statistics of the level a row lies in, as in Lance's own
         reads over several levels.
         """
-        out, most = checked_columns(columns, self._schema), checked_k(k)
-        indexed(column, "fts", "match", self._schema, self._indexes)
-        query = checked_text(text, self._parsers[column])
-        moment = self._moment(views, column)
-        self._check_filter(moment, filter)
+        base, known = self._known()
+        out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
+        indexed(column, "fts", "match", known.schema, known.indexes, known.gone)
+        query = checked_text(text, known.parsers[column])
+        moment = self._moment(views, base, known, column)
+        self._check_filter(moment, filter, known)
         ranking = Ranking(
             lambda level, n, mask: level.match(column, query, n, mask),
             lambda base, n, names: base.match(column, query, n, filter, names),
             SCORE,
         )
         best = moment.best(most, filter, out, ranking)
-        return merge(best, most, ascending=False, name=SCORE, schema=self._projected(out))
+        return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
 
     def ask_storage(self) -> None:
         """Raise what storage itself has to say, if anything: Lance calls it invalid data when storage fails a read."""
@@ -177,26 +207,44 @@ class Reader:
     # ---- levels
     # --------------------------------------------------------------------------------------------------
 
-    def _moment(self, views: Sequence[RegionView], *ranked: str) -> Moment:
-        """The levels of `views` over the latest base; `ranked`: columns that are searched or matched."""
+    def _known(self) -> tuple[BaseTable, _Columns]:
+        """The latest base, and its columns. Raises: UnsupportedTable where it lost its key."""
         base = self.base()
-        stacks = tuple(self._stack(view, base, frozenset(ranked)) for view in views)
-        return Moment(BaseReads(base), stacks, self._key)
+        known = self._columns
+        if base.shape == known.shape:
+            return base, known
+        gone, ids = known.shape.gone(base.shape), known.shape.ids
+        told = dict(known.gone)
+        for name, now in gone.items():
+            told[name] = said(name, now, version_without(base.dataset, name, ids[name], known.version))
+        told = {name: text for name, text in told.items() if name not in base.shape.rows.names}
+        found = _Columns.of(base, told)
+        with self._lock:
+            if found.version > self._columns.version:  # else another read saw a newer one; this one stays with its own
+                self._columns = found
+        return base, found
 
-    def _stack(self, view: RegionView, base: BaseTable, ranked: frozenset[str]) -> Stack:
+    def _moment(self, views: Sequence[RegionView], base: BaseTable, known: _Columns, *ranked: str) -> Moment:
+        """The levels of `views` over `base`; `ranked`: columns that are searched or matched."""
+        stacks = tuple(self._stack(view, base, known, frozenset(ranked)) for view in views)
+        return Moment(BaseReads(base), stacks, known.key)
+
+    def _stack(self, view: RegionView, base: BaseTable, known: _Columns, ranked: frozenset[str]) -> Stack:
+        if any(shape != known.shape for shape in view.shapes):
+            raise Reshaped
         committed = base.committed.get(view.region, 0)
         if view.unflushed is not None and committed >= view.unflushed:
             raise OverTaken
         levels = [level for level in view.memtables if level.generation > committed]
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
-        levels.extend(self._loaded(base, view.region, sst, ranked) for sst in ssts)
+        levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
         return Stack(levels)
 
-    def _loaded(self, base: BaseTable, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
+    def _loaded(self, base: BaseTable, known: _Columns, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
         load = partial(load_sst, base, self._store, region, sst)
         try:
             # The path alone is unique among the regions only by its random token; the region's id makes it certain.
-            return self._cache.get(f"{region}/{sst.path}", ranked, load)
+            return self._cache.get(f"{known.version}/{region}/{sst.path}", ranked, load)
         except (Corrupt, OSError):
             # A read that is slower than the collector's grace: committed and deleted since the base was opened.
             if self.base().committed.get(region, 0) >= sst.generation:
@@ -206,24 +254,25 @@ class Reader:
     # ---- requests
     # ------------------------------------------------------------------------------------------------
 
-    def _check_filter(self, moment: Moment, filter: str | None) -> None:
+    def _check_filter(self, moment: Moment, filter: str | None, known: _Columns) -> None:
         """Have Lance plan `filter`, once per text: it is the authority for every level. Raises: Invalid."""
-        if filter is None or filter in self._planned:
+        if filter is None or (known.version, filter) in self._planned:
             return
         if not isinstance(filter, str):
             raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
         try:
             moment.base.check(filter)
         except (ValueError, OSError) as error:
-            reason = unknown_column(filter, self._schema.names) or _first_line(error)
+            reason = unknown_column(filter, known.schema.names, known.gone) or _first_line(error)
             raise Invalid(f"filter {filter!r}: {reason}") from None
         with self._lock:
             if len(self._planned) >= _FILTERS_REMEMBERED:
                 self._planned.clear()
-            self._planned.add(filter)
+            self._planned.add((known.version, filter))
 
-    def _projected(self, columns: Sequence[str]) -> pa.Schema:
-        return pa.schema([self._schema.field(name) for name in columns])
+
+def _projected(known: _Columns, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([known.schema.field(name) for name in columns])
 
 
 def _distinct(keys: pa.Table) -> pa.Table:

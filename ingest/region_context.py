@@ -14,6 +14,7 @@ import pyarrow as pa
 import wal
 from flush import FileOptions, SstIndexes
 from flush.maintenance import MaintenanceRules
+from flush.shape import Shape
 from ingest.commit_policy import CommitLimits
 from ingest.garbage import Ages
 from ingest.vector_models import VectorModels
@@ -79,6 +80,8 @@ class RegionContext:
     on_replay: OnReplay | None = None
     index_mode: IndexMode = "async"
     models: VectorModels = field(default_factory=VectorModels)
+    shape: Shape | None = None
+    """What `schema` and `indexes` are taken from; None where nobody changes them. See `ingest.reshaping`."""
 
     @property
     def has_indexes(self) -> bool:

@@ -37,6 +37,7 @@ from ingest.region_context import RegionContext
 from ingest.region_indexes import RegionIndexes
 from ingest.region_levels import RegionLevels
 from ingest.region_log import RegionLog
+from ingest.reshaping import fitted
 from ingest.write_queue import Ack, Write
 from memtable import Checked
 
@@ -89,7 +90,7 @@ class RegionCore:
         self._log = RegionLog(
             _appender(context, region, claim), context.ids, context.limits.entry_size_max, self._applied
         )
-        self.levels = RegionLevels(region, claim.manifest, context.memtable)
+        self.levels = RegionLevels(region, claim.manifest, context)
         self._indexes = RegionIndexes(region, self.levels, context.log)
         self._index_at_once = False  # not while the log is replayed
         self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
@@ -177,7 +178,7 @@ class RegionCore:
         try:
             with self._ending:
                 for group in self._groups(writes):
-                    if taken := [write for write in group if write.take()]:
+                    if taken := [write for write in group if write.take() and self._fits(write)]:
                         self._write(taken)
         except BaseException as error:
             for write in writes:
@@ -216,6 +217,21 @@ class RegionCore:
             self._freeze()
             return self.levels.active.generation
 
+    def reshape(self, context: RegionContext) -> int:
+        """Take rows of the shape of `context` from now on; what is there keeps its own, in generations of its own.
+
+        Returns the newest generation that waits to be flushed in another shape, 0 where none does. May be called again.
+        Raises: as `keep_limits`; then nothing is changed.
+        """
+        with self._ending:
+            if context.shape != self._context.shape:
+                self._freeze()
+                self._log.recode(context.codec)
+                self.levels.reshape(context)
+                self._context, self._admission = context, Admission(context)
+                self._index_at_once = context.index_at_once
+            return self.levels.last_unlike(self._context)
+
     def durable_view(self) -> RegionView:
         """The levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
         with self._ending:
@@ -234,11 +250,11 @@ class RegionCore:
 
         Raises: RETRY_FLUSH (nothing is published, call again), what ended the region.
         """
-        context = self._context
         with self._ending_flush:
             frozen = self.levels.oldest_frozen()
             if frozen is None:
                 return False
+            context = frozen.context  # its own: the table may have other columns by now
             manifest = flush_package.flush(
                 context.store,
                 self._manifests,
@@ -310,6 +326,18 @@ class RegionCore:
             if self._index_at_once:
                 self._index()
         self._acknowledge(group, fresh, position)
+
+    def _fits(self, write: Write) -> bool:
+        """Bring rows that are in the shape of just before this region took another one into that; False: refused."""
+        shape = self._context.shape
+        if write.shape is None or shape is None or write.shape is shape:
+            return True
+        try:
+            write.rows, write.shape = fitted(write.rows, write.shape, shape), shape
+        except Exception as error:  # noqa: BLE001 - handed on with the answer
+            write.done.set_exception(error)
+            return False
+        return True
 
     @staticmethod
     def _acknowledge(group: Sequence[Write], fresh: Sequence[Write], position: int) -> None:

@@ -9,24 +9,26 @@ of a change.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import wal
+from flush.shape import Shape
 from ingest.errors import Unavailable
 from ingest.levels import RegionView
+from ingest.region_context import RegionContext
 from memtable import MemTable
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A memtable that takes no more writes, and the last WAL position whose rows it holds."""
+    """A memtable that takes no more writes, the last WAL position whose rows it holds, and what it was made by."""
 
     memtable: MemTable
     covers: int
+    context: RegionContext
 
 
 class RegionLevels:
@@ -38,15 +40,15 @@ class RegionLevels:
     `failure` is set, views, waits and later freezes raise it.
     """
 
-    def __init__(self, region: UUID, manifest: wal.RegionManifest, empty: Callable[[int], MemTable]) -> None:
-        """`empty`: makes the memtable of a generation."""
-        self._region, self._empty = region, empty
+    def __init__(self, region: UUID, manifest: wal.RegionManifest, context: RegionContext) -> None:
+        """`context`: makes the memtable of a generation."""
+        self._region, self._context = region, context
         self._changed = threading.Condition()
         self._fresh = threading.Event()
         self._frozen: list[Frozen] = []
         self._flush_error: Exception | None = None
         self._closing = False
-        self.active = empty(manifest.current_generation)
+        self.active = context.memtable(manifest.current_generation)
         self.manifest = manifest
         self.failure: BaseException | None = None
         self.active_bytes = 0
@@ -59,7 +61,8 @@ class RegionLevels:
         with self._changed:
             self._raise_failure()
             tables = [table for table in self._memtables() if table.rows]
-            return RegionView(self._region, tuple(table.snapshot() for table in tables), self.manifest.ssts)
+            snapshots = tuple(table.snapshot() for table in tables)
+            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes())
 
     def wait_for_room(self, limit: int, timeout: float) -> None:
         """Return when fewer than `limit` bytes are unflushed, or the region ended; Unavailable past `timeout`."""
@@ -161,9 +164,9 @@ class RegionLevels:
 
     def freeze(self, covers: int) -> None:
         """Swap in an empty memtable; the full one, whose rows reach WAL position `covers`, waits for the flusher."""
-        frozen = Frozen(self.active, covers)
+        frozen = Frozen(self.active, covers, self._context)
         frozen.memtable.freeze()
-        fresh = self._empty(frozen.memtable.generation + 1)
+        fresh = self._context.memtable(frozen.memtable.generation + 1)
         with self._changed:
             self._frozen.append(frozen)
             self._frozen_bytes = sum(each.memtable.bytes for each in self._frozen)
@@ -171,6 +174,19 @@ class RegionLevels:
             self.active_bytes = self.active.bytes
             self._changed.notify_all()
             self._fresh.set()
+
+    def reshape(self, context: RegionContext) -> None:
+        """Make this memtable, which is empty, and those to come by another context."""
+        fresh = context.memtable(self.active.generation)
+        with self._changed:
+            self._context, self.active = context, fresh
+            self.active_bytes = fresh.bytes
+
+    def last_unlike(self, context: RegionContext) -> int:
+        """The newest generation that waits to be flushed in another shape than that of `context`; 0: none does."""
+        with self._changed:
+            unlike = (each.memtable.generation for each in self._frozen if each.context.shape != context.shape)
+            return max(unlike, default=0)
 
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
@@ -217,6 +233,15 @@ class RegionLevels:
     def _memtables(self) -> list[MemTable]:
         """Newest first."""
         return [self.active, *(frozen.memtable for frozen in reversed(self._frozen))]
+
+    def _shapes(self) -> tuple[Shape, ...]:
+        """Of the memtables that may hold rows, each once."""
+        found = [] if self._context.shape is None else [self._context.shape]
+        for each in self._frozen:
+            shape = each.context.shape
+            if shape is not None and not any(shape is other for other in found):
+                found.append(shape)
+        return tuple(found)
 
     def _unflushed(self) -> int:
         return self.active_bytes + self._frozen_bytes

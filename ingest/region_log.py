@@ -47,6 +47,10 @@ class RegionLog:
         self._waiting.append(rows)
         self._waiting_size += size
 
+    def recode(self, codec: wal.EntryCodec) -> None:
+        """Write entries by another codec from now on; nothing may linger."""
+        self._appender.recode(codec)
+
     def append(self, rows: pa.Table | None, size: int, *, applied: Mapping[str, int], generation: int) -> int:
         """Make what lingers and then `rows` (of `size` bytes) durable; `applied` is the map once they are.
 

@@ -26,7 +26,7 @@ from ingest.levels import RegionView
 from ingest.region_context import RegionContext
 from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
 from ingest.worker import Worker
-from ingest.write_queue import DurableView, Freeze, Item, Write, WriteQueue
+from ingest.write_queue import DurableView, Freeze, Item, Reshape, Write, WriteQueue
 
 WORK, REST = 0.001, 0.005
 """Seconds that the indexer works, one step at least, and then rests, as it does before it begins. A put that comes
@@ -95,6 +95,16 @@ class RegionWriter:
         last = request.done.result() - 1
         return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
 
+    def reshape(self, context: RegionContext) -> Callable[[], None]:
+        """Take rows of the shape of `context` from now on; the result, called, waits until no memtable has another.
+
+        Raises: as `freeze`.
+        """
+        request = Reshape(context)
+        self._queue.submit(request)
+        last = request.done.result()
+        return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
+
     @property
     def failure(self) -> BaseException | None:
         """What ended this writer, None while it lives."""
@@ -158,10 +168,12 @@ class RegionWriter:
                 self._answer(item)
         self._core.serve(writes)
 
-    def _answer(self, request: Freeze | DurableView) -> None:
+    def _answer(self, request: Freeze | DurableView | Reshape) -> None:
         try:
             if isinstance(request, Freeze):
                 request.done.set_result(self._core.freeze())
+            elif isinstance(request, Reshape):
+                request.done.set_result(self._core.reshape(request.context))
             else:
                 request.done.set_result(self._core.durable_view())
         except NOTHING_WRITTEN as error:

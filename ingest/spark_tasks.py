@@ -79,8 +79,10 @@ class RouteTask:
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        target = opened(self.uri, self.options)
         rows = pa.Table.from_batches([batch]).select(of_table(batch))
+        target = opened(self.uri, self.options)
+        if not set(rows.column_names) <= set(target.schema.names):
+            target = reopened(target, self.uri, self.options)
         try:
             conformed = with_tombstone(rows, target.schema, target.required)
             target.checker.check(conformed)
@@ -168,7 +170,8 @@ class SendTask:
                         yield done.finish()
                     if sending is None:
                         token = Token(self.producer, self.sequence)
-                        sending = _Sending(table, bucket, self.regions[bucket], token, self.timeout, SystemClock())
+                        region, columns = self.regions[bucket], of_table(batch)
+                        sending = _Sending(table, bucket, region, token, self.timeout, SystemClock(), columns)
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
                 done, sending = sending, None
@@ -182,10 +185,19 @@ class _Sending:
     """The open stream of one region."""
 
     def __init__(
-        self, table: RemoteTable, bucket: int, region: UUID, token: Token, timeout: float, clock: Clock
+        self,
+        table: RemoteTable,
+        bucket: int,
+        region: UUID,
+        token: Token,
+        timeout: float,
+        clock: Clock,
+        columns: Sequence[str],
     ) -> None:
         self.bucket = bucket
         self._table, self._clock = table, clock
+        if not set(columns) <= set(table.schema.names):
+            table.refresh()  # added since the daemon last looked, and known to `RouteTask`
         self._rows_schema = row_schema(table.schema, table.key)
         self._stream: RegionStream = table.open_stream(region, token, timeout=timeout)
         self._landed: list[pa.Scalar] = []
@@ -254,9 +266,19 @@ class Target:
 
 @lru_cache(maxsize=8)
 def opened(uri: str, options: tuple[tuple[str, str], ...]) -> Target:
-    """The target table, opened once per Python worker: schema, key and regions of a table never change."""
+    """The target table, opened once per Python worker: key and regions of a table never change, and rows are checked
+    again by the columns of their owner (see `reopened`).
+    """
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
     return Target(base, schema, required_columns(base.schema, base.key), checker)
+
+
+def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...]) -> Target:
+    """For rows with a column that `target` does not know: the table as it is now, to which it may have been added."""
+    if target.base.latest().shape == target.base.shape:
+        return target
+    opened.cache_clear()
+    return opened(uri, options)

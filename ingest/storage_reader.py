@@ -51,7 +51,8 @@ def _captured(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tai
         return None
     # The manifest first: rows that are flushed meanwhile are then still in the tail, which no flush deletes.
     memtables = _tail(base, store, region, manifest.replay_after) if with_tail else ()
-    return RegionView(region, memtables, manifest.ssts, manifest.current_generation if with_tail else None)
+    unflushed = manifest.current_generation if with_tail else None
+    return RegionView(region, memtables, manifest.ssts, unflushed, (base.shape,) if with_tail else ())
 
 
 def _tail(base: BaseTable, store: wal.ObjectStore, region: UUID, after: int) -> tuple[Snapshot, ...]:

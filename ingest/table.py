@@ -8,7 +8,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,7 @@ import pyarrow as pa
 import flush
 import wal
 from flush import BaseTable, CommitReport
+from flush.shape import Shape
 from ingest import owners
 from ingest.admission import Admission
 from ingest.base_upkeep import BaseUpkeep
@@ -36,11 +38,12 @@ from ingest.reader import Reader
 from ingest.receipts import Receipt
 from ingest.region_context import RegionContext, Upkeep
 from ingest.region_writer import RegionWriter
+from ingest.reshaping import difference, fitted, reshaped
 from ingest.rows import as_table
 from ingest.tokens import Token, TokenLike
 from ingest.waiting import written
 from ingest.write_queue import Ack, Write
-from memtable import TOMBSTONE, tombstones
+from memtable import TOMBSTONE, InvalidRows, tombstones
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
@@ -69,6 +72,7 @@ class Table(LevelReads):
         super().__init__(base, Reader(base, context.store))
         self._context = context
         self._admission = Admission(context)
+        self._following, self._former = threading.Lock(), list[Shape]()
         self._regions: list[RegionWriter] = []
         steps = CommitSteps(
             waiting=lambda: [writer.waiting() for writer in self._regions if writer.failure is None],
@@ -108,17 +112,18 @@ class Table(LevelReads):
         `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
-        conforming = self._admission.conform(as_table(rows, self.base.schema))
-        return self._write(conforming, Token.parse(token), durable=durable, timeout=timeout)
+        admission, conforming = self._conforming(as_table(rows, self.schema))
+        return self._write(admission, conforming, Token.parse(token), durable=durable, timeout=timeout)
 
     @at_the_edge
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
         """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`."""
-        normalised = normalise_keys(keys, self.base.schema, self.base.key)
-        deleting = tombstones(normalised, self._context.schema).drop_columns(TOMBSTONE)
-        return self._write(deleting, Token.parse(token), durable=durable, timeout=timeout, deletes=True)
+        admission = self._admission
+        normalised = normalise_keys(keys, self.schema, self.key)
+        deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
+        return self._write(admission, deleting, Token.parse(token), durable=durable, timeout=timeout, deletes=True)
 
     @at_the_edge
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
@@ -127,12 +132,12 @@ class Table(LevelReads):
         Raises: Invalid also when a row belongs to another region.
         """
         self._refuse_if_closed()
-        conforming = self._admission.conform(rows)
-        self._admission.check(conforming, deletes=False)
+        admission, conforming = self._conforming(self._brought_up(rows))
+        admission.check(conforming, deletes=False)
         writer = self._writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route by the table's key")
-        return self._acks([(writer, Write(conforming, token=token))])[writer.name]
+        return self._acks([(writer, Write(conforming, token=token, shape=admission.context.shape))])[writer.name]
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -216,14 +221,20 @@ class Table(LevelReads):
             owners.withdraw(self._context.store, writer.region, writer.guard.epoch)
 
     def _write(
-        self, rows: pa.Table, token: Token | None, *, durable: bool, timeout: float | None, deletes: bool = False
+        self,
+        admission: Admission,
+        rows: pa.Table,
+        token: Token | None,
+        *,
+        durable: bool,
+        timeout: float | None,
+        deletes: bool = False,
     ) -> Receipt:
         self._refuse_if_closed()
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]
             raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
-        acks = self._acks(
-            [(writer, Write(part, durable, token, deletes)) for writer, part in self._split(rows, deletes)], timeout
-        )
+        split, shape = self._split(admission, rows, deletes), admission.context.shape
+        acks = self._acks([(to, Write(part, durable, token, deletes, shape=shape)) for to, part in split], timeout)
         return Receipt(
             rows.num_rows,
             any(ack.applied for ack in acks.values()) if acks else True,
@@ -233,13 +244,13 @@ class Table(LevelReads):
     def _acks(self, waiting: Sequence[tuple[RegionWriter, Write]], timeout: float | None = None) -> dict[str, Ack]:
         return written(waiting, within=timeout, clock=self._context.clock)
 
-    def _split(self, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
+    def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
         if len(self._regions) == 1 or not rows.num_rows:
             return [(self._regions[0], rows)] if rows.num_rows else []
         # One region checks what it is given. Of several none may write its part before all of them are fine, and
         # routing reads the key.
-        self._admission.check(rows, deletes=deletes)
+        admission.check(rows, deletes=deletes)
         buckets = self.base.route(rows)
         order = np.argsort(buckets, kind="stable")
         present, starts = np.unique(buckets[order], return_index=True)
@@ -277,7 +288,68 @@ class Table(LevelReads):
             writer.refresh()
         if report.ssts:
             context.models.read(self._reader.base())
+        try:
+            self._take_over()
+        except (wal.WalError, MemWalError) as error:  # the commit is done; who reads or commits next tries again
+            _LOG.warning("%s: cannot take over changed columns yet: %s", self.base.uri, error)
         return report
+
+    # ---- columns that somebody changed ---------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Take over the columns of the newest base version, where they are others. Raises: as a read."""
+        self._refuse_if_closed()
+        self._take_over()
+
+    def _follow(self) -> None:
+        """Before a read is tried again: no memtable is left that has other columns than the base."""
+        for published in self._take_over():
+            published()
+
+    def _take_over(self) -> list[Callable[[], None]]:
+        """Steps 1 and 2 of `ingest.reshaping`; the results, called, wait for step 4. Raises: as `put`."""
+        with self._following:
+            base, context = self._reader.base(), self._context
+            if context.shape is None:
+                return []
+            changed = base.shape != context.shape
+            if changed:
+                context.models.read(base)
+                context = reshaped(context, base)
+            waits = [writer.reshape(context) for writer in self._regions if writer.failure is None]
+            if changed and self._context.shape is not None:
+                what = difference(self._context.shape, base.shape)
+                _LOG.info("%s: rows have the columns of version %d now: %s", base.uri, base.version, what)
+                self._former.append(self._context.shape)
+                # The columns first: who meets a new admission must not make rows for the old ones.
+                self.base, self.schema, self._context, self._admission = base, base.schema, context, Admission(context)
+            return waits
+
+    def _conforming(self, given: pa.Table) -> tuple[Admission, pa.Table]:
+        """Rows in the table's columns, and what brought them there.
+
+        Raises: InvalidRows; Invalid for a column that the table had once.
+        """
+        admission = self._admission
+        try:
+            return admission, admission.conform(given)
+        except InvalidRows:
+            if set(given.column_names) <= set(admission.context.schema.names):
+                raise
+        self._take_over()  # a column that nobody knows may have been added just now
+        for name in given.column_names:
+            if (gone := self._reader.gone.get(name)) is not None:
+                raise Invalid(f"{gone}: leave it out of the rows, or give it its new name")
+        return self._admission, self._admission.conform(given)
+
+    def _brought_up(self, rows: pa.Table) -> pa.Table:
+        """Rows of a stream that was opened when the table had other columns, in those of now."""
+        names, now = rows.column_names, self._context.shape
+        if now is None or names == self.schema.names:
+            return rows
+        former = (shape for shape in reversed(self._former) if names == [n for n in shape.rows.names if n != TOMBSTONE])
+        found = next(former, None)
+        return rows if found is None else fitted(rows, found, now)
 
     def _collect(self, ages: Ages) -> None:
         found = self._collector.collect(self._reader.base(), ages)

@@ -23,7 +23,7 @@ class VectorModels:
 
     def __init__(self) -> None:
         self._current: Mapping[str, VectorModel] = {}
-        self._read_from: frozenset[str] = frozenset()
+        self._read_from: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
 
     def current(self) -> Mapping[str, VectorModel]:
         """Models by column, nothing for a column whose index the base table has not built."""
@@ -39,12 +39,13 @@ class VectorModels:
             return
         try:
             there = [each for each in base.dataset.describe_indices() if each.name in wanted]
-            segments = frozenset(str(segment.uuid) for each in there for segment in each.segments)
-            if segments == self._read_from:
+            columns = tuple(sorted(spec.column for spec in base.indexes if spec.kind == "ivf_pq"))
+            found = (columns, frozenset(str(segment.uuid) for each in there for segment in each.segments))
+            if found == self._read_from:
                 return
             models = base.vector_models()
             MemTable(row_schema(base.schema, base.key), base.key, base.indexes, 0, models=models)  # do they fit?
         except Exception as error:  # noqa: BLE001 - whatever it was, memtables train themselves
             _LOG.warning("%s: cannot read what its vector indexes were trained to: %s", base.uri, error)
             return
-        self._current, self._read_from = models, segments
+        self._current, self._read_from = models, found

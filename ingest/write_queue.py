@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from flush.shape import Shape
 from ingest.levels import RegionView
 from ingest.pending import Pending
+from ingest.region_context import RegionContext
 from ingest.tokens import Token
 from wal import Clock
 
@@ -39,6 +41,7 @@ class Write:
 
     `rows`: in the columns of the row schema but its `_tombstone`, which `deletes` says for all of them. They may share
     memory with their caller, who waits: the region copies them before it acknowledges anything.
+    `shape`: what the rows were brought into; None where the columns of the table never change.
     `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
     """
 
@@ -48,6 +51,7 @@ class Write:
     deletes: bool = False
     done: Pending[Ack] = field(default_factory=Pending)
     copied: bool = False
+    shape: Shape | None = None
     _fate: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> bool:
@@ -72,7 +76,18 @@ class DurableView:
     done: Pending[RegionView] = field(default_factory=Pending)
 
 
-Item = Write | Freeze | DurableView
+@dataclass(slots=True)
+class Reshape:
+    """A request to take rows of another shape from everything that is queued behind it on.
+
+    `done`: the newest generation that waits to be flushed in an older shape, 0 where none does.
+    """
+
+    context: RegionContext
+    done: Pending[int] = field(default_factory=Pending)
+
+
+Item = Write | Freeze | DurableView | Reshape
 """What a region's thread is asked to do."""
 
 

@@ -60,11 +60,13 @@ class IndexSpec:
     column: str
     kind: IndexKind
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    called: str = ""
+    """Its name, where that is not the one below: the column was renamed since."""
 
     @property
     def name(self) -> str:
         """Name of the index in the base table and in SSTs: Lance's own default."""
-        return f"{self.column}_idx"
+        return self.called or f"{self.column}_idx"
 
 
 def vector_width(kind: pa.DataType) -> int | None:

@@ -107,6 +107,10 @@ class WalAppender:
         finally:
             self._in_use.release()
 
+    def recode(self, codec: EntryCodec) -> None:
+        """Encode by `codec` from the next entry on: the table's columns were changed. For the thread that appends."""
+        self._codec = codec
+
     def _check_alive(self) -> None:
         self._guard.check()
         if self._poison is not None:

@@ -19,7 +19,7 @@ class EntryColumns:
 
     Thread safety. Any thread; immutable.
     Invariants. `conform` gives rows in exactly `schema`: columns matched by field id where both sides have ids,
-    else by name; absent ones null, an absent `_tombstone` false, others ignored.
+    else by name (`sources`); absent ones null, an absent `_tombstone` false, others ignored.
     """
 
     def __init__(self, row_schema: pa.Schema) -> None:
@@ -41,19 +41,38 @@ class EntryColumns:
         """
         if table.schema.equals(self.schema) and (written == self.ids or not written or not self.ids):
             return pa.Table.from_arrays(table.columns, schema=self.schema)
-        by_id = {number: name for name, number in written.items()}
-        columns = [self._column(table, field, by_id) for field in self.schema]
+        found = sources(self.schema, self.ids, table.schema, written)
+        columns = [self._column(table, field, found.get(field.name)) for field in self.schema]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
-    def _column(self, table: pa.Table, field: pa.Field, by_id: Mapping[int, str]) -> pa.ChunkedArray | pa.Array:
-        name = by_id.get(self.ids[field.name]) if by_id and field.name in self.ids else field.name
-        if name in table.column_names:
-            return _cast(table[name], field)
+    def _column(self, table: pa.Table, field: pa.Field, source: str | None) -> pa.ChunkedArray | pa.Array:
+        if source is not None:
+            return _cast(table[source], field)
         if field.name == TOMBSTONE:
             return pa.repeat(pa.scalar(False), table.num_rows)
         if not field.nullable:
             raise Corrupt(f"column {field.name!r} is missing and may not be null")
         return pa.nulls(table.num_rows, field.type)
+
+
+def sources(wanted: pa.Schema, ids: Mapping[str, int], found: pa.Schema, written: Mapping[str, int]) -> dict[str, str]:
+    """By column of `wanted` the column of `found` that holds it; a column that is not there is left out.
+
+    `ids`, `written`: field id per column of each, {} where its writer knew none; then the names decide, and for
+    `_tombstone` always. An id that stands under another name is a column that was renamed. Lance gives an id anew once
+    no file of the table has it any more, so where the type is another too, it is another column: Lance changes no type
+    under MemWAL.
+    """
+    by_id = {number: name for name, number in written.items() if name != TOMBSTONE}
+    matches = {}
+    for field in wanted:
+        source = field.name
+        if by_id and field.name in ids:
+            source = by_id.get(ids[field.name], "")
+        place = found.get_field_index(source)
+        if place >= 0 and (source == field.name or found.field(place).type == field.type):
+            matches[field.name] = source
+    return matches
 
 
 def field_ids(schema: pa.Schema) -> dict[str, int]:

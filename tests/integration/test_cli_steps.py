@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_flush_then_commit_without_a_daemon(
     code, out, err = command("commit", config)
     assert (code, err) == (0, "")
     assert out.startswith("committed 10 rows inserted, 5 rows updated, 2 rows deleted: 2 SSTs of 2 regions are version")
+    assert re.search(r", [0-9.]+ (bytes|kB) written to [1-9]\d* files? in [0-9.]+ s\n", out), out
     assert len(out.splitlines()) == 1
     assert lance.dataset(uri).count_rows() == 108
     epochs = [region["epoch"] for region in json.loads(command("status", config, "--json")[1])["regions"]]

@@ -15,6 +15,7 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable
+from flush.field_ids import column_ids, first_ids
 from memtable import IndexSpec, InvalidRows
 from wal import Corrupt, bucket_region
 
@@ -140,6 +141,14 @@ def test_a_table_that_repeats_a_key_is_not_adopted(uri: str) -> None:
     with pytest.raises(InvalidRows, match="1 of 3 rows repeat a key of id"):
         BaseTable.adopt(uri, ["id"], 2, [])
     assert lance.dataset(uri).version == 1
+
+
+def test_the_ids_of_a_new_tables_columns_are_known_before_it_is_written(uri: str) -> None:
+    nested = pa.struct([pa.field("x", pa.list_(pa.struct([("y", pa.int64()), ("z", pa.string())]))), ("w", pa.int8())])
+    kinds = {"a": pa.int64(), "b": nested, "c": pa.list_(pa.float32(), 4), "d": pa.large_list(pa.int64())}
+    schema = pa.schema([*((name, kind) for name, kind in kinds.items()), ("e", pa.timestamp("us")), ("f", nested)])
+    dataset = lance.write_dataset(schema.empty_table(), uri)
+    assert first_ids(schema) == column_ids(dataset)
 
 
 def test_field_ids_with_gaps_are_kept(uri: str) -> None:

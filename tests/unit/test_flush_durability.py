@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lance
+import pyarrow as pa
 import pytest
 
 from flush.durability import sync_table
@@ -56,3 +59,35 @@ def test_a_table_given_as_a_url_of_a_file_is_synced_too(
     synced.clear()
     sync_table(lance.dataset(f"file://{uri}"))
     assert any(path.suffix == ".lance" for path in synced)
+
+
+def test_many_files_are_synced_side_by_side_before_any_directory(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = lance.write_dataset(pa.table({"id": range(64)}), uri, max_rows_per_file=1)
+    order: list[Path] = []
+    threads: set[int] = set()
+
+    def noted(descriptor: int) -> None:
+        order.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(os, "fsync", noted)
+    sync_table(dataset)
+    files = [path for path in order if path.is_file()]
+    assert len([path for path in files if path.suffix == ".lance"]) == 64
+    assert len(files) == len(set(files))
+    assert order[: len(files)] == files
+    assert len(threads) > 1
+
+
+@pytest.mark.parametrize("at", [0, 40, 63])
+def test_a_file_that_cannot_be_synced_is_an_error(uri: str, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    dataset = lance.write_dataset(pa.table({"id": range(64)}), uri, max_rows_per_file=1)
+    broken = dataset.get_fragments()[at].metadata.files[0].path
+
+    def failing(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == broken:
+            raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="the disk is broken"):
+        sync_table(dataset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -147,6 +148,25 @@ def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(
     rows = shuffled(list(route(iter([newer, older]))))
     list(SendTask(endpoint, table.base.regions, "query", 0, 30.0)(iter([rows])))
     assert set(table.scan(["name"])["name"].to_pylist()) == {f"row {id} v1" for id in range(20)}
+
+
+def test_columns_that_are_changed_between_two_micro_batches_are_found_by_workers_and_owner(
+    route: RouteTask, owner: tuple[Any, str], made: Any, uri: str
+) -> None:
+    """Both have the table open, and neither is told."""
+    table, endpoint = owner
+
+    def send(rows: pa.Table, batch: int) -> None:
+        routed = shuffled(list(route(iter([placed(rows)]))))
+        list(SendTask(endpoint, table.base.regions, "query", batch, 30.0)(iter([routed])))
+
+    send(made.table(range(10)), 0)
+    lance.dataset(uri).add_columns(pa.field("grade", pa.int64()))
+    lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
+    newer = made.table(range(10, 20)).append_column("grade", pa.array([7] * 10))
+    send(newer.rename_columns([name.replace("price", "cost") for name in newer.column_names]), 1)
+    found = {row["id"]: row for row in table.scan(["id", "cost", "grade"]).to_pylist()}
+    assert found == {id: {"id": id, "cost": made.row(id)["price"], "grade": None if id < 10 else 7} for id in range(20)}
 
 
 def test_a_batch_that_is_sent_again_is_acked_and_not_applied(

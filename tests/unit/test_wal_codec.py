@@ -150,7 +150,7 @@ def with_ids(**columns: tuple[int, Any]) -> pa.Schema:
 
 
 def test_columns_are_matched_by_field_id_then_name(make_codec: Make) -> None:
-    old = make_codec(with_ids(key=(0, pa.int64()), dropped=(1, pa.int64()), price=(2, pa.int32())))
+    old = make_codec(with_ids(key=(0, pa.int64()), dropped=(1, pa.int64()), price=(2, pa.int64())))
     rows = pa.table({"key": [1], "dropped": [2], "price": [3], "_tombstone": [True]}, schema=old.no_rows.schema)
     data = old.encode(HEADER, rows)
     new = with_ids(key=(0, pa.int64()), cost=(2, pa.int64()), dropped=(4, pa.int64()), added=(3, pa.string()))
@@ -160,6 +160,16 @@ def test_columns_are_matched_by_field_id_then_name(make_codec: Make) -> None:
     assert make_codec(new.set(0, pa.field("key", pa.int64()))).decode(1, data).rows.to_pylist() == [
         {"key": 1, "cost": None, "dropped": 2, "added": None, "_tombstone": True}
     ]
+
+
+def test_an_id_that_lance_gave_anew_to_a_column_of_another_type_pairs_nothing(make_codec: Make) -> None:
+    """Once no file has a dropped column any more, the next one that is added gets its id."""
+    old = make_codec(with_ids(key=(0, pa.int64()), dropped=(1, pa.string())))
+    rows = pa.table({"key": [1], "dropped": ["x"], "_tombstone": [False]}, schema=old.no_rows.schema)
+    data = old.encode(HEADER, rows)
+    for kind in (pa.int64(), pa.large_string()):
+        new = make_codec(with_ids(key=(0, pa.int64()), added=(1, kind)))
+        assert new.decode(1, data).rows.to_pylist() == [{"key": 1, "added": None, "_tombstone": False}]
 
 
 def test_a_key_column_the_entry_lacks_is_corrupt(codec: EntryCodec, make_codec: Make) -> None:

@@ -1,0 +1,388 @@
+"""Somebody changes the table with Lance while it is open: reads, puts and commits go on, and no row is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flush
+import ingest
+import wal
+from flush.verification import verify_table
+from ingest.flight_server import FlightService
+from ingest.stored_table import StoredTable
+from tests.conftest import Made, wait_until
+
+LEVELS = ("committed", "flushed", "durable", "latest")
+WAYS = ("embedded", "daemon", "storage")
+
+
+class Open:
+    """One owner with rows at every level (0-9 base, 10-19 SST, 20-29 memtable), and whoever reads it as `way` says."""
+
+    def __init__(self, table: Any, reader: Any, uri: str, made: Made) -> None:
+        self.table, self.reader, self.uri, self.made = table, reader, uri, made
+
+    @property
+    def lance(self) -> Any:
+        return lance.dataset(self.uri)
+
+    def there(self, level: str = "latest") -> dict[int, Any]:
+        return {row["id"]: row for row in self.reader.scan(level=level).to_pylist()}
+
+    def expected(self, ids: Any, **changed: Any) -> dict[int, Any]:
+        """The rows as they were put, but for `changed`: a column's new name, or None where it is gone."""
+        rows = {}
+        for id in ids:
+            row = {changed.get(name, name): value for name, value in self.made.row(id).items()}
+            rows[id] = {name: value for name, value in row.items() if name is not None}
+        return rows
+
+    def drain(self) -> None:
+        self.table.flush()
+        self.table.commit()
+
+
+@pytest.fixture(params=WAYS)
+def opened(request: Any, open_small: Callable[..., Any], uri: str, made: Made) -> Iterator[Open]:
+    with ExitStack() as stack:
+        table = open_small()
+        for first in (0, 10, 20):
+            table.put(made.rows(range(first, first + 10)))
+            if first < 20:
+                table.flush()
+            if first < 10:
+                table.commit()
+        reader = table
+        if request.param == "daemon":
+            service = FlightService(table, "grpc://127.0.0.1:0")
+            stack.callback(service.shutdown)
+            reader = stack.enter_context(ingest.connect(f"grpc://127.0.0.1:{service.port}"))
+        if request.param == "storage":
+            reader = StoredTable(flush.BaseTable.open(uri), wal.open_store(uri))
+        assert len(Open(table, reader, uri, made).there()) == 30
+        yield Open(table, reader, uri, made)
+
+
+def writer(opened: Open) -> Any:
+    """Who can put: the daemon's client, or the owner."""
+    return opened.table if isinstance(opened.reader, StoredTable) else opened.reader
+
+
+def sound(uri: str) -> None:
+    found = verify_table(wal.open_store(uri), uri, deep=True)
+    assert not found.findings, found.findings
+
+
+# ---- reads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dropped", ["name", "price", "body", "vector"])
+def test_reads_of_an_open_table_go_on_without_a_dropped_column(opened: Open, dropped: str) -> None:
+    opened.lance.drop_columns([dropped])
+    version = opened.lance.version
+    for level in LEVELS:
+        ids = {"committed": range(10), "flushed": range(20)}.get(level, range(30))
+        assert opened.there(level) == opened.expected(ids, **{dropped: None})
+    told = f"column '{dropped}' was dropped from the table in version {version}"
+    reader = opened.reader
+    reads: list[Callable[[], Any]] = [
+        lambda: reader.scan([dropped]),
+        lambda: reader.get([5], [dropped]),
+        lambda: reader.count(f"{dropped} IS NOT NULL"),
+        lambda: reader.search(dropped, [0.0] * 8),
+        lambda: reader.match(dropped, "harbor"),
+    ]
+    for read in reads:
+        with pytest.raises(ingest.Invalid, match=told) as refused:
+            read()
+        assert "\n" not in str(refused.value)
+    assert reader.count() == 30
+    assert reader.get([5, 15, 25], ["id"]).num_rows == 3
+
+
+def test_reads_of_an_open_table_show_an_added_column_as_null(opened: Open) -> None:
+    opened.lance.add_columns(pa.field("grade", pa.int64()))
+    for level in LEVELS:
+        ids = {"committed": range(10), "flushed": range(20)}.get(level, range(30))
+        assert opened.there(level) == {id: row | {"grade": None} for id, row in opened.expected(ids).items()}
+    assert opened.reader.count("grade IS NULL") == 30
+    assert opened.reader.count("grade = 7") == 0
+
+
+@pytest.mark.parametrize("old", ["name", "price", "body", "vector"])
+def test_a_renamed_column_keeps_its_values_at_every_level(opened: Open, old: str) -> None:
+    opened.lance.alter_columns({"path": old, "name": "other"})
+    expected = opened.expected(range(30), **{old: "other"})
+    for level in LEVELS:
+        ids = {"committed": range(10), "flushed": range(20)}.get(level, range(30))
+        assert opened.there(level) == {id: expected[id] for id in ids}
+    with pytest.raises(ingest.Invalid, match=f"column '{old}' is called 'other' since version"):
+        opened.reader.scan([old])
+    if old == "vector":  # the index goes with its column
+        assert opened.reader.search("other", expected[25]["other"], k=1)["id"].to_pylist() == [25]
+    if old == "body":
+        word = expected[25]["other"].split()[0]
+        found = opened.reader.match("other", word, k=100)["id"].to_pylist()
+        assert sorted(found) == [id for id, row in expected.items() if word in row["other"]]
+    opened.drain()
+    assert opened.there("committed") == expected
+    assert {spec.name for spec in flush.BaseTable.open(opened.uri).indexes} == {"vector_idx", "body_idx", "price_idx"}
+    sound(opened.uri)
+
+
+def test_a_column_dropped_and_added_anew_has_no_values_of_the_old_one(opened: Open) -> None:
+    opened.lance.drop_columns(["price"])
+    opened.lance.add_columns(pa.field("price", pa.int64()))
+    expected = {id: row | {"price": None} for id, row in opened.expected(range(30)).items()}
+    assert opened.there() == expected
+    opened.drain()
+    assert opened.there("committed") == expected
+
+
+# ---- puts, flushes, commits ------------------------------------------------------------------------------------------
+
+
+def test_a_put_with_an_added_column_is_taken_at_once(opened: Open, made: Made) -> None:
+    """Nobody read or committed since: the put itself finds out."""
+    opened.lance.add_columns(pa.field("grade", pa.int64()))
+    writer(opened).put([made.row(5, 1) | {"grade": 7}, made.row(40) | {"grade": 8}])
+    writer(opened).put(made.rows([41]))  # and one without it
+    expected = {id: row | {"grade": None} for id, row in opened.expected([*range(30), 40, 41]).items()}
+    expected[5] = made.row(5, 1) | {"grade": 7}
+    expected[40]["grade"] = 8
+    assert opened.there() == expected
+    opened.drain()
+    assert opened.there("committed") == expected
+    sound(opened.uri)
+
+
+def test_a_put_with_a_dropped_column_is_refused_in_one_line_once_it_is_known(opened: Open, made: Made) -> None:
+    opened.lance.drop_columns(["price"])
+    opened.table.put(made.rows([30]))  # nobody has looked: taken, and the dropped column is left out at the commit
+    assert len(opened.there()) == 31
+    assert opened.table.count() == 31
+    told = "column 'price' was dropped from the table in version [0-9]+: leave it out of the rows"
+    with pytest.raises(ingest.Invalid, match=told) as refused:
+        writer(opened).put(made.rows([31]))
+    assert "\n" not in str(refused.value)
+    writer(opened).put([{name: value for name, value in made.row(31).items() if name != "price"}])
+    writer(opened).delete([0, 20])
+    expected = opened.expected([*range(1, 20), *range(21, 32)], price=None)
+    assert opened.there() == expected
+    opened.drain()
+    assert opened.there("committed") == expected
+    sound(opened.uri)
+
+
+def test_a_column_that_never_was_is_refused_as_before(opened: Open, made: Made) -> None:
+    with pytest.raises(ingest.Invalid, match="column 'grade' is not in the table"):
+        writer(opened).put([made.row(5) | {"grade": 7}])
+
+
+@pytest.mark.parametrize("first", ["flush", "commit", "put"])
+def test_whatever_comes_first_after_a_change_loses_nothing(opened: Open, made: Made, first: str) -> None:
+    opened.lance.alter_columns({"path": "price", "name": "cost"})
+    opened.lance.add_columns(pa.field("grade", pa.int64()))
+    opened.lance.drop_columns(["name"])
+    {"flush": opened.table.flush, "commit": opened.table.commit, "put": lambda: opened.table.put(made.rows([30]))}[
+        first
+    ]()
+    ids = range(31 if first == "put" else 30)
+    expected = {id: row | {"grade": None} for id, row in opened.expected(ids, price="cost", name=None).items()}
+    assert opened.there() == expected
+    opened.drain()
+    assert opened.there("committed") == expected
+    sound(opened.uri)
+
+
+def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open) -> None:
+    """What is replayed was put before, in the old columns; what was flushed too."""
+    opened.lance.alter_columns({"path": "price", "name": "cost"}, {"path": "vector", "name": "at"})
+    opened.lance.drop_columns(["name"])
+    expected = opened.expected(range(30), price="cost", vector="at", name=None)
+    with ingest.open(opened.uri, settings={"commit": {"interval": "0s"}}) as again:  # fences the first owner
+        assert {row["id"]: row for row in again.scan().to_pylist()} == expected
+        again.flush()
+        again.commit()
+        assert {row["id"]: row for row in again.scan(level="committed").to_pylist()} == expected
+    sound(opened.uri)
+
+
+def test_a_table_that_commits_by_itself_takes_a_change_over(
+    open_small: Callable[..., Any], uri: str, made: Made
+) -> None:
+    table = open_small(commit="100ms")
+    table.put(made.rows(range(10)))
+    wait_until(lambda: table.count(level="committed") == 10)
+    lance.dataset(uri).add_columns(pa.field("grade", pa.int64()))
+    table.put(made.rows(range(10, 20)))
+    wait_until(lambda: table.count(level="committed") == 20)
+    wait_until(lambda: "grade" in table.schema.names)
+
+
+# ---- indexes, and older versions -------------------------------------------------------------------------------------
+
+
+def test_an_index_dropped_by_somebody_is_missed_by_no_read_and_built_again(opened: Open, made: Made) -> None:
+    """It is part of what the table was set up with; who wants to be rid of it drops the column."""
+    for name in ("body_idx", "price_idx"):
+        opened.lance.drop_index(name)
+    expected = opened.expected(range(30))
+    word = expected[5]["body"].split()[0]
+    matching = [id for id, row in expected.items() if word in row["body"].split()]
+    assert sorted(opened.reader.match("body", word, k=100)["id"].to_pylist()) == matching
+    assert opened.reader.count("price >= 0") == 30
+    opened.drain()
+    assert {"body_idx", "price_idx"} <= {index.name for index in opened.lance.describe_indices()}
+    assert sorted(opened.reader.match("body", word, k=100)["id"].to_pylist()) == matching
+
+
+def test_an_index_made_by_somebody_changes_nothing(opened: Open) -> None:
+    opened.lance.create_scalar_index("name", "BTREE", name="theirs")
+    assert opened.reader.count("name = 'row 5 v0'") == 1
+    opened.drain()
+    assert opened.there() == opened.expected(range(30))
+    assert "theirs" in {index.name for index in opened.lance.describe_indices()}
+
+
+def test_an_older_version_restored_before_its_ssts_were_pruned(
+    opened: Open, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SSTs that it does not hold are still listed: they are read, and committed again."""
+    before = opened.lance.version
+    with monkeypatch.context() as patched:
+        patched.setattr("flush.committer._prune_all", lambda *_: None)
+        opened.drain()
+    lance.dataset(opened.uri, version=before).restore()
+    assert opened.there() == opened.expected(range(30))
+    opened.drain()
+    assert opened.there("committed") == opened.expected(range(30))
+
+
+def test_an_older_version_restored_after_its_ssts_were_pruned_says_what_to_do(opened: Open, made: Made) -> None:
+    """Rows that were committed after that version are gone with it, as asked for; nothing else is."""
+    before = opened.lance.version
+    opened.drain()
+    whole = opened.lance.version
+    lance.dataset(opened.uri, version=before).restore()
+    writer(opened).put(made.rows([50]))
+    opened.table.flush()
+    assert opened.there() == opened.expected([*range(10), 50])
+    with pytest.raises(ingest.Corrupted, match=f"restore version {whole} of the base table") as refused:
+        opened.table.commit()
+    assert "\n" not in str(refused.value)
+    lance.dataset(opened.uri, version=whole).restore()
+    opened.drain()
+    assert opened.there("committed") == opened.expected([*range(30), 50])
+
+
+def test_columns_of_a_version_that_was_restored_are_followed_back(opened: Open, made: Made) -> None:
+    opened.drain()
+    before = opened.lance.version
+    opened.lance.drop_columns(["price"])
+    assert opened.there() == opened.expected(range(30), price=None)
+    lance.dataset(opened.uri, version=before).restore()
+    assert opened.there() == opened.expected(range(30))
+    writer(opened).put(made.rows([30]))
+    opened.drain()
+    assert opened.there("committed") == opened.expected(range(31))
+
+
+def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(opened: Open, made: Made) -> None:
+    whole = opened.lance.version
+    opened.lance.drop_columns(["id"])
+    for act in (opened.reader.scan, opened.table.commit):
+        with pytest.raises(ingest.Invalid, match="its key columns are gone from version") as refused:
+            act()
+        assert "\n" not in str(refused.value)
+    opened.table.put(made.rows([30]))  # what is acknowledged is in the log
+    opened.table.flush()
+    lance.dataset(opened.uri, version=whole).restore()
+    opened.drain()
+    assert opened.there() == opened.expected(range(31))
+
+
+# ---- races -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
+    open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put was brought into the old columns; before its region gets it, another thread takes a change over."""
+    table = open_small()
+    table.put(made.rows(range(10)))
+    submit = ingest.table.written
+
+    def late(*arguments: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
+        lance.dataset(uri).drop_columns(["name"])
+        table.count()
+        assert "cost" in table.schema.names
+        return submit(*arguments, **more)
+
+    monkeypatch.setattr(ingest.table, "written", late)
+    table.put(made.rows([10, 11], 1))
+    expected = Open(table, table, uri, made).expected(range(10), price="cost", name=None)
+    for id in (10, 11):
+        row = made.row(id, 1)
+        expected[id] = {"id": id, "cost": row["price"], "body": row["body"], "vector": row["vector"]}
+    assert Open(table, table, uri, made).there() == expected
+
+
+def test_a_stream_opened_before_the_change_is_applied_in_the_new_columns(
+    open_small: Callable[..., Any], uri: str, made: Made
+) -> None:
+    """The Spark sink's way in: a region's rows, in the columns that the owner had when the stream began."""
+    table = open_small(regions=1)
+    table.put(made.rows(range(10)))
+    rows = made.table(range(10, 20))
+    lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
+    lance.dataset(uri).drop_columns(["body"])
+    table.count()
+    table.put_region(table.base.regions[0], rows, None)
+    opened = Open(table, table, uri, made)
+    assert opened.there() == opened.expected(range(20), price="cost", body=None)
+
+
+def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
+    open_small: Callable[..., Any], uri: str, made: Made
+) -> None:
+    table = open_small(wal={"linger_max": "1h"})
+    table.put(made.rows(range(10)), durable=False)
+    lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
+    opened = Open(table, table, uri, made)
+    assert opened.there() == opened.expected(range(10), price="cost")
+    table.put([{"id": 10, "cost": 1}], durable=False)
+    table.close()
+    with ingest.open(uri, settings={"commit": {"interval": "0s"}}) as again:
+        found = Open(again, again, uri, made).there()
+    assert found.pop(10)["cost"] == 1
+    assert found == opened.expected(range(10), price="cost")
+
+
+def test_a_search_after_the_vector_column_of_a_large_table_was_renamed(
+    open_small: Callable[..., Any], uri: str, made: Made
+) -> None:
+    """With an index that is built, and a model that memtables and SSTs take from it."""
+    table = open_small()
+    table.put(made.rows(range(400)))
+    table.flush()
+    table.commit()
+    lance.dataset(uri).alter_columns({"path": "vector", "name": "at"})
+    table.put([{"id": 1000, "at": [9.0] * 8}, {"id": 1001, "at": None}])
+    assert table.search("at", np.full(8, 9.0), k=1)["id"].to_pylist() == [1000]
+    table.flush()
+    table.put([{"id": 1002, "at": [8.9] * 8}])
+    assert table.search("at", np.full(8, 9.0), k=2)["id"].to_pylist() == [1000, 1002]
+    table.flush()
+    table.commit()
+    assert table.search("at", np.full(8, 9.0), k=2, level="committed")["id"].to_pylist() == [1000, 1002]
+    assert sum(index.name == "vector_idx" for index in lance.dataset(uri).describe_indices()) == 1
