@@ -44,6 +44,7 @@ class BaseTable:
     """
 
     uri: str
+    """Absolute, so that it names this table from whatever directory it is used later."""
     dataset: lance.LanceDataset
     version: int
     schema: pa.Schema
@@ -207,7 +208,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
     return BaseTable(
-        uri=uri,
+        uri=uri if "://" in uri else store.url(""),
         dataset=dataset,
         version=dataset.version,
         schema=schema,
