@@ -1,0 +1,89 @@
+"""Tables that were cloned, cut off from their regions, put back, written over, or named by a path that moves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+import ingest
+from tests.conftest import Made
+
+Open = Callable[..., Any]
+
+
+def filled(open_small: Open, made: Made, at: str, commits: int = 3) -> None:
+    with open_small(at) as table:
+        for version in range(commits):
+            table.put(made.rows(range(10), version))
+            table.flush()
+            table.commit()
+
+
+def versions_of_rows(table: Any) -> dict[int, str]:
+    return {row["id"]: row["name"].split()[-1] for row in table.scan(["id", "name"]).to_pylist()}
+
+
+def without_its_regions(uri: str, _: Path) -> str:
+    shutil.rmtree(f"{uri}/_mem_wal")
+    return uri
+
+
+def cloned(uri: str, tmp_path: Path) -> str:
+    dataset = lance.dataset(uri)
+    dataset.shallow_clone(str(tmp_path / "clone"), dataset.version)
+    return str(tmp_path / "clone")
+
+
+@pytest.mark.parametrize("move", [without_its_regions, cloned])
+def test_a_base_table_without_its_regions_takes_rows_that_stay(
+    open_small: Open, made: Made, uri: str, tmp_path: Path, move: Callable[[str, Path], str]
+) -> None:
+    """Its regions begin above what is committed: an SST with a number from 1 on would pass for a committed one."""
+    filled(open_small, made, uri)
+    there = move(uri, tmp_path)
+    with open_small(there) as table:
+        expected = {id: "v9" if id in range(5, 15) else "v2" for id in range(15)}
+        table.put(made.rows(range(5, 15), 9))
+        assert versions_of_rows(table) == expected
+        table.flush()
+        assert versions_of_rows(table) == expected
+        assert table.commit().ssts == 2
+        assert versions_of_rows(table) == expected
+    with open_small(there) as table:
+        assert versions_of_rows(table) == expected
+
+
+def test_regions_older_than_their_base_table_are_refused(
+    open_small: Open, made: Made, uri: str, tmp_path: Path
+) -> None:
+    """Their log would put rows again over newer ones, and what they publish would be taken for committed."""
+    filled(open_small, made, uri, commits=1)
+    shutil.copytree(f"{uri}/_mem_wal", tmp_path / "backup")
+    filled(open_small, made, uri, commits=2)
+    shutil.rmtree(f"{uri}/_mem_wal")
+    shutil.copytree(tmp_path / "backup", f"{uri}/_mem_wal")
+    with pytest.raises(ingest.Corrupted, match="restore the whole table from one backup"):
+        open_small(uri)
+
+
+def test_a_relative_path_names_the_table_from_every_directory(
+    open_small: Open, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that changes its directory commits to the table that it opened, not to a namesake."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    filled(open_small, made, str(tmp_path / "there" / "small"))
+    monkeypatch.chdir(tmp_path / "here")
+    with open_small("small") as table:
+        table.put(made.rows(range(20, 30), 1))
+        table.flush()
+        monkeypatch.chdir(tmp_path / "there")
+        table.commit()
+        assert versions_of_rows(table) == dict.fromkeys(range(20, 30), "v1")
+    rows = {place: lance.dataset(str(tmp_path / place / "small")).count_rows() for place in ("here", "there")}
+    assert rows == {"here": 10, "there": 10}
