@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -65,17 +65,24 @@ def parse_plan_key(key: str) -> tuple[UUID, int] | None:
     return (UUID(found["region"]), parse_rev(found["rev"])) if found else None
 
 
-def uncommitted(manifests: Sequence[RegionManifest], committed: Mapping[UUID, int]) -> list[RegionPlan]:
-    """Per region everything above what is committed. Pure.
+def uncommitted(
+    manifests: Sequence[RegionManifest],
+    committed: Mapping[UUID, int],
+    taken_back: Callable[[], Mapping[UUID, int]] = dict,
+) -> list[RegionPlan]:
+    """Per region everything above what is committed.
 
     `committed` must be read *after* the manifests: a committer beside us prunes them only after its commit.
-    Raises Corrupt where generations are missing between the two.
+    `taken_back`: asked only where generations are missing between the two; see `flush.restored`.
+    Raises Corrupt where some are missing that nobody took back.
     """
     plans = []
     for manifest in manifests:
         done = committed.get(manifest.region_id, 0)
         ssts = tuple(sst for sst in manifest.ssts if sst.generation > done)
         if ssts:
+            if ssts[0].generation > done + 1:
+                done = max(done, min(taken_back().get(manifest.region_id, 0), ssts[0].generation - 1))
             _check_contiguous(manifest, ssts, done)
             plans.append(RegionPlan(manifest.region_id, ssts))
     return plans
@@ -141,5 +148,6 @@ def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: i
     if found != wanted:
         raise Corrupt(
             f"region {manifest.region_id}: generation {done} is committed, published next are {found}, "
-            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup"
+            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup, or the base "
+            "table if that lost its newest versions"
         )

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 import lance
@@ -45,6 +46,7 @@ from flush.errors import CountMismatch
 from flush.index_catchup import catch_up
 from flush.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from flush.patience import Patience
+from flush.restored import taken_back
 from flush.strangers import added_keys, delete_rows, lance_tells_apart, look_back, rows_of, superseded
 from wal import Clock, Corrupt, Ids, ManifestStore, ObjectStore, RegionManifest, SystemIds
 from wal.layout import regions
@@ -173,7 +175,7 @@ class _Rounds:
 
     def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
         """Step 2."""
-        everything = uncommitted(manifests, base.committed)
+        everything = uncommitted(manifests, base.committed, partial(taken_back, self.store, base.version))
         whole = {plan.region: plan for plan in everything}
         return [
             agree(self.store, whole[part.region], clock=self.clock, last=part.last, by=self.me)

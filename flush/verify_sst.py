@@ -25,6 +25,7 @@ from flush.bloom import BLOOM_NAME, contains
 from flush.finding import Finding, View, said, spans, unreadable
 from flush.key_encoding import sort_form
 from flush.key_sidecar import PAGE_ROWS, SIDECAR_DIR
+from flush.restored import taken_back
 from flush.row_diff import Mask, repeated
 from wal import SsTable
 from wal.layout import manifest_prefix, sst_key
@@ -44,6 +45,9 @@ def check_list(view: View, region: UUID) -> Iterator[Finding]:
         yield Finding("region", where, what, "stop the program that claimed it, and move its directory away")
     wanted = range(done + 1, current)
     missing = sorted(set(wanted) - {sst.generation for sst in manifest.ssts})
+    if missing:
+        back = taken_back(view.store, view.base.version).get(region, 0)
+        missing = [generation for generation in missing if generation > back]
     for first, last in spans(missing):
         what = (
             f"version {manifest.version}: {said('generation', first, last)}, above the committed {done}: rows are lost"

@@ -220,8 +220,8 @@ class _Claimer:
         if current.current_generation <= self.committed:
             raise Corrupt(
                 f"region {self.region_id}: generation {self.committed} is committed, but manifest version "
-                f"{current.version} publishes {current.current_generation} next: it is older than the base table; restore "
-                "the whole table from one backup"
+                f"{current.version} publishes {current.current_generation} next: it is older than the base table; "
+                "restore the whole table from one backup"
             )
 
     def _expect_no_entries(self, tip: int) -> None:

@@ -11,7 +11,11 @@ import lance
 import pytest
 
 import ingest
+from flush import BaseTable
+from flush.finding import Finding
+from flush.verification import verify_table
 from tests.conftest import Made
+from wal import open_store
 
 Open = Callable[..., Any]
 
@@ -87,3 +91,44 @@ def test_a_relative_path_names_the_table_from_every_directory(
         assert versions_of_rows(table) == dict.fromkeys(range(20, 30), "v1")
     rows = {place: lance.dataset(str(tmp_path / place / "small")).count_rows() for place in ("here", "there")}
     assert rows == {"here": 10, "there": 10}
+
+
+def test_after_a_restore_of_the_base_table_commits_go_on(open_small: Open, made: Made, uri: str) -> None:
+    """What was taken back is missing between what is committed and what is published; that is no lost manifest."""
+    filled(open_small, made, uri)
+    with open_small(uri) as table:
+        table.put(made.rows([50], 4))
+        table.flush()
+        lance.dataset(uri, version=restorable(uri)).restore()
+        expected = dict.fromkeys(range(10), "v1") | {50: "v4"}
+        assert versions_of_rows(table) == expected
+        assert not findings(uri)
+        table.commit()
+        assert versions_of_rows(table) == expected
+        assert not findings(uri)
+    assert lance.dataset(uri).count_rows() == 11
+
+
+def test_generations_that_nobody_took_back_are_missed(open_small: Open, made: Made, uri: str) -> None:
+    """The base lost its newest version: to go on would lose its rows in silence."""
+    filled(open_small, made, uri)
+    newest = min(Path(uri, "_versions").glob("*.manifest"))
+    while lance.dataset(uri).version > restorable(uri):
+        newest.unlink()
+        newest = min(Path(uri, "_versions").glob("*.manifest"))
+    with open_small(uri) as table:
+        table.put(made.rows(range(50, 60), 4))
+        table.flush()
+        with pytest.raises(ingest.Corrupted, match="generation 3 is missing"):
+            table.commit()
+    assert {each.check for each in findings(uri)} == {"generations"}
+
+
+def restorable(uri: str) -> int:
+    """The newest version that holds generation 2 and not 3."""
+    numbers = sorted((each["version"] for each in lance.dataset(uri).versions()), reverse=True)
+    return next(n for n in numbers if set(BaseTable.open(uri, version=n).committed.values()) == {2})
+
+
+def findings(uri: str) -> tuple[Finding, ...]:
+    return verify_table(open_store(uri), uri).findings
