@@ -166,7 +166,8 @@ class _Rounds:
                 self._commit(base, plans)
         except (PlanBehind, _Overtaken) as news:
             self.patience.wait(news)
-        except (OSError, RuntimeError, Corrupt) as error:  # Corrupt: others committed these SSTs, which were collected
+        except (OSError, RuntimeError, ValueError, Corrupt) as error:
+            # Corrupt: others committed these SSTs, which were collected. ValueError: this version was cleaned up.
             _expect_conflict(base.dataset, error)
             self.patience.wait(error)
         else:
@@ -252,7 +253,7 @@ def _caught_up(base: BaseTable, patience: Patience, tally: Tally) -> BaseTable:
         before = base.version
         try:
             moved = catch_up(base.dataset, base.indexes)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             _expect_conflict(base.dataset, error)
             patience.wait(error)
             base = BaseTable.open(base.uri, base.storage_options)
