@@ -32,6 +32,8 @@ from flush.table_setup import (
 from flush.vector_models import vector_models
 from memtable import IndexSpec, InvalidRows, VectorModel, check_indexes, key_columns, row_schema
 from wal import EntryCodec, ObjectStore, WalFormat, codec_for, open_store
+from wal import regions as regions_of
+from wal.layout import ROOT, manifest_prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,10 @@ class BaseTable:
         is returned as it is. The key must be without nulls and duplicates, which is checked by reading its columns.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """
-        dataset = _existing(open_store(uri, storage_options), uri, None)
+        store = open_store(uri, storage_options)
+        dataset = _existing(store, uri, None)
+        if dataset.mem_wal_index_details() is None:
+            _refuse_written_over(uri, dataset, store)
         if REGIONS not in metadata_of(dataset):
             key, details = _key_of(uri, dataset, key), dataset.mem_wal_index_details()
             keyed, setup = keyed_schema(dataset.schema, key, {}), Setup(buckets, tuple(indexes), wal_format or "lance")
@@ -140,6 +145,7 @@ class BaseTable:
             raise _not_a_table(uri)
         metadata = metadata_of(dataset)
         if REGIONS in metadata and dataset.mem_wal_index_details() is None:
+            _refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
         return BaseTable.open(uri, storage_options)
 
@@ -196,6 +202,8 @@ class BaseTable:
 def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTable:
     metadata, details = metadata_of(dataset), dataset.mem_wal_index_details()
     if details is None or REGIONS not in metadata:
+        if details is None:
+            _refuse_written_over(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
     setup = read_setup(metadata)
     schema = pa.schema(list(dataset.schema))
@@ -221,6 +229,20 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
         _hash=BucketHash(dataset, key[0], len(regions)),
+    )
+
+
+def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
+    """A table without Lance's MemWAL index whose regions were claimed: by the protocol they never are before it exists.
+
+    What is committed went with the index, so nobody can tell which SSTs the rows that are there hold.
+    """
+    if not any(list(store.list(manifest_prefix(region))) for region in regions_of(store)):
+        return
+    raise UnsupportedTable(
+        f"{uri}: version {dataset.version} was written over by another program, and the progress of its regions is "
+        "gone; restore the version before that (LanceDataset.restore), or, to keep its rows as they are and give up "
+        f"those that were not committed, move {store.url(ROOT.rstrip('/'))} away and run `memwal init`"
     )
 
 

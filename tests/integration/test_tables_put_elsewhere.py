@@ -124,6 +124,41 @@ def test_generations_that_nobody_took_back_are_missed(open_small: Open, made: Ma
     assert {each.check for each in findings(uri)} == {"generations"}
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["with the schema's metadata", "without"])
+def test_a_table_that_was_written_over_is_refused_and_says_how_to_go_on(
+    open_small: Open, made: Made, uri: str, plain: bool
+) -> None:
+    """Its progress went with the MemWAL index: taken for an empty one, nothing of it could be committed any more."""
+    filled(open_small, made, uri)
+    before = lance.dataset(uri).version
+    rows = lance.dataset(uri).to_table()
+    rows = rows.replace_schema_metadata(None) if plain else rows
+    lance.write_dataset(rows.slice(0, 4), uri, mode="overwrite")
+    for _ in range(2):  # a refusal sets nothing up
+        with pytest.raises(ingest.Invalid, match=r"version \d+ was written over by another program"):
+            open_small(uri)
+    lance.dataset(uri, version=before).restore()
+    with open_small(uri) as table:
+        table.put(made.rows([50], 4))
+        table.flush()
+        table.commit()
+        assert versions_of_rows(table) == dict.fromkeys(range(10), "v2") | {50: "v4"}
+
+
+def test_a_table_that_was_written_over_starts_anew_without_its_regions(
+    open_small: Open, made: Made, uri: str, tmp_path: Path
+) -> None:
+    filled(open_small, made, uri)
+    lance.write_dataset(lance.dataset(uri).to_table().slice(0, 4), uri, mode="overwrite")
+    shutil.move(f"{uri}/_mem_wal", tmp_path / "away")
+    with open_small(uri) as table:
+        table.put(made.rows([50], 4))
+        table.flush()
+        table.commit()
+        assert len(versions_of_rows(table)) == 5
+    assert not findings(uri)
+
+
 def restorable(uri: str) -> int:
     """The newest version that holds generation 2 and not 3."""
     numbers = sorted((each["version"] for each in lance.dataset(uri).versions()), reverse=True)
