@@ -181,12 +181,18 @@ class BaseTable:
         return None if ids == tuple(range(len(ids))) else ids
 
     def latest(self) -> BaseTable:
-        """The newest version: this very object where it still is; the dataset's caches are kept."""
+        """The newest version: this very object where it still is; the dataset's caches are kept.
+
+        Raises UnsupportedTable where another table was made at its path meanwhile; what `open` raises.
+        """
         if self.dataset.latest_version == self.version:
             return self
         store = open_store(self.uri, self.storage_options)
         dataset = lance.dataset(self.uri, storage_options=store.storage_options, session=self.dataset.session())
-        return _view(self.uri, dataset, store)
+        newest = _view(self.uri, dataset, store)
+        if newest.table_id != self.table_id:
+            raise UnsupportedTable(f"{self.uri}: another table was made here while this one was open; open it again")
+        return newest
 
     def vector_models(self) -> dict[str, VectorModel]:
         """By column, what its vector indexes were trained to; columns without an index that serves are absent."""

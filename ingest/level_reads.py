@@ -33,13 +33,17 @@ class LevelReads(Reads):
         """Capture the levels above the base, newest first; the reader opens the base only after this."""
 
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
-        """The reader's answer over views of `level`, captured again when a commit overtook them."""
-        checked = check_level(level)
+        """The reader's answer over views of `level`, captured again when a commit overtook them, and once when files of
+        the base version could not be read: another program may have cleaned that version up.
+        """
+        checked, failed_at = check_level(level), -1
         for _ in range(ATTEMPTS):
             with suppress(OverTaken):
                 try:
                     return getattr(self._reader, read)(self._views(checked), **request)
                 except (pa.ArrowInvalid, OSError):
                     self._reader.ask_storage()
-                    raise
+                    if failed_at == self._reader.version:
+                        raise
+                    failed_at = self._reader.version
         raise Unavailable(f"{ATTEMPTS} commits overtook this read one after the other; read again")

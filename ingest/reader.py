@@ -66,9 +66,14 @@ class Reader:
         # Storage is asked outside the lock, so that no reader waits for another's round trip.
         latest = self._base.latest()
         with self._lock:
-            if latest.version > self._base.version:
-                self._base = latest
-            return self._base
+            # Not the higher version of the two: the table's directory may have been put back from a backup.
+            self._base = latest
+            return latest
+
+    @property
+    def version(self) -> int:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._base.version
 
     def get(self, views: Sequence[RegionView], keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of `keys`, in the order in which these are first named; what is not there is left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import ingest
 from flush import BaseTable
 from flush.finding import Finding
 from flush.verification import verify_table
+from ingest.moment import Moment
+from ingest.reader import Reader
 from tests.conftest import Made
 from wal import open_store
 
@@ -157,6 +160,46 @@ def test_a_table_that_was_written_over_starts_anew_without_its_regions(
         table.commit()
         assert len(versions_of_rows(table)) == 5
     assert not findings(uri)
+
+
+def test_a_table_made_anew_under_an_open_one_is_not_read_as_it(open_small: Open, made: Made, uri: str) -> None:
+    """Its versions may be higher or lower than those that were there."""
+    for commits, again in ((3, 1), (1, 3)):
+        filled(open_small, made, uri, commits)
+        with open_small(uri) as table:
+            assert table.count() == 10
+            shutil.rmtree(uri)
+            filled(open_small, made, uri, again)
+            with pytest.raises(ingest.Invalid, match="another table was made here while this one was open"):
+                table.count()
+        shutil.rmtree(uri)
+
+
+@pytest.mark.parametrize("read", ["scan", "count", "match", "search"])
+def test_a_read_whose_version_is_cleaned_up_beside_it_is_made_again(
+    open_small: Open, made: Made, uri: str, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """By another program, which waits for nobody."""
+    filled(open_small, made, uri)
+    with open_small(uri) as table:
+        table.delete([3])
+        table.flush()
+        table.commit()
+        moments = []
+
+        def cleaned_up_after_it_was_opened(self: Reader, *captured: Any) -> Moment:
+            moments.append(opened(self, *captured))
+            if len(moments) == 1:
+                lance.dataset(uri).optimize.compact_files(materialize_deletions_threshold=0.01)
+                lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+            return moments[-1]
+
+        opened = Reader._moment
+        monkeypatch.setattr(Reader, "_moment", cleaned_up_after_it_was_opened)
+        requests = {"match": {"column": "body", "text": "harbor"}, "search": {"column": "vector", "vector": [0.0] * 8}}
+        getattr(table, read)(**requests.get(read, {}))
+        assert len(table.scan()) == 9
+        assert len(moments) >= 2
 
 
 def restorable(uri: str) -> int:
