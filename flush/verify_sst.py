@@ -92,8 +92,10 @@ def _data_parts(view: View, region: UUID, sst: SsTable, sizes: dict[str, int]) -
             yield Finding("data", f"{place}data/{file.path}", what, _RESTORE)
     for index in indexes:
         for segment in index.segments:
-            if not any(name.startswith(f"_indices/{segment.uuid}/") for name in sizes):
-                what = f"it is missing; index {index.name} needs it"
+            found = [size for name, size in sizes.items() if name.startswith(f"_indices/{segment.uuid}/")]
+            if not found or (segment.size_bytes and sum(found) != segment.size_bytes):
+                what = f"it has {sum(found):,} bytes, recorded are {segment.size_bytes:,}" if found else "it is missing"
+                what += f"; index {index.name} needs it"
                 yield Finding("sst index", f"{place}_indices/{segment.uuid}", what, _RESTORE)
     if sst.physical_rows not in (None, rows) or len(fragments) != 1:
         wanted = rows if sst.physical_rows is None else sst.physical_rows
