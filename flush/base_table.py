@@ -34,6 +34,8 @@ from flush.table_setup import (
 from flush.vector_models import vector_models
 from memtable import IndexSpec, InvalidRows, VectorModel, check_indexes, key_columns, row_schema
 from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
+from wal import regions as regions_of
+from wal.layout import ROOT, manifest_prefix
 
 _OPENINGS = 10
 """Tries to open the newest version; each but the first takes a commit and a clean-up within milliseconds."""
@@ -49,6 +51,7 @@ class BaseTable:
     """
 
     uri: str
+    """Absolute, so that it names this table from whatever directory it is used later."""
     dataset: lance.LanceDataset
     version: int
     schema: pa.Schema
@@ -114,7 +117,10 @@ class BaseTable:
         is returned as it is. The key must be without nulls and duplicates, which is checked by reading its columns.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """
-        dataset = _existing(open_store(uri, storage_options), uri, None)
+        store = open_store(uri, storage_options)
+        dataset = _existing(store, uri, None)
+        if dataset.mem_wal_index_details() is None:
+            _refuse_written_over(uri, dataset, store)
         if REGIONS not in metadata_of(dataset):
             key, details = _key_of(uri, dataset, key), dataset.mem_wal_index_details()
             keyed, setup = keyed_schema(dataset.schema, key, {}), Setup(buckets, tuple(indexes), wal_format or "lance")
@@ -144,6 +150,7 @@ class BaseTable:
             raise _not_a_table(uri)
         metadata = metadata_of(dataset)
         if REGIONS in metadata and dataset.mem_wal_index_details() is None:
+            _refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
         return BaseTable.open(uri, storage_options)
 
@@ -185,14 +192,20 @@ class BaseTable:
         return None if ids == tuple(range(len(ids))) else ids
 
     def latest(self) -> BaseTable:
-        """The newest version: this very object where it still is; the dataset's caches are kept."""
+        """The newest version: this very object where it still is; the dataset's caches are kept.
+
+        Raises UnsupportedTable where another table was made at its path meanwhile; what `open` raises.
+        """
         if self.dataset.latest_version == self.version:
             return self
         store = open_store(self.uri, self.storage_options)
         session = self.dataset.session()
-        return _newest_view(
+        newest = _newest_view(
             self.uri, store, lambda: lance.dataset(self.uri, storage_options=store.storage_options, session=session)
         )
+        if newest.table_id != self.table_id:
+            raise UnsupportedTable(f"{self.uri}: another table was made here while this one was open; open it again")
+        return newest
 
     def vector_models(self) -> dict[str, VectorModel]:
         """By column, what its vector indexes were trained to; columns without an index that serves are absent."""
@@ -222,6 +235,8 @@ def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceD
 def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTable:
     metadata, details = metadata_of(dataset), dataset.mem_wal_index_details()
     if details is None or REGIONS not in metadata:
+        if details is None:
+            _refuse_written_over(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
     setup = read_setup(metadata)
     schema = pa.schema(list(dataset.schema))
@@ -234,7 +249,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
     return BaseTable(
-        uri=uri,
+        uri=uri if "://" in uri else store.url(""),
         dataset=dataset,
         version=dataset.version,
         schema=schema,
@@ -246,6 +261,20 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
         _hash=BucketHash(dataset, key[0], len(regions)),
+    )
+
+
+def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
+    """A table without Lance's MemWAL index whose regions were claimed: by the protocol they never are before it exists.
+
+    What is committed went with the index, so nobody can tell which SSTs the rows that are there hold.
+    """
+    if not any(list(store.list(manifest_prefix(region))) for region in regions_of(store)):
+        return
+    raise UnsupportedTable(
+        f"{uri}: version {dataset.version} was written over by another program, and the progress of its regions is "
+        "gone; restore the version before that (LanceDataset.restore), or, to keep its rows as they are and give up "
+        f"those that were not committed, move {store.url(ROOT.rstrip('/'))} away and run `memwal init`"
     )
 
 

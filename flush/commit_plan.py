@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -48,17 +48,6 @@ class RegionPlan:
         return self.ssts[-1].generation
 
 
-class Gap(Corrupt):
-    """Generations of `region` between the committed one and `listed`, the lowest that its manifest lists, are missing.
-
-    The base table says less than was pruned after a commit: somebody put it back to an older version, or a manifest.
-    """
-
-    def __init__(self, message: str, region: UUID, listed: int) -> None:
-        super().__init__(message)
-        self.region, self.listed = region, listed
-
-
 class PlanBehind(Exception):
     """Another committer agreed on SSTs that our manifest does not show yet: read again. Never leaves this
     package.
@@ -76,17 +65,24 @@ def parse_plan_key(key: str) -> tuple[UUID, int] | None:
     return (UUID(found["region"]), parse_rev(found["rev"])) if found else None
 
 
-def uncommitted(manifests: Sequence[RegionManifest], committed: Mapping[UUID, int]) -> list[RegionPlan]:
-    """Per region everything above what is committed. Pure.
+def uncommitted(
+    manifests: Sequence[RegionManifest],
+    committed: Mapping[UUID, int],
+    taken_back: Callable[[], Mapping[UUID, int]] = dict,
+) -> list[RegionPlan]:
+    """Per region everything above what is committed.
 
     `committed` must be read *after* the manifests: a committer beside us prunes them only after its commit.
-    Raises Gap where generations are missing between the two.
+    `taken_back`: asked only where generations are missing between the two; see `flush.restored`.
+    Raises Corrupt where some are missing that nobody took back.
     """
     plans = []
     for manifest in manifests:
         done = committed.get(manifest.region_id, 0)
         ssts = tuple(sst for sst in manifest.ssts if sst.generation > done)
         if ssts:
+            if ssts[0].generation > done + 1:
+                done = max(done, min(taken_back().get(manifest.region_id, 0), ssts[0].generation - 1))
             _check_contiguous(manifest, ssts, done)
             plans.append(RegionPlan(manifest.region_id, ssts))
     return plans
@@ -150,9 +146,8 @@ def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: i
     found = [sst.generation for sst in ssts]
     wanted = list(range(done + 1, done + 1 + len(found)))
     if found != wanted:
-        raise Gap(
+        raise Corrupt(
             f"region {manifest.region_id}: generation {done} is committed, published next are {found}, "
-            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup",
-            manifest.region_id,
-            found[0],
+            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup, or the base "
+            "table if that lost its newest versions"
         )

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 import lance
@@ -38,14 +39,14 @@ import pyarrow as pa
 
 from flush.base_table import BaseTable
 from flush.changes import Changes, read_changes
-from flush.commit_plan import Gap, PlanBehind, RegionPlan, agree, uncommitted, within
+from flush.commit_plan import PlanBehind, RegionPlan, agree, uncommitted, within
 from flush.commit_report import CommitReport, Tally
 from flush.durability import sync_table
 from flush.errors import CountMismatch
 from flush.index_catchup import catch_up
 from flush.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from flush.patience import Patience
-from flush.put_back import explained
+from flush.restored import taken_back
 from flush.strangers import added_keys, delete_rows, lance_tells_apart, look_back, rows_of, superseded
 from wal import Clock, Corrupt, Ids, ManifestStore, ObjectStore, RegionManifest, SystemIds
 from wal.layout import regions
@@ -165,7 +166,8 @@ class _Rounds:
                 self._commit(base, plans)
         except (PlanBehind, _Overtaken) as news:
             self.patience.wait(news)
-        except (OSError, RuntimeError, Corrupt) as error:  # Corrupt: others committed these SSTs, which were collected
+        except (OSError, RuntimeError, ValueError, Corrupt) as error:
+            # Corrupt: others committed these SSTs, which were collected. ValueError: this version was cleaned up.
             _expect_conflict(base.dataset, error)
             self.patience.wait(error)
         else:
@@ -174,10 +176,7 @@ class _Rounds:
 
     def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
         """Step 2."""
-        try:
-            everything = uncommitted(manifests, base.committed)
-        except Gap as gap:
-            raise explained(gap, self.store, base) from gap
+        everything = uncommitted(manifests, base.committed, partial(taken_back, self.store, base.version))
         whole = {plan.region: plan for plan in everything}
         return [
             agree(self.store, whole[part.region], clock=self.clock, last=part.last, by=self.me)
@@ -254,7 +253,7 @@ def _caught_up(base: BaseTable, patience: Patience, tally: Tally) -> BaseTable:
         before = base.version
         try:
             moved = catch_up(base.dataset, base.indexes)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             _expect_conflict(base.dataset, error)
             patience.wait(error)
             base = BaseTable.open(base.uri, base.storage_options)

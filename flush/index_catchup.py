@@ -6,11 +6,17 @@ step, or rows that strangers appended, are caught up with by the next one.
 What lags goes into a segment of its own per index, in one version for all of them: what that costs depends on the rows
 that are new, 15 to 45 ms per index for 3,000 of them. Merging with what is there, as Lance does unless told not to,
 writes full-text and scalar indexes anew each time (0.1 to 0.2 s for 200,000 short texts); `flush.maintenance` merges.
+
+An index that cannot be built or extended (vectors of length 0 by their angle, a file of it that is damaged) is logged
+and left to the next commit; Lance searches what it does not cover row by row. The rows are in the base table already,
+and a commit that failed here would never prune the SSTs that it has committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import lance
@@ -18,6 +24,8 @@ import pyarrow as pa
 
 from flush.table_setup import create_scalar_indexes
 from memtable import IndexSpec
+
+_LOG = logging.getLogger("memwal.flush")
 
 PQ_ROWS_MIN = 256
 """Lance trains 2**8 centroids per sub-vector and refuses fewer rows."""
@@ -31,18 +39,45 @@ def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
     """Build the indexes that are missing, extend those that lag. True where a new version was made.
 
     Moves `dataset` to the newest version. A vector index is built once PQ_ROWS_MIN rows have a vector; until
-    then Lance searches the column exactly. Raises OSError, on a conflict with another writer too.
+    then Lance searches the column exactly. Raises what Lance raises on a conflict with another writer, and nothing for
+    an index that it cannot build.
     """
     before = dataset.version
-    create_scalar_indexes(dataset, indexes)
+    for spec in indexes:
+        _attempted(dataset, spec.name, partial(create_scalar_indexes, dataset, [spec]))
     present = {index.name: index for index in dataset.describe_indices()}
     for spec in indexes:
         if spec.kind == "ivf_pq" and spec.name not in present and _enough_vectors(dataset, spec.column):
-            dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **ivf_pq_parameters(spec, dataset.schema))
+            parameters = ivf_pq_parameters(spec, dataset.schema)
+            build = partial(dataset.create_index, spec.column, "IVF_PQ", name=spec.name, **parameters)
+            _attempted(dataset, spec.name, build)
     lagging = [spec.name for spec in indexes if spec.name in present and _lags(dataset, present[spec.name])]
-    if lagging:
-        dataset.optimize.optimize_indices(index_names=lagging, num_indices_to_merge=0)
+    if lagging and not _attempted(dataset, ", ".join(lagging), partial(_extend, dataset, lagging)) and len(lagging) > 1:
+        for name in lagging:
+            _attempted(dataset, name, partial(_extend, dataset, [name]))
     return bool(dataset.version != before)
+
+
+def _extend(dataset: lance.LanceDataset, names: list[str]) -> None:
+    dataset.optimize.optimize_indices(index_names=names, num_indices_to_merge=0)
+
+
+def _attempted(dataset: lance.LanceDataset, what: str, act: Callable[[], object]) -> bool:
+    """Whether `act` did its work on the indexes `what`; False, and logged, where Lance cannot do it.
+
+    Raises what `act` raises where the table has moved on meanwhile: a conflict is known by that.
+    """
+    try:
+        act()
+    except BaseException as error:  # pylance raises what it likes, a panic of its Rust code is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if dataset.latest_version != dataset.version:
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        _LOG.warning("%s: index %s does not cover the newest rows, will try again: %s", dataset.uri, what, reason)
+        return False
+    return True
 
 
 def ivf_pq_parameters(spec: IndexSpec, schema: pa.Schema) -> Mapping[str, Any]:

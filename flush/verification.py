@@ -18,7 +18,7 @@ from functools import partial
 from uuid import UUID
 
 from flush.finding import Check, Finding, View, take_view
-from flush.verify_base import check_base_rows, check_files, check_indexes, check_marker
+from flush.verify_base import check_base_rows, check_files, check_index_rows, check_indexes, check_marker
 from flush.verify_log import check_chain, check_log, check_plans
 from flush.verify_rows import check_fingerprint, check_tail
 from flush.verify_sst import check_list, check_parts, check_rows
@@ -91,6 +91,8 @@ def _shallow(view: View) -> Iterator[tuple[str, Check]]:
 
 def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
     """What reads rows. Places in which something is `broken` already are left out: they would say so again."""
+    if not any(where.startswith("_indices/") for where in broken):
+        yield "files of the indexes", check_index_rows
     if not any(where.startswith(("data/", "_deletions/")) for where in broken):
         yield "rows of the base table", check_base_rows
     for region, manifest in view.manifests.items():

@@ -1,9 +1,10 @@
 """Checks of the base table's newest version.
 
-    check_files    every data and deletion file that the version refers to is there, of the size recorded; every index
-                   has its directory
+    check_files    every data and deletion file that the version refers to is there, of the size recorded; so are the
+                   files of every index together
     check_indexes  the B-tree and full-text indexes of the set-up are there, and each index is on its column
     check_marker   what is committed is of a region that exists, and was published
+    check_index_rows (deep) every file of an index can be read
     check_base_rows  (deep) every row is read: as many as recorded, each key once, never null
 
 A vector index may be missing: it is built by the first commit that has rows enough.
@@ -11,9 +12,11 @@ A vector index may be missing: it is built by the first commit that has rows eno
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pyarrow as pa
+from lance.file import LanceFileReader
 
 from flush.finding import Finding, View, unreadable
 from flush.verify_sst import check_keys
@@ -36,13 +39,53 @@ def check_files(view: View) -> Iterator[Finding]:
                 yield Finding("base file", key, f"it is missing; {fragment.live:,} rows need it", _RESTORE)
             elif recorded and size != recorded:
                 yield Finding("base file", key, f"it has {size:,} bytes, recorded are {recorded:,}", _RESTORE)
-    segments = {str(segment): name for name, found in view.state.indexes.items() for segment in found}
-    present = set(view.store.children(_INDEXES))
-    for segment, name in segments.items():
-        # Lance's own indexes are all in the manifest.
-        if segment not in present and not name.startswith("__lance_"):
-            remedy = f"drop the index {name}, and commit: that builds it anew"
-            yield Finding("base file", f"{_INDEXES}{segment}", f"it is missing; index {name} needs it", remedy)
+    yield from _index_files(view)
+
+
+def _index_files(view: View) -> Iterator[Finding]:
+    """The directory of every index segment, by the size of its files together: Lance records no more."""
+    sizes: Counter[str] = Counter()
+    for info in view.store.describe(_INDEXES):
+        sizes[info.key.removeprefix(_INDEXES).partition("/")[0]] += info.size
+    for index in view.base.dataset.describe_indices():
+        remedy = f"drop the index {index.name}, and commit: that builds it anew"
+        for segment in index.segments:
+            name = str(segment.uuid)
+            # Lance's own indexes are all in the manifest; those of a clone lie in the table that it was cloned from.
+            if index.name.startswith("__lance_") or segment.base_id is not None:
+                continue
+            if name not in sizes:
+                what = f"it is missing; index {index.name} needs it"
+                yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
+            elif segment.size_bytes and sizes[name] != segment.size_bytes:
+                what = f"its files have {sizes[name]:,} bytes, recorded are {segment.size_bytes:,}; index {index.name}"
+                yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
+
+
+def check_index_rows(view: View) -> Iterator[Finding]:
+    """Every file of every index, read from its first row to its last; what the rows say is Lance's own affair."""
+    for index in view.base.dataset.describe_indices():
+        for segment in index.segments:
+            if index.name.startswith("__lance_") or segment.base_id is not None:
+                continue
+            for info in view.store.describe(f"{_INDEXES}{segment.uuid}/"):
+                if (reason := _damage(view, info.key)) is not None:
+                    what = f"Lance cannot read it: {reason}; index {index.name} needs it"
+                    yield Finding(
+                        "base file", info.key, what, f"drop the index {index.name}, and commit: that builds it anew"
+                    )
+
+
+def _damage(view: View, key: str) -> str | None:
+    try:
+        file = LanceFileReader(view.store.url(key), storage_options=dict(view.store.storage_options))
+        for _ in file.read_all().to_batches():
+            pass
+    except BaseException as error:
+        if (reason := unreadable(error)) is None:
+            raise
+        return reason
+    return None
 
 
 def check_indexes(view: View) -> Iterator[Finding]:

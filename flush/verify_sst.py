@@ -25,6 +25,7 @@ from flush.bloom import BLOOM_NAME, contains
 from flush.finding import Finding, View, said, spans, unreadable
 from flush.key_encoding import sort_form
 from flush.key_sidecar import PAGE_ROWS, SIDECAR_DIR
+from flush.restored import taken_back
 from flush.row_diff import Mask, repeated
 from wal import SsTable
 from wal.layout import manifest_prefix, sst_key
@@ -44,6 +45,9 @@ def check_list(view: View, region: UUID) -> Iterator[Finding]:
         yield Finding("region", where, what, "stop the program that claimed it, and move its directory away")
     wanted = range(done + 1, current)
     missing = sorted(set(wanted) - {sst.generation for sst in manifest.ssts})
+    if missing:
+        back = taken_back(view.store, view.base.version).get(region, 0)
+        missing = [generation for generation in missing if generation > back]
     for first, last in spans(missing):
         what = (
             f"version {manifest.version}: {said('generation', first, last)}, above the committed {done}: rows are lost"
@@ -88,8 +92,10 @@ def _data_parts(view: View, region: UUID, sst: SsTable, sizes: dict[str, int]) -
             yield Finding("data", f"{place}data/{file.path}", what, _RESTORE)
     for index in indexes:
         for segment in index.segments:
-            if not any(name.startswith(f"_indices/{segment.uuid}/") for name in sizes):
-                what = f"it is missing; index {index.name} needs it"
+            found = [size for name, size in sizes.items() if name.startswith(f"_indices/{segment.uuid}/")]
+            if not found or (segment.size_bytes and sum(found) != segment.size_bytes):
+                what = f"it has {sum(found):,} bytes, recorded are {segment.size_bytes:,}" if found else "it is missing"
+                what += f"; index {index.name} needs it"
                 yield Finding("sst index", f"{place}_indices/{segment.uuid}", what, _RESTORE)
     if sst.physical_rows not in (None, rows) or len(fragments) != 1:
         wanted = rows if sst.physical_rows is None else sst.physical_rows

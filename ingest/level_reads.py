@@ -41,8 +41,10 @@ class LevelReads(Reads):
         self.schema = self.base.schema
 
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
-        """The reader's answer over views of `level`, captured again when a commit overtook them."""
-        checked = check_level(level)
+        """The reader's answer over views of `level`, captured again when a commit overtook them, and once when files of
+        the base version could not be read: another program may have cleaned that version up.
+        """
+        checked, failed_at = check_level(level), -1
         for _ in range(ATTEMPTS):
             with suppress(OverTaken):
                 try:
@@ -51,5 +53,7 @@ class LevelReads(Reads):
                     self._follow()
                 except (pa.ArrowInvalid, OSError):
                     self._reader.ask_storage()
-                    raise
+                    if failed_at == self._reader.version:
+                        raise
+                    failed_at = self._reader.version
         raise Unavailable(f"{ATTEMPTS} commits overtook this read one after the other; read again")

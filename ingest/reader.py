@@ -86,9 +86,14 @@ class Reader:
         # Storage is asked outside the lock, so that no reader waits for another's round trip.
         latest = self._base.latest()
         with self._lock:
-            if latest.version > self._base.version:
-                self._base = latest
-            return self._base
+            # Not the higher version of the two: the table's directory may have been put back from a backup.
+            self._base = latest
+            return latest
+
+    @property
+    def version(self) -> int:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._base.version
 
     @property
     def gone(self) -> Mapping[str, str]:

@@ -103,8 +103,8 @@ class RegionCore:
             self._index()
 
     @classmethod
-    def open(cls, context: RegionContext, region: UUID) -> RegionCore:
-        """Claim the region and replay its log. Raises: wal errors of `wal.claim`."""
+    def open(cls, context: RegionContext, region: UUID, committed: int = 0) -> RegionCore:
+        """Claim the region and replay its log. `committed` and what it raises: as for `wal.claim`."""
         claim = wal.claim(
             context.store,
             region,
@@ -112,6 +112,7 @@ class RegionCore:
             codec=context.codec,
             ids=context.ids,
             clock=context.clock,
+            committed=committed,
             on_progress=partial(context.replayed, region, "reading"),
             options=context.wal_options,
         )

@@ -41,11 +41,11 @@ class RegionWriter:
     Invariants. After any failure of storage or a fence the writer takes nothing more and every waiter gets the reason.
     """
 
-    def __init__(self, context: RegionContext, region: UUID, bucket: int) -> None:
-        """Claim the region and replay its log. Raises: wal errors of `wal.claim`."""
+    def __init__(self, context: RegionContext, region: UUID, bucket: int, committed: int = 0) -> None:
+        """Claim the region and replay its log. `committed` and what it raises: as for `wal.claim`."""
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context = context
-        self._core = RegionCore.open(context, region)
+        self._core = RegionCore.open(context, region, committed)
         self.guard = self._core.guard
         self._levels = self._core.levels
         self._queue = WriteQueue(context.clock)

@@ -90,7 +90,7 @@ class Table(LevelReads):
         left_behind = self._collector.names()
         try:
             for bucket, region in enumerate(base.regions):
-                self._regions.append(RegionWriter(context, region, bucket))
+                self._regions.append(RegionWriter(context, region, bucket, base.committed.get(region, 0)))
         except BaseException:
             self.close()
             raise

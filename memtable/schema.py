@@ -133,5 +133,10 @@ def _check_key_field(base: pa.Schema, name: str) -> None:
     field = base.field(name)
     if not is_key_type(field.type):
         raise InvalidRows(f"key column {name!r} has the type {field.type}: a key must be {_KEY_TYPES}", column=name)
+    if '"' in name:
+        raise InvalidRows(
+            f"key column {name!r} has a quotation mark in its name, which Lance's merge reads as its end: rename it",
+            column=name,
+        )
     if field.nullable:
         raise InvalidRows(f"key column {name!r} is nullable: declare it not null", column=name)

@@ -8,9 +8,12 @@ The claim, in steps:
 
  1. List the WAL, then read the newest manifest; in this order, because whoever wrote an entry had a manifest before.
     Entries of the other format: refuse. Entries but no manifest: refuse, the manifests were lost. SEALED: refuse.
+    A generation is committed that the manifest has not published: refuse, the manifests are older than the table.
     Until here nothing was written.
- 2. No manifest: create version 1 with epoch 1 and generation 1. Otherwise create version+1 with epoch+1. Both by
-    put-if-absent; taken by another: back to 1.
+ 2. No manifest: create version 1 with epoch 1 and the generation above what is committed, which is 1 for a new table.
+    Where the base table was cloned, or the directory of its regions is gone, it is not, and SSTs with numbers from 1 on
+    would pass for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; taken by another:
+    back to 1.
  3. Find the WAL tip: from the highest position listed or named in the manifest, forward until one is missing.
  4. Epoch >= 2: put a sentinel at tip+1, carrying the applied map of the newest entry that has one (ours all have).
     Taken by an older writer's entry: that entry is the tip now, again. Taken by a newer epoch: fenced. From here on
@@ -101,14 +104,16 @@ def claim(
     codec: EntryCodec,
     ids: Ids,
     clock: Clock,
+    committed: int = 0,
     on_progress: Progress | None = None,
     options: WalOptions | None = None,
 ) -> Claim:
     """Take the region: raise its epoch, fence the older writer, read back what it left. Steps in the module's
     text.
 
-    `spec_id` is the sharding spec the region belongs to (Lance's is always 1); `on_progress(read, total)` is
-    told of entries replayed, in this thread.
+    `spec_id` is the sharding spec the region belongs to (Lance's is always 1); `committed`: the highest generation of
+    the region that the base table held at some moment before; `on_progress(read, total)` is told of entries replayed,
+    in this thread.
     Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch
     owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.
@@ -121,6 +126,7 @@ def claim(
         reads=patient(store, clock, options),
         region_id=region_id,
         spec_id=spec_id,
+        committed=committed,
         codec=codec,
         ids=ids,
         clock=clock,
@@ -153,6 +159,7 @@ class _Claimer:
     reads: PatientReads
     region_id: UUID
     spec_id: int
+    committed: int
     codec: EntryCodec
     ids: Ids
     clock: Clock
@@ -195,7 +202,8 @@ class _Claimer:
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:
-            return RegionManifest(version=1, writer_epoch=1, region_id=self.region_id, spec_id=self.spec_id)
+            first = self.committed + 1
+            return RegionManifest(1, 1, self.region_id, self.spec_id, current_generation=first)
         return replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
 
     def _check_claimable(self, current: RegionManifest | None, listed: int) -> None:
@@ -208,6 +216,12 @@ class _Claimer:
             raise Corrupt(
                 f"region {self.region_id}: manifest version {current.version} belongs to sharding spec "
                 f"{current.spec_id}, expected {self.spec_id}; open the table it was written for"
+            )
+        if current.current_generation <= self.committed:
+            raise Corrupt(
+                f"region {self.region_id}: generation {self.committed} is committed, but manifest version "
+                f"{current.version} publishes {current.current_generation} next: it is older than the base table; "
+                "restore the whole table from one backup"
             )
 
     def _expect_no_entries(self, tip: int) -> None:

@@ -118,8 +118,12 @@ def _run(current: RegionManifest, proposed: RegionManifest) -> list[tuple[int, s
 
 
 def _first_version(proposed: RegionManifest) -> str | None:
-    fresh = RegionManifest(version=1, writer_epoch=1, region_id=proposed.region_id, spec_id=proposed.spec_id)
-    return _unless(proposed == fresh, "the first version must be version 1, epoch 1, generation 1, without SSTs")
+    """Generations begin above what the base table holds: at 1, or further on where it came without its regions."""
+    begun = max(1, proposed.current_generation)
+    fresh = RegionManifest(1, 1, proposed.region_id, proposed.spec_id, current_generation=begun)
+    return _unless(
+        proposed == fresh, "the first version must be version 1, epoch 1, a generation from 1 on, without SSTs"
+    )
 
 
 def _never_falls(name: str, before: int, after: int) -> str | None:

@@ -469,6 +469,23 @@ def base_index_gone(d: Damaged) -> tuple[str, str]:
     return "base file", f"_indices/{segment.uuid}"
 
 
+def base_index_file(d: Damaged) -> Path:
+    segment = next(index.segments[-1] for index in d.base.dataset.describe_indices() if index.name == "name_idx")
+    return Path(d.uri) / "_indices" / segment.uuid / "page_data.lance"
+
+
+def base_index_cut(d: Damaged) -> tuple[str, str]:
+    file = base_index_file(d)
+    cut(file)
+    return "base file", str(file.parent.relative_to(d.uri))
+
+
+def base_index_file_gone(d: Damaged) -> tuple[str, str]:
+    file = base_index_file(d)
+    file.unlink()
+    return "base file", str(file.parent.relative_to(d.uri))
+
+
 def index_dropped(d: Damaged) -> tuple[str, str]:
     d.base.dataset.drop_index("name_idx")
     return "index", "index name_idx"
@@ -502,6 +519,8 @@ SHALLOW = {
     "base data gone": _base_part("data/*.lance", Path.unlink),
     "base data cut": _base_part("data/*.lance", cut),
     "base index gone": base_index_gone,
+    "base index cut": base_index_cut,
+    "base index file gone": base_index_file_gone,
     "progress beyond what was published": progress_beyond_what_was_published,
     "progress of an unknown region": progress_of_an_unknown_region,
     "region of nobody": region_of_nobody,
@@ -517,6 +536,22 @@ def test_damage_is_found_without_reading_rows(damaged: Damaged, damage: Callable
     expected = damage(damaged)
     assert found_in(damaged, deep=False) == [expected]
     assert found_in(damaged, deep=True) == [expected]
+
+
+def test_an_index_file_that_cannot_be_read_is_found(damaged: Damaged) -> None:
+    """Of its full size: queries that use it fail, and only reading it tells."""
+    file = base_index_file(damaged)
+    file.write_bytes(bytes(file.stat().st_size))
+    assert found_in(damaged, deep=False) == []
+    assert found_in(damaged, deep=True) == [("base file", str(file.relative_to(damaged.uri)))]
+
+
+def test_a_clone_misses_no_file_of_the_table_it_was_made_from(damaged: Damaged, tmp_path: Path) -> None:
+    dataset = lance.dataset(damaged.uri)
+    dataset.shallow_clone(str(tmp_path / "clone"), dataset.version)
+    ingest.open(str(tmp_path / "clone"), settings=SETTINGS).close()
+    clone = str(tmp_path / "clone")
+    assert verify_table(open_store(clone), clone, deep=True).findings == ()
 
 
 def test_a_deletion_file_of_the_base_is_missed(damaged: Damaged) -> None:

@@ -204,12 +204,20 @@ def test_a_type_that_lance_does_not_give_back_is_refused_by_name(kind: pa.DataTy
     assert raised.value.column == "odd" or str(raised.value.column).startswith("odd.")
 
 
-@pytest.mark.parametrize("name", ["a`b", "a.b", "_rowid", "_rowaddr"])
+@pytest.mark.parametrize("name", ["a`b", "a.b", "", "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version"])
 def test_a_name_that_lance_reads_as_something_else_is_refused(name: str) -> None:
     base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field(name, pa.int64())])
     with pytest.raises(InvalidRows, match="without dots and backticks") as raised:
         row_schema(base, ["id"])
     assert raised.value.column == name
+
+
+def test_a_key_that_no_merge_could_name_is_refused() -> None:
+    base = pa.schema([pa.field('a"b', pa.int64(), nullable=False), pa.field('c"d', pa.int64())])
+    with pytest.raises(InvalidRows, match="quotation mark") as raised:
+        row_schema(base, ['a"b'])
+    assert raised.value.column == 'a"b'
+    assert 'c"d' in row_schema(base.set(0, pa.field("id", pa.int64(), nullable=False)), ["id"]).names
 
 
 def test_lists_and_structs_of_nullable_fields_are_columns_like_others() -> None:

@@ -80,7 +80,8 @@ def test_a_sealed_region_stays_sealed() -> None:
 def test_the_first_version_is_fresh() -> None:
     first = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
     check_succession(None, first)
-    for wrong in (replace(first, version=2), replace(first, writer_epoch=2), replace(first, current_generation=2)):
+    check_succession(None, replace(first, current_generation=5))  # of a base table that holds generation 4
+    for wrong in (replace(first, version=2), replace(first, writer_epoch=2), replace(first, current_generation=0)):
         with pytest.raises(InvariantViolation, match="first version"):
             check_succession(None, wrong)
 

@@ -1,0 +1,212 @@
+"""Tables that were cloned, cut off from their regions, put back, written over, or named by a path that moves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+import ingest
+from flush import BaseTable
+from flush.finding import Finding
+from flush.verification import verify_table
+from ingest.moment import Moment
+from ingest.reader import Reader
+from tests.conftest import Made
+from wal import open_store
+
+Open = Callable[..., Any]
+
+
+def filled(open_small: Open, made: Made, at: str, commits: int = 3) -> None:
+    with open_small(at) as table:
+        for version in range(commits):
+            table.put(made.rows(range(10), version))
+            table.flush()
+            table.commit()
+
+
+def versions_of_rows(table: Any) -> dict[int, str]:
+    return {row["id"]: row["name"].split()[-1] for row in table.scan(["id", "name"]).to_pylist()}
+
+
+def without_its_regions(uri: str, _: Path) -> str:
+    shutil.rmtree(f"{uri}/_mem_wal")
+    return uri
+
+
+def cloned(uri: str, tmp_path: Path) -> str:
+    dataset = lance.dataset(uri)
+    dataset.shallow_clone(str(tmp_path / "clone"), dataset.version)
+    return str(tmp_path / "clone")
+
+
+@pytest.mark.parametrize("move", [without_its_regions, cloned])
+def test_a_base_table_without_its_regions_takes_rows_that_stay(
+    open_small: Open, made: Made, uri: str, tmp_path: Path, move: Callable[[str, Path], str]
+) -> None:
+    """Its regions begin above what is committed: an SST with a number from 1 on would pass for a committed one."""
+    filled(open_small, made, uri)
+    there = move(uri, tmp_path)
+    with open_small(there) as table:
+        expected = {id: "v9" if id in range(5, 15) else "v2" for id in range(15)}
+        table.put(made.rows(range(5, 15), 9))
+        assert versions_of_rows(table) == expected
+        table.flush()
+        assert versions_of_rows(table) == expected
+        assert table.commit().ssts == 2
+        assert versions_of_rows(table) == expected
+    with open_small(there) as table:
+        assert versions_of_rows(table) == expected
+
+
+def test_regions_older_than_their_base_table_are_refused(
+    open_small: Open, made: Made, uri: str, tmp_path: Path
+) -> None:
+    """Their log would put rows again over newer ones, and what they publish would be taken for committed."""
+    filled(open_small, made, uri, commits=1)
+    shutil.copytree(f"{uri}/_mem_wal", tmp_path / "backup")
+    filled(open_small, made, uri, commits=2)
+    shutil.rmtree(f"{uri}/_mem_wal")
+    shutil.copytree(tmp_path / "backup", f"{uri}/_mem_wal")
+    with pytest.raises(ingest.Corrupted, match="restore the whole table from one backup"):
+        open_small(uri)
+
+
+def test_a_relative_path_names_the_table_from_every_directory(
+    open_small: Open, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that changes its directory commits to the table that it opened, not to a namesake."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    filled(open_small, made, str(tmp_path / "there" / "small"))
+    monkeypatch.chdir(tmp_path / "here")
+    with open_small("small") as table:
+        table.put(made.rows(range(20, 30), 1))
+        table.flush()
+        monkeypatch.chdir(tmp_path / "there")
+        table.commit()
+        assert versions_of_rows(table) == dict.fromkeys(range(20, 30), "v1")
+    rows = {place: lance.dataset(str(tmp_path / place / "small")).count_rows() for place in ("here", "there")}
+    assert rows == {"here": 10, "there": 10}
+
+
+def test_after_a_restore_of_the_base_table_commits_go_on(open_small: Open, made: Made, uri: str) -> None:
+    """What was taken back is missing between what is committed and what is published; that is no lost manifest."""
+    filled(open_small, made, uri)
+    with open_small(uri) as table:
+        table.put(made.rows([50], 4))
+        table.flush()
+        lance.dataset(uri, version=restorable(uri)).restore()
+        expected = dict.fromkeys(range(10), "v1") | {50: "v4"}
+        assert versions_of_rows(table) == expected
+        assert not findings(uri)
+        table.commit()
+        assert versions_of_rows(table) == expected
+        assert not findings(uri)
+    assert lance.dataset(uri).count_rows() == 11
+
+
+def test_generations_that_nobody_took_back_are_missed(open_small: Open, made: Made, uri: str) -> None:
+    """The base lost its newest version: to go on would lose its rows in silence."""
+    filled(open_small, made, uri)
+    newest = min(Path(uri, "_versions").glob("*.manifest"))
+    while lance.dataset(uri).version > restorable(uri):
+        newest.unlink()
+        newest = min(Path(uri, "_versions").glob("*.manifest"))
+    with open_small(uri) as table:
+        table.put(made.rows(range(50, 60), 4))
+        table.flush()
+        with pytest.raises(ingest.Corrupted, match="generation 3 is missing"):
+            table.commit()
+    assert {each.check for each in findings(uri)} == {"generations"}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["with the schema's metadata", "without"])
+def test_a_table_that_was_written_over_is_refused_and_says_how_to_go_on(
+    open_small: Open, made: Made, uri: str, plain: bool
+) -> None:
+    """Its progress went with the MemWAL index: taken for an empty one, nothing of it could be committed any more."""
+    filled(open_small, made, uri)
+    before = lance.dataset(uri).version
+    rows = lance.dataset(uri).to_table()
+    rows = rows.replace_schema_metadata(None) if plain else rows
+    lance.write_dataset(rows.slice(0, 4), uri, mode="overwrite")
+    for _ in range(2):  # a refusal sets nothing up
+        with pytest.raises(ingest.Invalid, match=r"version \d+ was written over by another program"):
+            open_small(uri)
+    lance.dataset(uri, version=before).restore()
+    with open_small(uri) as table:
+        table.put(made.rows([50], 4))
+        table.flush()
+        table.commit()
+        assert versions_of_rows(table) == dict.fromkeys(range(10), "v2") | {50: "v4"}
+
+
+def test_a_table_that_was_written_over_starts_anew_without_its_regions(
+    open_small: Open, made: Made, uri: str, tmp_path: Path
+) -> None:
+    filled(open_small, made, uri)
+    lance.write_dataset(lance.dataset(uri).to_table().slice(0, 4), uri, mode="overwrite")
+    shutil.move(f"{uri}/_mem_wal", tmp_path / "away")
+    with open_small(uri) as table:
+        table.put(made.rows([50], 4))
+        table.flush()
+        table.commit()
+        assert len(versions_of_rows(table)) == 5
+    assert not findings(uri)
+
+
+def test_a_table_made_anew_under_an_open_one_is_not_read_as_it(open_small: Open, made: Made, uri: str) -> None:
+    """Its versions may be higher or lower than those that were there."""
+    for commits, again in ((3, 1), (1, 3)):
+        filled(open_small, made, uri, commits)
+        with open_small(uri) as table:
+            assert table.count() == 10
+            shutil.rmtree(uri)
+            filled(open_small, made, uri, again)
+            with pytest.raises(ingest.Invalid, match="another table was made here while this one was open"):
+                table.count()
+        shutil.rmtree(uri)
+
+
+@pytest.mark.parametrize("read", ["scan", "count", "match", "search"])
+def test_a_read_whose_version_is_cleaned_up_beside_it_is_made_again(
+    open_small: Open, made: Made, uri: str, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """By another program, which waits for nobody."""
+    filled(open_small, made, uri)
+    with open_small(uri) as table:
+        table.delete([3])
+        table.flush()
+        table.commit()
+        moments = []
+
+        def cleaned_up_after_it_was_opened(self: Reader, *captured: Any) -> Moment:
+            moments.append(opened(self, *captured))
+            if len(moments) == 1:
+                lance.dataset(uri).optimize.compact_files(materialize_deletions_threshold=0.01)
+                lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+            return moments[-1]
+
+        opened = Reader._moment
+        monkeypatch.setattr(Reader, "_moment", cleaned_up_after_it_was_opened)
+        requests = {"match": {"column": "body", "text": "harbor"}, "search": {"column": "vector", "vector": [0.0] * 8}}
+        getattr(table, read)(**requests.get(read, {}))
+        assert len(table.scan()) == 9
+        assert len(moments) >= 2
+
+
+def restorable(uri: str) -> int:
+    """The newest version that holds generation 2 and not 3."""
+    numbers = sorted((each["version"] for each in lance.dataset(uri).versions()), reverse=True)
+    return next(n for n in numbers if set(BaseTable.open(uri, version=n).committed.values()) == {2})
+
+
+def findings(uri: str) -> tuple[Finding, ...]:
+    return verify_table(open_store(uri), uri).findings

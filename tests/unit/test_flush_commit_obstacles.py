@@ -1,0 +1,88 @@
+"""What may not stop a commit: an index that cannot be built, files that a stranger cleans up beside it."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from flush import BaseTable
+from memtable import IndexSpec, with_tombstone
+from tests.commit_world import WIDTH, World, before_writing
+
+
+def zero_vectors(world: World, ids: range) -> None:
+    rows = {"id": pa.array(ids, pa.int64()), "n": [1] * len(ids), "vector": [[0.0] * WIDTH] * len(ids)}
+    world.flush(with_tombstone(pa.table(rows), world.rows))
+    world.oracle |= dict.fromkeys(ids, 1)
+
+
+def test_an_index_that_cannot_be_built_stops_no_commit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No vector of length 0 has an angle, so there is nothing to train on; the SSTs are pruned all the same."""
+    by_angle = IndexSpec("vector", "ivf_pq", {"metric": "cosine"})
+    world = World(str(tmp_path / "table"), indexes=[by_angle, IndexSpec("n", "btree")])
+    zero_vectors(world, range(300))
+    with caplog.at_level(logging.WARNING, "memwal.flush"):
+        world.commit()
+    assert "index vector_idx does not cover the newest rows" in caplog.text
+    assert (world.found(), world.listed()) == (world.oracle, [0, 0])
+    indexed = {each.name: each.num_rows_indexed for each in lance.dataset(world.uri).describe_indices()}
+    assert indexed["n_idx"] == 300  # the other one has every row
+    assert "vector_idx" not in indexed
+    world.put(range(300, 600), 2)
+    world.commit()
+    assert "vector_idx" in {each.name for each in lance.dataset(world.uri).describe_indices()}
+
+
+def test_a_damaged_index_stops_no_commit_and_no_other_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(str(tmp_path / "table"), indexes=[IndexSpec("n", "btree"), IndexSpec("note", "fts")])
+    world.put(range(20), 1)
+    world.commit()
+    (damaged,) = [each for each in lance.dataset(world.uri).describe_indices() if each.name == "note_idx"]
+    for file in Path(world.uri, "_indices", str(damaged.segments[0].uuid)).iterdir():
+        file.write_bytes(b"")
+    world.put(range(20, 40), 2)
+    with caplog.at_level(logging.WARNING, "memwal.flush"):
+        world.commit()
+    assert (world.found(), world.listed()) == (world.oracle, [0, 0])
+    indexed = {each.name: each.num_rows_indexed for each in lance.dataset(world.uri).describe_indices()}
+    assert indexed["n_idx"] == 40
+
+
+@pytest.mark.parametrize("prepared", [0, 1])
+def test_a_stranger_that_compacts_and_cleans_up_at_once_is_a_conflict_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: int
+) -> None:
+    """The files of the version that the commit has read are gone when it writes: it reads again."""
+    world = World(str(tmp_path / "table"))
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(5), 2)
+    world.commit()
+    world.put(range(10, 40), 3)
+    world.delete(range(prepared, 4))
+
+    def compact_and_clean_up() -> None:
+        lance.dataset(world.uri).optimize.compact_files()
+        lance.dataset(world.uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+
+    before_writing(monkeypatch, compact_and_clean_up)
+    world.commit()
+    assert (world.found(), world.listed()) == (world.oracle, [0, 0])
+    assert BaseTable.open(world.uri).committed
+
+
+def test_an_error_that_is_no_conflict_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(str(tmp_path / "table"))
+    world.put(range(5), 1)
+
+    def broken() -> None:
+        raise ValueError("no conflict")
+
+    before_writing(monkeypatch, broken)
+    with pytest.raises(ValueError, match="no conflict"):
+        world.commit()
