@@ -33,7 +33,7 @@ class NoKeys:
         """All of the first n rows: bool [n]."""
         return np.ones(n, dtype=bool)
 
-    def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:
+    def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:  # noqa: ARG002 - as KeyIndex has it
         """Raises InvalidRows."""
         raise no_key()
 

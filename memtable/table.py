@@ -68,10 +68,11 @@ class MemTable:
         *,
         models: Mapping[str, VectorModel] | None = None,
     ) -> None:
-        """An empty memtable for rows of the row schema `schema` (schema.row_schema); `key` is () where the table has none.
+        """An empty memtable for rows of the row schema `schema` (schema.row_schema).
 
-        `models`: by column, what the base table's vector indexes were trained to; without one an index trains itself.
-        Raises InvalidRows where the key, an index or a model does not fit the schema.
+        `key`: () where the table has none. `models`: by column, what the base table's vector indexes were trained to;
+        without one an index trains itself. Raises InvalidRows where the key, an index or a model does not fit the
+        schema.
         """
         _check_key(schema, key)
         check_indexes(schema, indexes)
@@ -118,10 +119,10 @@ class MemTable:
     def apply(self, rows: pa.Table | Checked) -> None:
         """Put rows of the row schema, checked before or not; every snapshot taken after the return sees them all.
 
-        Later rows replace earlier ones of the same key, within the batch too; without a key none does. Raises InvalidRows (column,
-        row) for another schema, a null key or an unusable vector, with nothing changed, and MemTableFrozen
-        after freeze(). Any other error (of memory, of an index library) leaves the rows invisible and the
-        memtable failed: every later apply() raises MemTableFailed, since its parts may be out of step.
+        Later rows replace earlier ones of the same key, within the batch too; without a key none does. Raises
+        InvalidRows (column, row) for another schema, a null key or an unusable vector, with nothing changed, and
+        MemTableFrozen after freeze(). Any other error (of memory, of an index library) leaves the rows invisible and
+        the memtable failed: every later apply() raises MemTableFailed, since its parts may be out of step.
         """
         with self._writing:
             if self._frozen:
