@@ -100,7 +100,7 @@ class Table(LevelReads):
 
     @at_the_edge
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
-        """Insert or replace rows by key.
+        """Insert or replace rows by key; append them where the table has none.
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
         `token`: a name and a rising number; the same token is applied once per region, however often it is sent. Few
@@ -115,7 +115,9 @@ class Table(LevelReads):
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
-        """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`."""
+        """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`; Invalid
+        where the table has no key.
+        """
         normalised = normalise_keys(keys, self.base.schema, self.base.key)
         deleting = tombstones(normalised, self._context.schema).drop_columns(TOMBSTONE)
         return self._write(deleting, Token.parse(token), durable=durable, timeout=timeout, deletes=True)
@@ -131,7 +133,7 @@ class Table(LevelReads):
         self._admission.check(conforming, deletes=False)
         writer = self._writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
-            raise Invalid(f"region {region}: the stream holds rows of other regions; route by the table's key")
+            raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
         return self._acks([(writer, Write(conforming, token=token))])[writer.name]
 
     # ---- steps and state -----------------------------------------------------------------------------------------
