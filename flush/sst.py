@@ -43,6 +43,10 @@ from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from wal.layout import sst_key, sst_name
 
+_BATCH_ROWS, _BATCH_BYTES = 8192, 4 << 20
+_READ_AHEAD, _READ_BUFFER = 4, 64 << 20
+"""Batches, and bytes of files, that Lance reads ahead of who takes them; of its own accord 16 batches and 2 GiB."""
+
 
 def write_sst(
     store: ObjectStore,
@@ -163,8 +167,8 @@ def read_sst(store: ObjectStore, region_id: UUID, sst: SsTable, columns: Sequenc
 def sst_batches(store: ObjectStore, region_id: UUID, sst: SsTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The SST's rows but tombstones in order of arrival, in batches of `schema`; columns that it lacks are null.
 
-    Holds some batches in memory, not the SST. Raises as `read_sst`, before the first batch; Corrupt behind the last
-    where rows are missing.
+    Holds about _READ_BUFFER and some batches in memory, not the SST. Raises as `read_sst`, before the first batch;
+    Corrupt behind the last where rows are missing.
     """
     directory = sst_key(region_id, sst.path)
     try:
@@ -174,7 +178,14 @@ def sst_batches(store: ObjectStore, region_id: UUID, sst: SsTable, schema: pa.Sc
             lambda: lance.dataset(store.url(directory), storage_options=store.storage_options),
         )
         there, rows = [name for name in schema.names if name in found.schema.names], 0
-        for read in found.scanner(columns=[*there, TOMBSTONE], scan_in_order=True).to_batches():
+        scanner = found.scanner(
+            columns=[*there, TOMBSTONE],
+            scan_in_order=True,
+            batch_size=_rows_at_once(sst),
+            batch_readahead=_READ_AHEAD,
+            io_buffer_size=_READ_BUFFER,
+        )
+        for read in scanner.to_batches():
             rows += read.num_rows
             deletes = read.column(TOMBSTONE)
             batch = read.filter(pc.invert(deletes)) if pc.any(deletes).as_py() else read
@@ -184,6 +195,12 @@ def sst_batches(store: ObjectStore, region_id: UUID, sst: SsTable, schema: pa.Sc
         raise _unreadable(directory, sst, error) from error
     if sst.physical_rows is not None and rows != sst.physical_rows:
         raise _short(directory, sst, rows)
+
+
+def _rows_at_once(sst: SsTable) -> int:
+    """Rows of a batch of _BATCH_BYTES, by what the manifest says of the SST."""
+    rows, size = sst.physical_rows or 1, sst.in_memory_bytes or 0
+    return max(1, min(_BATCH_ROWS, rows * _BATCH_BYTES // max(size, 1)))
 
 
 def _unreadable(directory: str, sst: SsTable, error: Exception) -> Corrupt:
