@@ -14,10 +14,11 @@ import pyarrow as pa
 from flush.errors import NotALanceTable, NotInitialised, TableExists, UnsupportedTable
 from flush.field_ids import field_id, first_ids, row_field_ids
 from flush.lance_dataset import open_dataset
+from flush.row_hash import is_hashed
 from flush.shape import Shape, present_indexes, shape_of
-from flush.sharding import BucketHash, Buckets
+from flush.sharding import BucketHash, Buckets, RowHash
 from flush.sharding_spec import Regions, bucket_regions, published_regions
-from flush.table_manifest import compacted_generations
+from flush.table_manifest import read_progress
 from flush.table_setup import (
     REGIONS,
     TABLE,
@@ -33,6 +34,7 @@ from flush.table_setup import (
 )
 from flush.vector_models import vector_models
 from memtable import IndexSpec, InvalidRows, VectorModel, check_indexes, key_columns, row_schema
+from memtable.index_spec import nearest
 from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
 from wal import regions as regions_of
 from wal.layout import ROOT, manifest_prefix
@@ -57,6 +59,9 @@ class BaseTable:
     schema: pa.Schema
     """Base schema, the key's field metadata included, schema metadata left out."""
     key: tuple[str, ...]
+    """Its columns; () where the table has none and rows are only appended."""
+    append_by: tuple[str, ...] | None
+    """None where there is a key. Else the columns that rows are routed by, () for all."""
     indexes: tuple[IndexSpec, ...]
     regions: Regions
     """Ids of the regions; rows of bucket n go to region n."""
@@ -64,10 +69,12 @@ class BaseTable:
     """How the entries of its log are written, fixed when it was set up."""
     committed: Mapping[UUID, int]
     """Per region the highest generation this version holds; absent = none."""
+    marked: Mapping[UUID, int]
+    """The same by Lance's own marker, which is behind for a moment where there is no key (flush.append_pass)."""
     storage_version: str
     """Lance file version of new data files, such as "2.2"; SSTs use the same."""
     storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
-    _hash: BucketHash
+    _hash: BucketHash | RowHash
 
     @staticmethod
     def create(
@@ -78,14 +85,18 @@ class BaseTable:
         indexes: Sequence[IndexSpec],
         storage_options: Mapping[str, str] | None = None,
         wal_format: WalFormat = "lance",
+        append_by: Sequence[str] | None = None,
     ) -> BaseTable:
         """Create an empty table with its key, its indexes and `buckets` regions.
 
+        `append_by`: for a table without a key, whose rows are only appended (`key` is empty then): the columns they are
+        routed by, () for all.
         The vector indexes among `indexes` are built by the first commit that has rows enough for them.
         Raises TableExists; NotALanceTable where something else is there; InvalidRows for schema, key, or
         indexes.
         """
-        store, setup = open_store(uri, storage_options), Setup(buckets, tuple(indexes), wal_format)
+        by = None if append_by is None else tuple(append_by)
+        store, setup = open_store(uri, storage_options), Setup(buckets, tuple(indexes), wal_format, append_by=by)
         keyed = keyed_schema(schema, key, setup_metadata(setup, first_ids(schema)))
         _check_definition(keyed, key, setup)
         if not is_vacant(store):
@@ -109,12 +120,14 @@ class BaseTable:
         indexes: Sequence[IndexSpec],
         storage_options: Mapping[str, str] | None = None,
         wal_format: WalFormat | None = None,
+        append_by: Sequence[str] | None = None,
     ) -> BaseTable:
         """Set up a Lance table that is there for ingestion, and build its indexes; its rows stay as they are.
 
         `wal_format`: None for lance, or arrow where another program initialised the table's MemWAL; such a table
         keeps its key and its regions, whatever `buckets` says. Also completes a set-up that crashed; a complete one
         is returned as it is. The key must be without nulls and duplicates, which is checked by reading its columns.
+        `append_by`: as for `create`; the table must not have a primary key.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """
         store = open_store(uri, storage_options)
@@ -122,12 +135,15 @@ class BaseTable:
         if dataset.mem_wal_index_details() is None:
             _refuse_written_over(uri, dataset, store)
         if REGIONS not in metadata_of(dataset):
-            key, details = _key_of(uri, dataset, key), dataset.mem_wal_index_details()
-            keyed, setup = keyed_schema(dataset.schema, key, {}), Setup(buckets, tuple(indexes), wal_format or "lance")
+            key, details = _key_of(uri, dataset, key, append_by), dataset.mem_wal_index_details()
+            by = None if append_by is None else tuple(append_by)
+            setup = Setup(buckets, tuple(indexes), wal_format or "lance", append_by=by)
+            keyed = keyed_schema(dataset.schema, key, {})
             if details is not None:
                 keyed, setup = dataset.schema, _setup_beside(uri, dataset, details, key, indexes, wal_format)
             _check_definition(keyed, key, setup)
-            _check_unique(uri, dataset, key)
+            if key:
+                _check_unique(uri, dataset, key)
             if details is None:
                 declare(dataset, key, setup)
             else:
@@ -176,6 +192,11 @@ class BaseTable:
         return len(self.regions)
 
     @property
+    def routed_by(self) -> tuple[str, ...]:
+        """The columns that tell the region of a row."""
+        return self.key or self.append_by or tuple(self.schema.names)
+
+    @property
     def codec(self) -> EntryCodec:
         """A codec for the entries of this table's log."""
         return codec_for(self.wal_format, self.shape.rows)
@@ -212,8 +233,8 @@ class BaseTable:
         return vector_models(self.dataset, self.indexes, self.storage_options)
 
     def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """Bucket of every row, int32 in row order: a pure function of the key. `rows` need hold the key
-        columns only.
+        """Bucket of every row, int32 in row order: a pure function of the key, or of the row where there is none.
+        `rows` need hold the columns only by which that is told.
         """
         return self._hash(rows)
 
@@ -240,27 +261,33 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
     setup = read_setup(metadata)
     schema = pa.schema(list(dataset.schema))
-    key = key_columns(schema)
-    if not key:
+    # What is said of a primary key later means nothing to a table that was set up without one.
+    key = key_columns(schema) if setup.append_by is None else ()
+    if (not key and setup.append_by is None) or not set(setup.append_by or ()) <= set(schema.names):
         raise UnsupportedTable(
-            f"{uri}: its key columns are gone from version {dataset.version}; restore a version that has them"
+            f"{uri}: columns that rows are routed by are gone from version {dataset.version}; restore a version that "
+            "has them"
         )
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
+    done = read_progress(store, dataset.version)
+    by = setup.append_by
     return BaseTable(
         uri=uri if "://" in uri else store.url(""),
         dataset=dataset,
         version=dataset.version,
         schema=schema,
         key=key,
+        append_by=by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         wal_format=setup.wal_format,
-        committed=compacted_generations(store, dataset.version),
+        committed=done.committed,
+        marked=done.marked,
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
-        _hash=BucketHash(dataset, key[0], len(regions)),
+        _hash=BucketHash(dataset, key[0], len(regions)) if by is None else RowHash(dataset, by, len(regions)),
     )
 
 
@@ -278,9 +305,16 @@ def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectSto
     )
 
 
-def _key_of(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> tuple[str, ...]:
+def _key_of(
+    uri: str, dataset: lance.LanceDataset, key: Sequence[str], append_by: Sequence[str] | None
+) -> tuple[str, ...]:
     """The key to adopt a table by: the primary key it declares, which Lance never changes, else `key`."""
     declared = key_columns(dataset.schema)
+    if declared and append_by is not None:
+        raise InvalidRows(
+            f"{uri}: it declares the primary key {', '.join(declared)}, so its rows cannot only be appended; leave "
+            "append_only out, or copy the rows into a new table"
+        )
     if declared and tuple(key) not in ((), declared):
         raise InvalidRows(f"{uri}: its primary key is {', '.join(declared)}, not {', '.join(key)}; name that one")
     return declared or tuple(key)
@@ -325,6 +359,15 @@ def _check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> No
     if setup.buckets < 1:
         raise InvalidRows(f"regions.count = {setup.buckets}: a table has at least 1 region")
     row_schema(schema, key)
+    check_indexes(schema, setup.indexes)
+    if setup.append_by is not None:
+        _check_append(schema, key, setup.append_by, setup.wal_format)
+        return
+    if not key:
+        raise InvalidRows(
+            "the table has no key: name at least one key column, or choose append_only (in Python key=()): a table "
+            "without a key keeps every row"
+        )
     first = schema.field(key[0])
     if setup.wal_format == "arrow" and (pa.types.is_binary(first.type) or pa.types.is_large_binary(first.type)):
         raise InvalidRows(
@@ -339,7 +382,30 @@ def _check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> No
                 "use its days as int32, or a string",
                 column=name,
             )
-    check_indexes(schema, setup.indexes)
+
+
+def _check_append(schema: pa.Schema, key: Sequence[str], by: Sequence[str], wal_format: WalFormat) -> None:
+    if key:
+        raise InvalidRows(
+            f"the key {', '.join(key)} is named for a table whose rows are only appended: drop one of both"
+        )
+    if wal_format == "arrow":
+        raise InvalidRows(
+            "wal.format = 'arrow' needs a key: Lance's own writers refuse a log whose table's metadata has changed, as "
+            "every commit that appends does; choose wal.format = 'lance'"
+        )
+    for place, name in enumerate(by):
+        if name not in schema.names:
+            raise InvalidRows(
+                f"regions.by: column {name!r} is not in the table{nearest(name, schema.names)}", column=name
+            )
+        if name in by[:place]:
+            raise InvalidRows(f"regions.by names {name!r} twice: name it once", column=name)
+        if not is_hashed(kind := schema.field(name).type):
+            raise InvalidRows(
+                f"regions.by: column {name!r} is of type {kind}; name columns of numbers, text, bytes or times",
+                column=name,
+            )
 
 
 def _check_unique(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> None:

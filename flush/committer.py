@@ -25,6 +25,9 @@ A second committer. The deletes pass touches only rows of the version it read an
 changed; the upserts pass fails where a key of it was inserted meanwhile, and its marker is refused once the
 range is committed. In each case storage has moved on, and this commit begins again at 1. Strangers' commits
 end the same way.
+
+Without a key. One append that carries the progress takes the place of 3 to 6, and Lance's own marker, which that cannot
+carry, comes before 8: see flush.append_pass.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
+from flush.append_pass import AppendedRows, mark, unmarked
 from flush.base_table import BaseTable
 from flush.changes import Changes, read_changes
 from flush.commit_plan import PlanBehind, RegionPlan, agree, uncommitted, within
@@ -92,7 +96,7 @@ def commit(
     rounds = _Rounds(uri, dict(storage_options or {}), store, clock, patience, memory_max, courtesy, me)
     while (base := rounds.next()) is None:
         continue
-    base = _caught_up(base, patience, rounds.tally)
+    base = _caught_up(_marked(base, patience, rounds.tally), patience, rounds.tally)
     _prune_all(store, base, clock, ids)
     return rounds.tally.report(base.version, clock.monotonic() - began)
 
@@ -198,6 +202,11 @@ class _Rounds:
 
     def _commit(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
         """Steps 3 to 6. `base` was opened for this round alone: the passes move its dataset on."""
+        if not base.key:
+            rows = AppendedRows(self.store, base, plans)
+            self.tally.wrote(rows.append(rows.write()))
+            self.tally.committed(plans, sum(sst.physical_rows or 0 for plan in plans for sst in plan.ssts))
+            return
         changes = read_changes(self.store, plans, base.schema, base.key, base.shape.rows)
         beside, there = look_back(self.store, base), None
         if beside.somebody:
@@ -245,6 +254,19 @@ class _Rounds:
                 f"{base.uri}: version {base.dataset.version} replaced or deleted {written.updated + written.deleted} "
                 f"rows, version {base.version} held {wanted} with these keys; compare the two, and stop other writers"
             )
+
+
+def _marked(base: BaseTable, patience: Patience, tally: Tally) -> BaseTable:
+    """Lance's own marker as high as ours, where it is not; returns the newest view."""
+    while missing := unmarked(base):
+        try:
+            mark(base.dataset, missing)
+            tally.versions += 1
+        except (OSError, RuntimeError) as error:
+            _expect_conflict(base.dataset, error)
+            patience.wait(error)
+        base = BaseTable.open(base.uri, base.storage_options)
+    return base
 
 
 def _caught_up(base: BaseTable, patience: Patience, tally: Tally) -> BaseTable:

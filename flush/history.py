@@ -11,7 +11,8 @@ row that it replaces is removed and added, so `min(added, removed)` were updated
 is exact for a commit of ours, whose passes either delete or upsert.
 
 A commit that deletes rows and upserts others is two versions (flush.committer, steps 4 and 5). The first carries no
-progress; it is known by the second, which was planned on it.
+progress; it is known by the second, which was planned on it. A commit into a table without a key is a version that
+inserts rows and says in its metadata what is committed, and one that only moves Lance's marker up to that ("mark").
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from flush.table_manifest import MEM_WAL_INDEX
+from flush.table_manifest import COMMITTED, MEM_WAL_INDEX
 from flush.table_state import Fragment, TableState, read_state, versions
 from wal import Corrupt, ObjectStore
 
@@ -36,7 +37,7 @@ class Action:
     """One thing that a version did. `details` are numbers and texts that JSON takes."""
 
     kind: str
-    """create, append, insert, update, delete, overwrite, restore, commit, compact, reserve, index built,
+    """create, append, insert, update, delete, overwrite, restore, commit, mark, compact, reserve, index built,
     index extended, index dropped, column added, column dropped, column changed, columns rewritten, ingestion, settings,
     other."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -182,6 +183,8 @@ def _progress(before: TableState, after: TableState) -> Iterator[Action]:
         first, last = before.committed.get(region, 0) + 1, after.committed[region]
         if last >= first:
             yield Action("commit", {"region": str(region), "first": first, "last": last})
+        elif before.marked.get(region, 0) < after.marked.get(region, 0):
+            yield Action("mark", {"region": str(region), "last": after.marked[region]})
 
 
 def _indexes(before: TableState, after: TableState) -> Iterator[Action]:
@@ -216,7 +219,8 @@ def _columns(before: TableState, after: TableState) -> Iterator[Action]:
 
 def _settings(before: TableState, after: TableState) -> Iterator[Action]:
     old, new = before.settings, after.settings
-    changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    # What is committed is told as a commit.
+    changed = sorted(key for key in {*old, *new} - {COMMITTED} if old.get(key) != new.get(key))
     if changed:
         yield Action("settings", {"keys": changed})
 

@@ -1,12 +1,13 @@
-"""Which bucket, and so which region, a row belongs to: a pure function of its key.
+"""Which bucket, and so which region, a row belongs to: a pure function of its key, or of the row where it has none.
 
 The bucket hash of Lance's MemWAL sharding over the *first* key column; Lance itself evaluates it, so that the
 regions are those its other users of the layout compute. Binary columns, which Lance's hash does not take, go
-by SipHash-1-3.
+by SipHash-1-3. Rows without a key go by `flush.row_hash`, of the columns that `regions.by` names or of them all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import lance
@@ -15,9 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance.mem_wal import ShardingField, ShardingSpec, evaluate_sharding_spec
 
+from flush.field_ids import field_id
+from flush.row_hash import row_hashes
 from flush.siphash import siphash13
 
 Buckets = npt.NDArray[np.int32]
+_ROWS_AT_ONCE = 1 << 16
 
 
 class BucketHash:
@@ -47,8 +51,39 @@ class BucketHash:
         return np.asarray(evaluated.column(0).to_numpy(zero_copy_only=False), dtype=np.int32)
 
     def _by_siphash(self, values: pa.Array) -> Buckets:
-        hashes = siphash13(values.cast(pa.binary())) >> np.uint64(32)
-        return ((hashes * np.uint64(self._buckets)) >> np.uint64(32)).astype(np.int32)
+        return _scaled(siphash13(values.cast(pa.binary())), self._buckets)
+
+
+class RowHash:
+    """Rows to buckets 0 .. buckets-1 by several columns. Thread safety: any thread; immutable."""
+
+    def __init__(self, dataset: lance.LanceDataset, by: Sequence[str], buckets: int) -> None:
+        """`by`: columns of `dataset`, () for all."""
+        self._fields = [(field_id(dataset, name), name) for name in by or dataset.schema.names]
+        self._buckets = buckets
+
+    def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
+        """Bucket of every row, int32 in row order. A column that `rows` lacks counts as null."""
+        found = np.zeros(rows.num_rows, dtype=np.int32)
+        if self._buckets == 1 or not rows.num_rows:
+            return found
+        fields = [(number, name) for number, name in self._fields if name in rows.schema.names]
+        named = rows.select([name for _, name in fields])
+        batches, at = (named.to_batches(_ROWS_AT_ONCE) if isinstance(named, pa.Table) else _parts(named)), 0
+        for batch in batches:
+            columns = zip((number for number, _ in fields), batch.columns, strict=True)
+            found[at : at + batch.num_rows] = _scaled(row_hashes(columns, batch.num_rows), self._buckets)
+            at += batch.num_rows
+        return found
+
+
+def _parts(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [batch.slice(at, _ROWS_AT_ONCE) for at in range(0, batch.num_rows, _ROWS_AT_ONCE)]
+
+
+def _scaled(hashes: npt.NDArray[np.uint64], buckets: int) -> Buckets:
+    """Hashes to 0 .. buckets-1, by their upper half."""
+    return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int32)
 
 
 def _bucket_spec(schema: Any, column: str, buckets: int) -> ShardingSpec:

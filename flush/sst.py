@@ -6,9 +6,9 @@
         bloom_filter.bin                                   flush.bloom
         _pk_index/page_data.lance, page_lookup.lance       flush.key_sidecar
 
- 1. Data (flush.sst_data); beside it, in a thread, bloom filter and sorted keys are computed.
+ 1. Data (flush.sst_data); beside it, in a thread, bloom filter and sorted keys are computed, where there is a key.
  2. The base table's field ids, put into the manifest.
- 3. Bloom filter, key sidecar.
+ 3. Bloom filter, key sidecar; neither where the table has no key (Lance's readers take no such table).
  4. Indexes. They alone may be missing.
  5. Fsync of everything; read back and compare the counts.
  *Crash anywhere: a directory that nothing refers to.*
@@ -20,14 +20,15 @@ here makes an SST visible; see flush.flusher.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flush.bloom import BLOOM_NAME, bloom_bytes
 from flush.durability import sync_tree
@@ -43,6 +44,10 @@ from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from wal.entry_columns import field_ids, sources
 from wal.layout import sst_key, sst_name
+
+_BATCH_ROWS, _BATCH_BYTES = 8192, 4 << 20
+_READ_AHEAD, _READ_BUFFER = 4, 64 << 20
+"""Batches, and bytes of files, that Lance reads ahead of who takes them; of its own accord 16 batches and 2 GiB."""
 
 
 def write_sst(
@@ -60,33 +65,47 @@ def write_sst(
 ) -> SsTable:
     """Write and verify the SST of a frozen memtable under a fresh random name; nothing refers to it yet.
 
-    `snapshot` holds at least one row. `storage_version`: the base table's ("2.1"). `field_ids`: those of the row
-    schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap. `files`, `indexes`: None for the
-    defaults, and for none. Thread safety: any thread. Durability. Survives a power cut once it returns.
-    Raises SstInvalid where what was written does not read back; OSError, StoreUnavailable, StoreRefused of
-    storage.
+    `snapshot` holds at least one row. `key`: () where there is none. `storage_version`: the base table's ("2.1").
+    `field_ids`: those of the row schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap.
+    `files`, `indexes`: None for the defaults, and for none. Thread safety: any thread. Durability. Survives a power cut
+    once it returns. Raises SstInvalid where what was written does not read back; OSError, StoreUnavailable,
+    StoreRefused of storage.
     """
     sst = SsTable(generation, sst_name(ids.token(), generation))
     directory, options = sst_key(region_id, sst.path), files or FileOptions()
     url, mask = store.url(directory), snapshot.newest()
-    keys = snapshot.keys(mask).select(list(key))
     try:
         with ThreadPoolExecutor(2, "memwal-flush") as beside:
-            bloom, pages = beside.submit(bloom_bytes, keys), beside.submit(page_data, keys, key)
+            keys = _Keys(snapshot.keys(mask).select(list(key)), beside) if key else None
             rows, size = write_data(snapshot, mask, url, store, options, storage_version, beside)
-            sst = replace(sst, in_memory_bytes=size, physical_rows=rows, primary_key_bytes=keys.nbytes)
+            key_bytes = 0 if keys is None else keys.keys.nbytes
+            sst = replace(sst, in_memory_bytes=size, physical_rows=rows, primary_key_bytes=key_bytes)
             if field_ids is not None:
                 renumber_fields(store, directory, field_ids)
-            _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), bloom.result())
-            write_key_sidecar(url, keys, key, store.storage_options, pages=pages.result())
+            if keys is not None:
+                keys.write(store, region_id, sst)
         if indexes is not None:
             indexes.build(url, store.storage_options)
         sync_tree(url)
-        verify(store, region_id, sst)
+        verify(store, region_id, sst, keyed=bool(key))
     except BaseException:
         discard(store, region_id, sst)
         raise
     return sst
+
+
+class _Keys:
+    """The parts of an SST that only a table with a key has, computed while its data is written."""
+
+    def __init__(self, keys: pa.Table, beside: Executor) -> None:
+        self.keys = keys
+        self._bloom = beside.submit(bloom_bytes, keys)
+        self._pages = beside.submit(page_data, keys, keys.column_names)
+
+    def write(self, store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
+        _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), self._bloom.result())
+        url, pages = store.url(sst_key(region_id, sst.path)), self._pages.result()
+        write_key_sidecar(url, self.keys, self.keys.column_names, store.storage_options, pages=pages)
 
 
 def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
@@ -98,19 +117,19 @@ def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
             store.delete(key)
 
 
-def verify(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
-    """Check that data, bloom filter and sidecar exist and hold the rows the entry `sst` promises. Raises
-    SstInvalid.
+def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = True) -> None:
+    """Check that data and, where the table has a key, bloom filter and sidecar exist and hold the rows the entry `sst`
+    promises. Raises SstInvalid.
     """
     directory = sst_key(region_id, sst.path)
     try:
         found = lance.dataset(store.url(directory), storage_options=store.storage_options)
         fragments = len(found.get_fragments())
         rows = found.to_table(columns=[TOMBSTONE]).num_rows  # read, not counted from the manifest
-        indexed = sidecar_rows(store.url(directory), store.storage_options)
+        indexed = sidecar_rows(store.url(directory), store.storage_options) if keyed else rows
     except (OSError, ValueError) as error:
         raise SstInvalid(f"{directory}: cannot be read back: {_first_line(error)}; flush again") from error
-    bloom = len(store.get(sst_key(region_id, sst.path, BLOOM_NAME)) or b"")
+    bloom = len(store.get(sst_key(region_id, sst.path, BLOOM_NAME)) or b"") if keyed else 32
     wanted = sst.physical_rows
     if fragments != 1 or rows != wanted or indexed != wanted or not bloom or bloom % 32:
         raise SstInvalid(
@@ -145,19 +164,69 @@ def read_sst(
     try:
         physical, wanted, rows = read_again(store, f"{directory}/", read)
     except ValueError as error:
-        raise Corrupt(
-            f"{directory}: published as generation {sst.generation}, cannot be read ({_first_line(error)}); "
-            "restore the directory from a backup"
-        ) from error
+        raise _unreadable(directory, sst, error) from error
     if sst.physical_rows is not None and physical != sst.physical_rows:
-        raise Corrupt(
-            f"{directory}: holds {physical} rows, the manifest says {sst.physical_rows}; "
-            "restore the directory from a backup"
-        )
+        raise _short(directory, sst, physical)
     for place, name in enumerate(wanted):
         if name not in rows.column_names:
             rows = rows.add_column(place, name, pa.nulls(rows.num_rows))
     return rows.replace_schema_metadata(None)
+
+
+def sst_batches(
+    store: ObjectStore, region_id: UUID, sst: SsTable, schema: pa.Schema, rows: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The SST's rows but tombstones in order of arrival, in batches of `schema` (base schema); columns that it lacks
+    are null.
+
+    `rows`: the row schema with field ids (`Shape.rows`), by which renamed columns are found. Holds about _READ_BUFFER
+    and some batches in memory, not the SST. Raises as `read_sst`, before the first batch; Corrupt behind the last where
+    rows are missing.
+    """
+    directory = sst_key(region_id, sst.path)
+    try:
+        found = read_again(
+            store,
+            f"{directory}/",
+            lambda: lance.dataset(store.url(directory), storage_options=store.storage_options),
+        )
+        there, count = sources(rows, field_ids(rows), found.schema, column_ids(found)), 0
+        scanner = found.scanner(
+            columns=list(dict.fromkeys(there.values())),
+            scan_in_order=True,
+            batch_size=_rows_at_once(sst),
+            batch_readahead=_READ_AHEAD,
+            io_buffer_size=_READ_BUFFER,
+        )
+        for read in scanner.to_batches():
+            count += read.num_rows
+            deletes = read.column(there[TOMBSTONE])
+            batch = read.filter(pc.invert(deletes)) if pc.any(deletes).as_py() else read
+            columns = [batch.column(there[f.name]) if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
+            yield pa.RecordBatch.from_arrays(columns, names=schema.names).cast(schema)
+    except ValueError as error:
+        raise _unreadable(directory, sst, error) from error
+    if sst.physical_rows is not None and count != sst.physical_rows:
+        raise _short(directory, sst, count)
+
+
+def _rows_at_once(sst: SsTable) -> int:
+    """Rows of a batch of _BATCH_BYTES, by what the manifest says of the SST."""
+    rows, size = sst.physical_rows or 1, sst.in_memory_bytes or 0
+    return max(1, min(_BATCH_ROWS, rows * _BATCH_BYTES // max(size, 1)))
+
+
+def _unreadable(directory: str, sst: SsTable, error: Exception) -> Corrupt:
+    return Corrupt(
+        f"{directory}: published as generation {sst.generation}, cannot be read ({_first_line(error)}); "
+        "restore the directory from a backup"
+    )
+
+
+def _short(directory: str, sst: SsTable, rows: int) -> Corrupt:
+    return Corrupt(
+        f"{directory}: holds {rows} rows, the manifest says {sst.physical_rows}; restore the directory from a backup"
+    )
 
 
 def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:

@@ -6,11 +6,16 @@ it writes from 0. So the file itself is read, and written again:
 
     ... | u32 length | IndexSection | ... | u32 length | Manifest | u64 its position | u16 0 | u16 2 | LANC
 
-    Manifest.fields = 1, .fragments = 2, .index_section = 6 (u64 position)
+    Manifest.fields = 1, .fragments = 2, .schema_metadata = 5, .index_section = 6 (u64 position)
     Field.id = 3, .parent_id = 4 (-1 at the top); DataFragment.files = 2; DataFile.fields = 2 (packed int32)
     IndexSection.indices = 1; IndexMetadata.name = 3, .index_details = 6 (google.protobuf.Any)
     MemWalIndexDetails.compacted_sstables = 9, .index_catchup = 10; CompactedSsTable: 1 UUID{1 bytes(16)}, 2 u64
     generation; IndexCatchupProgress: 1 index_name, 2 repeated CompactedSsTable
+    A map is read as what it is on the wire: repeated entries of key = 1, value = 2
+
+A commit into a table without a key cannot set Lance's marker in the version that appends the rows, so it says the same
+in that version's schema metadata (flush.append_pass): `memwal:committed` = JSON {region uuid: generation}. Committed is
+what the higher of the two says.
 
 The file is `_versions/{2**64-1 - version, 20 digits}.manifest`, `_versions/{version}.manifest` in older
 tables. Source: table.proto and index.proto of Lance, checked against pylance 14.0.2. The classes live in a
@@ -19,11 +24,12 @@ descriptor pool of their own, so that they never collide with another library's 
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -32,6 +38,7 @@ from google.protobuf.message import DecodeError
 from wal import Corrupt, ObjectStore
 
 MEM_WAL_INDEX = "__lance_mem_wal"
+COMMITTED = "memwal:committed"
 
 _FOOTER = struct.Struct("<QHH4s")
 _MAGIC = b"LANC"
@@ -53,8 +60,22 @@ _FIELDS: MessageFields = {
     "Field": ((3, "id", _Field.TYPE_INT32), (4, "parent_id", _Field.TYPE_INT32)),
     "DataFile": ((2, "fields", "int32[]"),),
     "DataFragment": ((2, "files", "DataFile[]"),),
-    "Manifest": ((1, "fields", "Field[]"), (2, "fragments", "DataFragment[]"), (6, "index_section", "optional u64")),
+    "Entry": ((1, "key", _Field.TYPE_STRING), (2, "value", _Field.TYPE_BYTES)),
+    "Manifest": (
+        (1, "fields", "Field[]"),
+        (2, "fragments", "DataFragment[]"),
+        (5, "schema_metadata", "Entry[]"),
+        (6, "index_section", "optional u64"),
+    ),
 }
+
+
+class Progress(NamedTuple):
+    """Per region the highest generation that a version holds; regions never committed are absent."""
+
+    committed: dict[UUID, int]
+    marked: dict[UUID, int]
+    """By Lance's own marker alone, which may be behind where a table has no key."""
 
 
 def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
@@ -64,9 +85,14 @@ def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
     `store` has the table's directory for its root. Raises Corrupt where the manifest is missing or cannot be
     parsed; StoreUnavailable, StoreRefused.
     """
+    return read_progress(store, version).committed
+
+
+def read_progress(store: ObjectStore, version: int) -> Progress:
+    """As `compacted_generations`, and what Lance's own marker says."""
     key, data = manifest_file(store, "", version)
     with named_errors(key):
-        return compacted(data)
+        return progress(data)
 
 
 def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID, int]]:
@@ -156,10 +182,18 @@ def manifest_position(data: bytes) -> int:
     return int(position)
 
 
-def compacted(data: bytes) -> dict[UUID, int]:
-    """As `compacted_generations`, of the bytes of a manifest file. Raises what `named_errors` names."""
-    details = _mem_wal_details(data)
-    return {} if details is None else _generations(details.compacted_sstables)
+def progress(data: bytes) -> Progress:
+    """As `read_progress`, of the bytes of a manifest file. Raises what `named_errors` names."""
+    details, (_, manifest) = _mem_wal_details(data), _manifest(data)
+    marked = {} if details is None else _generations(details.compacted_sstables)
+    said = next((each.value for each in manifest.schema_metadata if each.key == COMMITTED), b"{}")
+    appended = {UUID(region): int(generation) for region, generation in json.loads(said).items()}
+    return Progress(highest(marked, appended), marked)
+
+
+def highest(one: Mapping[UUID, int], two: Mapping[UUID, int]) -> dict[UUID, int]:
+    """The higher generation of each region. Pure."""
+    return {region: max(one.get(region, 0), two.get(region, 0)) for region in (*one, *two)}
 
 
 def _mem_wal_details(data: bytes) -> Any:

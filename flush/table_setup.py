@@ -13,6 +13,7 @@ The set-up is schema metadata of the base table:
     memwal:indexes     JSON list of {"column", "kind", "parameters"}
     memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
+    memwal:append_by   only where rows have no key and are appended: JSON list of columns to route by, [] = all
 
 Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
 config instead: Lance's ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key
@@ -36,7 +37,7 @@ from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
 from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
-INDEX_IDS = b"memwal:index_ids"
+INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
@@ -51,12 +52,16 @@ class Setup(NamedTuple):
     wal_format: WalFormat
     index_ids: Mapping[str, int] = MappingProxyType({})
     """Field id of each column in `indexes`, {} where they are not recorded."""
+    append_by: tuple[str, ...] | None = None
+    """None: rows have a key. Else they are only appended, and routed by these columns, () for all."""
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
     """The set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
     listed = [{"column": s.column, "kind": s.kind, "parameters": dict(s.parameters)} for s in setup.indexes]
+    append = {} if setup.append_by is None else {APPEND_BY.decode(): json.dumps(setup.append_by)}
     return {
+        **append,
         TABLE.decode(): SystemIds().entry_id(),
         REGIONS.decode(): str(setup.buckets),
         INDEXES.decode(): json.dumps(listed),
@@ -80,7 +85,9 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         if wal_format not in WAL_FORMATS:
             raise ValueError(f"{wal_format!r} is no WAL format")
         specs, ids = tuple(IndexSpec(**each) for each in listed), json.loads(metadata.get(INDEX_IDS, b"{}"))
-        return Setup(int(metadata[REGIONS]), specs, wal_format, {str(name): int(id) for name, id in ids.items()})
+        by = tuple(map(str, json.loads(metadata[APPEND_BY]))) if APPEND_BY in metadata else None
+        ids = {str(name): int(id) for name, id in ids.items()}
+        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by)
     except (ValueError, TypeError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
@@ -97,7 +104,7 @@ def key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:
 
 
 def keyed_schema(schema: pa.Schema, key: Sequence[str], metadata: Mapping[str, str]) -> pa.Schema:
-    """`schema` with its key declared as Lance's (unenforced) primary key, not null."""
+    """`schema` with its key, if it has one, declared as Lance's (unenforced) primary key, not null."""
 
     def keyed(field: pa.Field) -> pa.Field:
         if field.name not in key:
@@ -121,7 +128,7 @@ def declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> No
     if nullable:
         alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]
         dataset.alter_columns(*alterations)
-    if not key_columns(dataset.schema):  # Lance sets a primary key once, and refuses the same one again
+    if key and not key_columns(dataset.schema):  # Lance sets a primary key once, and refuses the same one again
         dataset.update_field_metadata(
             {name: {k.decode(): v.decode() for k, v in key_metadata(key, name).items()} for name in key}
         )

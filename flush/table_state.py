@@ -20,7 +20,7 @@ Source: table.proto and transaction.proto of Lance, checked against pylance 14.0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -28,13 +28,13 @@ from google.protobuf import descriptor_pb2
 
 from flush.table_manifest import (
     MessageFields,
-    compacted,
     manifest_file,
     manifest_position,
     manifest_version,
     message_at,
     message_classes,
     named_errors,
+    progress,
 )
 from wal import ObjectStore
 
@@ -152,6 +152,8 @@ class TableState:
     """Per region the highest generation that it holds."""
     transaction: Transaction | None
     """None where its file is gone."""
+    marked: Mapping[UUID, int] = field(default_factory=dict)
+    """The same by Lance's own marker, which a commit into a table without a key moves in a version of its own."""
 
     @property
     def rows(self) -> int:
@@ -181,7 +183,7 @@ def read_state(store: ObjectStore, version: int) -> TableState:
     key, data = manifest_file(store, "", version)
     with named_errors(key):
         manifest = message_at(_MANIFEST, data, manifest_position(data))
-        indexes, committed = _indexes(manifest, data), compacted(data)
+        indexes, (committed, marked) = _indexes(manifest, data), progress(data)
     settings = (*manifest.config, *manifest.table_metadata, *manifest.schema_metadata)
     return TableState(
         version=version,
@@ -192,6 +194,7 @@ def read_state(store: ObjectStore, version: int) -> TableState:
         settings={each.key: each.value for each in settings},
         committed=committed,
         transaction=_transaction(store, manifest.transaction_file),
+        marked=marked,
     )
 
 

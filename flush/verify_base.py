@@ -5,7 +5,7 @@
     check_indexes  the B-tree and full-text indexes of the set-up are there, and each index is on its column
     check_marker   what is committed is of a region that exists, and was published
     check_index_rows (deep) every file of an index can be read
-    check_base_rows  (deep) every row is read: as many as recorded, each key once, never null
+    check_base_rows  (deep) every row is read: as many as recorded; each key once, never null, where there is one
 
 A vector index may be missing: it is built by the first commit that has rows enough.
 """
@@ -118,7 +118,8 @@ def check_base_rows(view: View) -> Iterator[Finding]:
     where = f"{_DATA} (base table)"  # without the version, which may have moved on when this is asked again
     try:
         for batch in view.base.dataset.scanner(columns=view.base.schema.names).to_batches():
-            keys.append(pa.Table.from_batches([batch]).select(list(view.base.key)))
+            if view.base.key:
+                keys.append(pa.Table.from_batches([batch]).select(list(view.base.key)))
             read += batch.num_rows
     except BaseException as error:
         if (reason := unreadable(error)) is None:

@@ -5,9 +5,9 @@ publishes it moves `replay_after` from one to the other. So while all those entr
 
     newest row per key of the entries in (replay_after before, replay_after then]  =  the SST's rows
 
-to the last bit, tombstones too. Entries that are collected make no statement; nor does a range of which one is damaged,
-which check_log says. What a generation number in an entry says is not asked: a claim that replays entries may number
-them anew.
+to the last bit, tombstones too; without a key all rows, in their order. Entries that are collected make no statement;
+nor does a range of which one is damaged, which check_log says. What a generation number in an entry says is not asked:
+a claim that replays entries may number them anew.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from flush.finding import Finding, View, unreadable
@@ -26,6 +27,7 @@ from wal import Corrupt, Entry, ManifestStore, Overtaken, RegionManifest, SsTabl
 from wal.layout import manifest_prefix, parse_manifest_key, sst_key, wal_prefix
 
 _READERS = 4
+_ROW = "_row"
 
 
 def check_tail(view: View, region: UUID) -> Iterator[Finding]:
@@ -40,7 +42,7 @@ def check_tail(view: View, region: UUID) -> Iterator[Finding]:
         return
     rows = _newest(view, entries)
     if rows is not None:
-        yield from check_routes(view, region, wal_prefix(region), rows.select(list(view.base.key)))
+        yield from check_routes(view, region, wal_prefix(region), rows.select(list(view.base.routed_by)))
 
 
 def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
@@ -63,7 +65,7 @@ def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Findin
         if unreadable(error) is None:
             raise
         return  # said by check_rows
-    found = compare_rows(rows, held, view.base.key)
+    found = compare_rows(rows, held, view.base.key) if view.base.key else _compare_in_order(rows, held)
     if found:
         remedy = "stop its writer; restore the SST from a backup, or move the region's manifests back before it"
         what = f"it is not what positions {covered[0] + 1} to {covered[1]} of the log say: {_difference(found)}"
@@ -103,20 +105,28 @@ def _entries(view: View, region: UUID, after: int, tip: int) -> list[Entry]:
 
 
 def _newest(view: View, entries: list[Entry]) -> pa.Table | None:
-    """The newest row of each key, tombstones too; None without rows."""
+    """The newest row of each key, tombstones too, every row where there is no key; None without rows."""
     rows = [entry.rows for entry in entries if entry.rows.num_rows]
     if not rows:
         return None
+    if not view.base.key:
+        return pa.concat_tables(rows)
     chosen = newest_per_key(rows, view.base.key)
     return pa.concat_tables(
         [table.filter(pa.array(each.deletes | each.upserts)) for table, each in zip(rows, chosen, strict=True)]
     )
 
 
+def _compare_in_order(before: pa.Table, after: pa.Table) -> RowDiff:
+    """Row by row, where no key says which belong together: their numbers do."""
+    one, two = (rows.append_column(_ROW, pa.array(np.arange(rows.num_rows))) for rows in (before, after))
+    return compare_rows(one, two, [_ROW])
+
+
 def _difference(found: RowDiff) -> str:
     counts = {
-        "keys are in the log alone": len(found.removed),
-        "keys are in the SST alone": len(found.added),
+        "rows are in the log alone": len(found.removed),
+        "rows are in the SST alone": len(found.added),
         f"rows differ in {', '.join(found.columns)}": len(found.changed),
     }
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

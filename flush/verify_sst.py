@@ -5,6 +5,7 @@
     check_rows    every row is read: each key once, never null, in its own region; the sidecar is the keys sorted, with
                   the offset of each; the bloom filter passes every key; each page of the sidecar is summed up rightly
 
+Where the table has no key, an SST has neither filter nor sidecar, and of its rows only the region is checked.
 `check_rows` is for an SST whose parts are whole. SSTs of Lance's own writer hold superseded rows too, behind a deletion
 vector; sidecar and bloom filter have those as well.
 """
@@ -65,12 +66,14 @@ def check_parts(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
     if not sizes:
         yield Finding("sst", place, f"generation {sst.generation} is listed, its directory is gone", _RESTORE)
         return
-    bloom = sizes.get(BLOOM_NAME)
-    if not bloom or bloom % 32:
-        what = "it is missing" if bloom is None else f"it has {bloom} bytes, no multiple of 32"
-        yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
+    if view.base.key:
+        bloom = sizes.get(BLOOM_NAME)
+        if not bloom or bloom % 32:
+            what = "it is missing" if bloom is None else f"it has {bloom} bytes, no multiple of 32"
+            yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
     yield from _data_parts(view, region, sst, sizes)
-    yield from _sidecar_parts(view, place, sst, sizes)
+    if view.base.key:
+        yield from _sidecar_parts(view, place, sst, sizes)
 
 
 def _data_parts(view: View, region: UUID, sst: SsTable, sizes: dict[str, int]) -> Iterator[Finding]:
@@ -125,7 +128,7 @@ def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) 
 
 @dataclass(frozen=True)
 class _Rows:
-    """All physical rows of an SST: their keys, and which of them a reader sees."""
+    """All physical rows of an SST: their keys (what tells their region, without a key), and which a reader sees."""
 
     keys: pa.Table
     live: Mask
@@ -142,10 +145,12 @@ def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
         yield Finding("data", f"{place}data", f"its rows cannot be read: {reason}", _RESTORE)
         return
     live = rows.keys.filter(pa.array(rows.live))
-    yield from check_keys(place, live, _RESTORE)
+    if view.base.key:
+        yield from check_keys(place, live, _RESTORE)
     yield from check_routes(view, region, place, live)
-    yield from _bloom_holds(view, place, rows.keys)
-    yield from _sidecar_sorts(view, place, rows.keys)
+    if view.base.key:
+        yield from _bloom_holds(view, place, rows.keys)
+        yield from _sidecar_sorts(view, place, rows.keys)
 
 
 def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
@@ -160,16 +165,20 @@ def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
 
 
 def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterator[Finding]:
-    """Every key belongs to this region."""
-    if region not in view.base.regions:
+    """Every row belongs to this region. `keys`: the columns that tell it."""
+    base = view.base
+    if region not in base.regions:
         return  # check_list says so
-    if any(column.null_count for column in keys.columns):
+    if base.key and any(column.null_count for column in keys.columns):
         return  # said already; a null has no region
+    if base.append_by == () and base.row_field_ids is not None:
+        return  # a column was dropped, which had its part in where the rows went
     strangers = np.flatnonzero(view.base.route(keys) != list(view.base.regions).index(region))
     if len(strangers):
         example = _example(keys, int(strangers[0]))
         what = f"{len(strangers):,} of {keys.num_rows:,} rows belong to another region, such as {example}"
-        yield Finding("route", where, what, "stop the program that wrote them; put those rows again, and delete these")
+        remedy = "stop the program that wrote them; put those rows again, and delete these"
+        yield Finding("route", where, what, remedy if base.key else "stop the program that wrote them")
 
 
 def _bloom_holds(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
@@ -219,11 +228,12 @@ def _dataset(view: View, region: UUID, sst: SsTable) -> lance.LanceDataset:
 def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
     """Reads every column, so that a damaged page of any is met; keeps the keys."""
     dataset, keys, live = _dataset(view, region, sst), [], []
+    names = [name for name in view.base.routed_by if name in dataset.schema.names]
     for batch in dataset.scanner(with_row_id=True, include_deleted_rows=True, scan_in_order=True).to_batches():
         rows = pa.Table.from_batches([batch])
-        keys.append(rows.select(list(view.base.key)))
+        keys.append(rows.select(names))
         live.append(rows.column(_ROW_ID).is_valid().to_numpy(zero_copy_only=False))
-    empty = pa.schema([dataset.schema.field(name) for name in view.base.key]).empty_table()
+    empty = pa.schema([dataset.schema.field(name) for name in names]).empty_table()
     return _Rows(pa.concat_tables(keys) if keys else empty, np.concatenate([np.zeros(0, dtype=bool), *live]))
 
 

@@ -131,7 +131,7 @@ class BaseReads:
         """Plan a scan with `filter`. Raises: ValueError or OSError of Lance when it does not parse or fit the
         schema.
         """
-        self._dataset.scanner(columns=self._key, filter=filter).explain_plan()
+        self._dataset.scanner(columns=self._key or self._dataset.schema.names[:1], filter=filter).explain_plan()
 
     # ---- inside
     # --------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def init(config: Config) -> int:
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     Console().print(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
-        f"key {', '.join(base.key)}, {base.buckets} regions, indexes: {indexes}",
+        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions, indexes: {indexes}",
         soft_wrap=True,
     )
     return 0

@@ -71,6 +71,10 @@ def show_diff(
     Raises: Invalid when there is no such version; NotALanceTable, NotInitialised; wal errors.
     """
     base, store = _opened(settings, environ)
+    if not base.key:
+        raise Invalid(
+            f"--diff compares rows by key, and {base.uri} has none; leave it out: every version has its counts"
+        )
     kept = versions(store)
     for version in between:
         if version not in kept:
@@ -134,6 +138,8 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
         return Text(f"not known: the version before it was cleaned up{operation}", style=_PLAIN)
     parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
     parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
+    if any(each.kind == "mark" for each in change.actions):
+        parts.append(Text("Lance's marker follows what is committed", style=_PLAIN))
     if change.part_of is not None:
         parts.append(Text(f"first half of the commit in version {change.part_of}", style=_PLAIN))
     if change.state.transaction is not None and change.state.transaction.message:
@@ -239,7 +245,7 @@ def _change_json(change: Change, regions: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _action_json(action: Action, regions: Mapping[str, str]) -> dict[str, Any]:
-    named = {"name": regions.get(action.details["region"])} if action.kind == "commit" else {}
+    named = {"name": regions.get(action.details["region"])} if action.kind in ("commit", "mark") else {}
     return {"action": action.kind, **action.details, **named}
 
 

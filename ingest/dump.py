@@ -145,7 +145,7 @@ def _table(place: Place) -> RenderableType:
         "rows": rows,
         "fragments": len(base.dataset.get_fragments()),
         "storage version": base.storage_version,
-        "key": ", ".join(base.key),
+        "key": ", ".join(base.key) or f"none, rows are routed by {', '.join(base.append_by or ()) or 'the whole row'}",
         "buckets": base.buckets,
         "WAL format": base.wal_format,
         "indexes": ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none",

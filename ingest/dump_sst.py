@@ -54,6 +54,8 @@ def sst(place: Place, region: UUID, name: str) -> RenderableType:
     }
     if not shown["superseded rows"]:
         del shown["superseded rows"]
+    if bloom is None and not place.base().key:
+        del shown["key sidecar rows"], shown["bloom filter bytes"]
     return Group(
         fields("SST", shown),
         columns(

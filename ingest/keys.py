@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from ingest.errors import Invalid
 
+NO_KEY = "the table has no key, its rows are only appended: none is looked up or deleted by one; scan with a filter"
+
 # Which Arrow types, and which Python values, may name a key of which column type.
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = (
     (pa.types.is_boolean, (bool, np.bool_)),
@@ -46,8 +48,11 @@ def normalise_keys(keys: Any, schema: pa.Schema, key: Sequence[str]) -> pa.Table
     repeats are kept.
 
     Text is read as the column's type ("17" for an integer, "2013-01-31" for a date), as a command line needs
-    it. Raises: Invalid naming the column (and the row, counted from 0, of a null) when a key cannot be read.
+    it. Raises: Invalid naming the column (and the row, counted from 0, of a null) when a key cannot be read, and where
+    there is no key.
     """
+    if not key:
+        raise Invalid(NO_KEY)
     columns = _columns(keys, tuple(key))
     fields = [schema.field(name) for name in key]
     arrays = [_typed(column, field) for column, field in zip(columns, fields, strict=True)]
@@ -63,8 +68,10 @@ def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:
     """One key as typed on a command line: the text itself, or comma-separated values (CSV quoting) of several
     columns.
 
-    Raises: Invalid when the number of values is not the number of key columns.
+    Raises: Invalid when the number of values is not the number of key columns, or there are none.
     """
+    if not key:
+        raise Invalid(NO_KEY)
     values = (text,) if len(key) == 1 else tuple(next(csv.reader([text]), ()))
     if len(values) != len(key):
         raise Invalid(f"key '{text}' has {len(values)} values; give {len(key)}: {','.join(key)}")

@@ -3,7 +3,7 @@
 From oldest to newest, a region's rows lie in the base table, in SSTs of ascending generation, and in
 memtables of ascending generation. A row is visible iff no newer level *of its region* holds its key;
 tombstones hold their key too. Keys never move between regions, so one look at the levels of all regions gives
-the same answer as one per region.
+the same answer as one per region. Where the table has no key nothing hides anything.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def check_level(level: str) -> Level:
 
 
 class Stack:
-    """The levels of one region as snapshots, newest first, with the rule of who hides whom.
+    """The levels of one region as snapshots, newest first, with the rule of who hides whom (`keyed` False: nobody).
 
     Thread safety. Any thread; holds immutable snapshots.
     """
 
-    def __init__(self, levels: Sequence[Snapshot]) -> None:
-        self.levels = tuple(levels)
+    def __init__(self, levels: Sequence[Snapshot], *, keyed: bool = True) -> None:
+        self.levels, self.keyed = tuple(levels), keyed
 
     def hides(self, keys: pa.Table, below: int) -> Mask:
         """Which of `keys` (exactly the key columns) the `below` newest levels hold: bool[len(keys)]."""
@@ -77,8 +77,13 @@ class Stack:
 
     @property
     def rows(self) -> int:
-        """Rows of all levels, superseded ones and tombstones included: a bound on the keys they hide."""
-        return sum(level.n for level in self.levels)
+        """A bound on the rows they hide: those of all levels, superseded ones and tombstones too; 0 without keys."""
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The same level by level."""
+        return [level.n if self.keyed else 0 for level in self.levels]
 
 
 def hidden(stacks: Sequence[Stack], keys: pa.Table) -> Mask:

@@ -40,7 +40,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One captured state of the table, whose key columns are `key`.
+    """One captured state of the table, whose key columns are `key`; without any, every row of every level is visible.
 
     Thread safety. Immutable; any thread.
     """
@@ -94,13 +94,16 @@ class Moment:
         # At most `rows_above` base rows are hidden, so this many are enough whichever those are.
         most = None if limit is None else limit + self.rows_above
         for rows in self.base.batches(self._with_key(columns), filter, most):
+            if not self.key:
+                yield rows.select(columns)
+                continue
             seen = ~hidden(self.stacks, rows.select(self.key))
             yield filtered(rows.select(columns), seen)
 
     def keys_above(self) -> pa.Table | None:
-        """Every key that any level above the base holds, once; None when there are no levels."""
+        """Every key that any level above the base holds, once; None when there are no levels, or no keys."""
         parts = []
-        for stack in self.stacks:
+        for stack in self.stacks if self.key else ():
             for below, level in enumerate(stack.levels):
                 keys = level.keys(level.newest())
                 parts.append(filtered(keys, ~stack.hides(keys, below)))
@@ -123,7 +126,7 @@ class Moment:
     def _best_of(
         self, stack: Stack, k: int, filter: str | None, columns: list[str], ranking: Ranking
     ) -> Iterator[Visible]:
-        above = accumulate((level.n for level in stack.levels), initial=0)
+        above = accumulate(stack.sizes, initial=0)
         for below, (level, rows_above) in enumerate(zip(stack.levels, above, strict=False)):
             fetch = self._fetch(level, self._passing(level, filter), columns, ranking)
             yield best_visible(fetch, partial(stack.hides, below=below), k, rows_above)
@@ -151,7 +154,8 @@ class Moment:
                 passing = np.flatnonzero(self._passing(level, filter))
                 for at in range(0, len(passing), ROWS_PER_STEP):
                     step = passing[at : at + ROWS_PER_STEP]
-                    yield level, step[~stack.hides(level.take(step, self.key), below)] if below else step
+                    covered = below and stack.keyed
+                    yield level, step[~stack.hides(level.take(step, self.key), below)] if covered else step
 
     def _with_key(self, columns: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*columns, *self.key]))

@@ -45,13 +45,22 @@ def open_embedded(
 ) -> Table:
     """Open a table with its regions claimed by this process; an absent one is created from `schema` and `key`.
 
-    `indexes`: column -> "ivf_pq" | "fts" | "btree", or a dict with "type" and parameters.
-    `storage_options`: Lance's own. `settings`: a TOML path or a dict of its sections; arguments given here win.
-    Raises: Invalid for every mistake in the arguments, all at once where they come from settings.
+    `key`: its columns; () for a table that has none and keeps every row (`append_only`). `indexes`: column -> "ivf_pq"
+    | "fts" | "btree", or a dict with "type" and parameters. `storage_options`: Lance's own. `settings`: a TOML path or
+    a dict of its sections; arguments given here win. Raises: Invalid for every mistake in the arguments, all at once
+    where they come from settings.
     """
     given: dict[str, Any] = {"uri": os.fspath(uri)}
-    if key is not None:
+    if (
+        isinstance(key, tuple) and not key
+    ):  # and no other empty sequence: a key that was computed, and came out empty, is a mistake
+        given["append_only"] = True
+    elif key is not None:
         given["key"] = [key] if isinstance(key, str) else list(key)
+        if not given["key"]:
+            raise Invalid(
+                "key is empty; name the columns that identify a row, or give key=() for a table without a key"
+            )
     if indexes is not None:
         given["indexes"] = dict(indexes)
     if storage_options is not None:
@@ -129,14 +138,24 @@ def find_or_create(
         _check_same_table(settings, base)
         return base, False
     wanted = schema if schema is not None else settings.arrow_schema()
-    if not len(wanted) or not table.key:
-        raise Invalid(f"{table.uri}: no table is there; give its columns and its key, and it is created")
+    if not len(wanted) or not (table.key or table.append_only):
+        raise Invalid(
+            f"{table.uri}: no table is there; give its columns and its key, and it is created; or its columns and "
+            "append_only = true (in Python key=()) for a table that has no key and keeps every row"
+        )
     wanted, indexes = _with_key(wanted, table.key), settings.index_specs()
     row_schema(wanted, table.key)
     check_indexes(wanted, indexes)
     try:
         created = flush.BaseTable.create(
-            table.uri, wanted, table.key, settings.regions.count, indexes, options, settings.wal.format
+            table.uri,
+            wanted,
+            table.key,
+            settings.regions.count,
+            indexes,
+            options,
+            settings.wal.format,
+            _append_by(settings),
         )
         return created, True
     except (flush.TableExists, OSError):
@@ -158,7 +177,8 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
     except flush.NotInitialised:
         uri, key, indexes = settings.table.uri, tuple(settings.table.key), settings.index_specs()
         options, wal_format = settings.storage_options(environ), _given_format(settings)
-        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format)
+        by = _append_by(settings)
+        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format, by)
         _check_same_table(settings, adopted)
         return adopted, f"adopted ({adopted.wal_format})"
 
@@ -197,9 +217,21 @@ def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
     key = tuple(settings.table.key)
     if key and key != base.key:
+        has = f"has the key {list(base.key)}" if base.key else "has none: its rows are only appended"
         raise Invalid(
-            f"[table] key = {list(key)} but the table at {settings.table.uri} has the key {list(base.key)}; "
+            f"[table] key = {list(key)} but the table at {settings.table.uri} {has}; "
             "correct the setting or choose another uri"
+        )
+    if settings.table.append_only and base.key:
+        raise Invalid(
+            f"[table] append_only = true but the table at {base.uri} has the key {list(base.key)}; take it out (in "
+            "Python key=()), or choose another uri"
+        )
+    by = tuple(settings.regions.by)
+    if by and by != base.append_by:
+        there = list(base.append_by or ()) or "the whole row"
+        raise Invalid(
+            f"[regions] by = {list(by)} but the rows of the table at {base.uri} are spread by {there}; leave it out"
         )
     if _given_format(settings) not in (None, base.wal_format):
         raise Invalid(
@@ -220,6 +252,11 @@ def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
                 f"[table] columns.{field.name} is {field.type}, but {found} in the table at {settings.table.uri}; "
                 "correct the setting or choose another uri"
             )
+
+
+def _append_by(settings: Settings) -> list[str] | None:
+    """What `flush.BaseTable.create` takes for a table without a key; None where it has one."""
+    return settings.regions.by if settings.table.append_only else None
 
 
 def _given_format(settings: Settings) -> wal.WalFormat | None:

@@ -243,7 +243,7 @@ class Reader:
         levels = [level for level in view.memtables if level.generation > committed]
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
         levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
-        return Stack(levels)
+        return Stack(levels, keyed=bool(known.key))
 
     def _loaded(self, base: BaseTable, known: _Columns, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
         load = partial(load_sst, base, self._store, region, sst)

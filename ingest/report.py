@@ -97,7 +97,7 @@ def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
     rows = table.scan(limit=_SAMPLE)
     if not rows.num_rows:
         return []
-    found = [_by_key(table, rows.slice(0, 1).to_pylist()[0], indexes)]
+    found = [_by_key(table, rows.slice(0, 1).to_pylist()[0], indexes)] if table.key else []
     makers = {"btree": _by_filter, "ivf_pq": _by_vector, "fts": _by_text}
     for kind, make in makers.items():
         columns = [index.column for index in indexes if index.kind == kind]
@@ -131,7 +131,7 @@ def _by_filter(table: RemoteTable, row: dict[str, Any], column: str, columns: li
 
 
 def _by_vector(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
-    words = f"{column} near that of {_literal(row[table.key[0]])}"
+    words = f"{column} near that of {_literal(row[table.key[0]]) if table.key else 'one of the rows'}"
     return [Query("by vector", words, lambda: table.search(column, row[column], ROWS_SHOWN, columns=columns))]
 
 

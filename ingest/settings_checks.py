@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
+from flush.row_hash import is_hashed
 from ingest.column_types import parse_type
 from ingest.settings_model import Index, Settings, TableSettings, index_spec
 from ingest.settings_problems import Problem, nearest
@@ -23,7 +24,8 @@ RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
 
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
     """Every violated rule. `refused` holds the (section, key) pairs whose values are not the user's but defaults."""
-    found = [*of_table(settings.table), *of_limits(settings), *of_source(settings), *of_daemon(settings)]
+    found = [*of_table(settings.table), *of_append(settings)]
+    found += [*of_limits(settings), *of_source(settings), *of_daemon(settings)]
     return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 
@@ -36,6 +38,31 @@ def of_table(table: TableSettings) -> Iterator[Problem]:
         if name in RESERVED or "." in name or not name:
             yield Problem("table", "columns", f"columns.{name}: the name is taken by Lance or memwal; rename it")
     yield from _of_indexes(table)
+
+
+def of_append(settings: Settings) -> Iterator[Problem]:
+    """What goes with a table without a key, and what only with one."""
+    table, by = settings.table, settings.regions.by
+    if table.append_only and table.key:
+        yield Problem(
+            "table", "key", "key is given, but append_only = true says that there is none; take one of the two out"
+        )
+    if table.append_only and settings.wal.format == "arrow":
+        text = 'format = "arrow" needs a table with a key; take it out, or append_only'
+        yield Problem("wal", "format", text)
+    if by and not table.append_only:
+        yield Problem(
+            "regions", "by", "by is for tables with append_only = true; others are spread by their key, take it out"
+        )
+    for name in dict.fromkeys(name for name in by if by.count(name) > 1):
+        yield Problem("regions", "by", f"by names {name!r} {by.count(name)} times; name it once")
+    for name in dict.fromkeys(by) if table.columns else ():
+        if name not in table.columns:
+            text = f"by: {name!r} is not a column of [table]; {nearest(name, table.columns)}"
+            yield Problem("regions", "by", text, needs=_column(name))
+        elif not is_hashed(parse_type(table.columns[name])):
+            text = f"by: column {name!r} is {table.columns[name]}; name columns of numbers, text, bytes or times"
+            yield Problem("regions", "by", text)
 
 
 def of_limits(settings: Settings) -> Iterator[Problem]:
@@ -81,11 +108,12 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:
-    if table.columns and not table.key:
+    if table.columns and not table.key and not table.append_only:
         yield Problem(
             "table",
             "key",
-            f'key is empty; name the columns that identify a row, such as key = ["{next(iter(table.columns))}"]',
+            f'key is empty; name the columns that identify a row, such as key = ["{next(iter(table.columns))}"], or '
+            "write append_only = true for a table that has no key and keeps every row",
         )
     for name in dict.fromkeys(name for name in table.key if table.key.count(name) > 1):
         yield Problem("table", "key", f"key names {name!r} {table.key.count(name)} times; name it once")

@@ -49,6 +49,10 @@ class TableSettings(Section):
 
     uri: str = Field("", description="path or s3:// URL of the Lance table; `init`, `run` and `serve` create it")
     key: list[str] = Field([], description="columns that identify a row, in order; a later row replaces an earlier one")
+    append_only: bool = Field(
+        False,
+        description="a new table has no key: every row is kept, equal ones too; none is looked up or deleted by key",
+    )
     columns: dict[str, ColumnType] = Field(
         {}, description="column names and types in order, used when the table is created"
     )
@@ -64,6 +68,9 @@ class RegionsSettings(Section):
     """Units of single-writer ownership; fixed when the table is created."""
 
     count: int = Field(2, ge=1, le=4096, description="regions of a new table; rows are spread over them by their key")
+    by: list[str] = Field(
+        [], description="of a new table with `append_only`: columns to spread the rows by; none = by the whole row"
+    )
 
 
 class WalSettings(Section):

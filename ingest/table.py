@@ -104,7 +104,7 @@ class Table(LevelReads):
 
     @at_the_edge
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
-        """Insert or replace rows by key.
+        """Insert or replace rows by key; append them where the table has none.
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
         `token`: a name and a rising number; the same token is applied once per region, however often it is sent. Few
@@ -119,7 +119,9 @@ class Table(LevelReads):
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
-        """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`."""
+        """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`; Invalid
+        where the table has no key.
+        """
         admission = self._admission
         normalised = normalise_keys(keys, self.schema, self.key)
         deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
@@ -136,7 +138,7 @@ class Table(LevelReads):
         admission.check(conforming, deletes=False)
         writer = self._writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
-            raise Invalid(f"region {region}: the stream holds rows of other regions; route by the table's key")
+            raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
         return self._acks([(writer, Write(conforming, token=token, shape=admission.context.shape))])[writer.name]
 
     # ---- steps and state -----------------------------------------------------------------------------------------

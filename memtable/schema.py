@@ -1,6 +1,7 @@
 """The row schema: the one shape of every memtable batch, WAL entry and SST.
 
-    base columns, in order        key columns as in the base table (not null), all others nullable
+    base columns, in order        key columns as in the base table (not null), all others nullable; a table may have
+                                  no key
     _tombstone: bool not null     true: this row deletes its key, every column outside the key is null
 
 Source: "MemTable & WAL Specification" of the Lance documentation. Everything here is pure.
@@ -33,17 +34,15 @@ def key_columns(schema: pa.Schema) -> tuple[str, ...]:
 
 
 def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """Row schema of a table with the base schema `base` and the key `key`.
+    """Row schema of a table with the base schema `base` and the key `key`; () where its rows are only appended.
 
-    Field metadata is kept, schema metadata is not. Raises InvalidRows where the key is missing, doubled,
+    Field metadata is kept, schema metadata is not. Raises InvalidRows where a key column is missing, doubled,
     nullable or of a type that cannot be a key, or where a column is called `_tombstone`.
     """
     if TOMBSTONE in base.names:
         raise InvalidRows(f"column {TOMBSTONE!r} is reserved: rename it", column=TOMBSTONE)
     _refuse_doubled(base.names, "schema")
     check_types(base)
-    if not key:
-        raise InvalidRows("the table has no key: name at least one key column")
     _refuse_doubled(key, "key")
     for name in key:
         _check_key_field(base, name)

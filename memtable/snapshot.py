@@ -20,6 +20,7 @@ from memtable.filter_plan import plan
 from memtable.index_spec import nearest
 from memtable.key_index import KeyIndex
 from memtable.narrowing import AnyOf, Condition, Narrowing
+from memtable.no_keys import NoKeys, no_key
 from memtable.predicate import evaluate
 from memtable.scalar_index import Asked, ScalarIndex, sort_form
 from memtable.schema import TOMBSTONE
@@ -38,7 +39,7 @@ SCANNED = 4_096
 class Indexes:
     """The structures a memtable maintains, shared by its snapshots; each tells its own thread safety."""
 
-    keys: KeyIndex
+    keys: KeyIndex | NoKeys
     tombstones: GrowableArray
     """bool [rows]: which rows delete their key."""
     vectors: Mapping[str, VectorIndex] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Snapshot:
         self._searchers: dict[str, Any] = {}
 
     def newest(self) -> Mask:
-        """The newest row of each key, tombstones included. Read-only."""
+        """The newest row of each key, tombstones included; every row where there is no key. Read-only."""
         return self._kept("newest", lambda: self._indexes.keys.newest(self.n))
 
     def tombstone(self) -> Mask:
@@ -83,8 +84,10 @@ class Snapshot:
         """Position of the newest row (tombstones included) of each key, -1 where the key is not here.
 
         `keys` has exactly the key columns, in any order. Raises InvalidRows for other columns, types and
-        nulls.
+        nulls, and where the table has no key.
         """
+        if not self.key:
+            raise no_key()
         if set(keys.column_names) != set(self.key) or keys.num_columns != len(self.key):
             raise InvalidRows(
                 f"lookup takes exactly the key columns {', '.join(self.key)};"
@@ -135,7 +138,7 @@ class Snapshot:
         rows = np.flatnonzero(mask) if narrowed is None else narrowed
         if not len(rows) and planned.valid:
             return np.zeros(self.n, dtype=bool)
-        wanted = planned.columns or self.key
+        wanted = planned.columns or self.key or (TOMBSTONE,)
         if narrowed is not None:
             table = self._rows.take(rows, wanted)
         else:
@@ -152,8 +155,10 @@ class Snapshot:
 
         The order is that of the key columns, one after the other: numbers by value, text and bytes by their bytes.
         `low`, `high`: values of the key columns, or of the first few; None: no end. `mask`: its rows instead of the
-        newest, live() for example. Raises InvalidRows for a value that its column cannot hold.
+        newest, live() for example. Raises InvalidRows for a value that its column cannot hold, and without a key.
         """
+        if not self.key:
+            raise no_key()
         mask = self.newest() if mask is None else mask
         ends = [None if end is None else self._key_values(end) for end in (low, high)]
         first, last = (None if end is None else end[0] for end in ends)

@@ -22,6 +22,7 @@ from memtable.batch_store import BatchStore
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes, vector_width
 from memtable.key_index import KeyIndex
+from memtable.no_keys import NoKeys
 from memtable.scalar_index import ScalarIndex
 from memtable.schema import TOMBSTONE, is_key_type
 from memtable.snapshot import Indexes, Snapshot
@@ -69,8 +70,9 @@ class MemTable:
     ) -> None:
         """An empty memtable for rows of the row schema `schema` (schema.row_schema).
 
-        `models`: by column, what the base table's vector indexes were trained to; without one an index trains itself.
-        Raises InvalidRows where the key, an index or a model does not fit the schema.
+        `key`: () where the table has none. `models`: by column, what the base table's vector indexes were trained to;
+        without one an index trains itself. Raises InvalidRows where the key, an index or a model does not fit the
+        schema.
         """
         _check_key(schema, key)
         check_indexes(schema, indexes)
@@ -117,10 +119,10 @@ class MemTable:
     def apply(self, rows: pa.Table | Checked) -> None:
         """Put rows of the row schema, checked before or not; every snapshot taken after the return sees them all.
 
-        Later rows replace earlier ones of the same key, within the batch too. Raises InvalidRows (column,
-        row) for another schema, a null key or an unusable vector, with nothing changed, and MemTableFrozen
-        after freeze(). Any other error (of memory, of an index library) leaves the rows invisible and the
-        memtable failed: every later apply() raises MemTableFailed, since its parts may be out of step.
+        Later rows replace earlier ones of the same key, within the batch too; without a key none does. Raises
+        InvalidRows (column, row) for another schema, a null key or an unusable vector, with nothing changed, and
+        MemTableFrozen after freeze(). Any other error (of memory, of an index library) leaves the rows invisible and
+        the memtable failed: every later apply() raises MemTableFailed, since its parts may be out of step.
         """
         with self._writing:
             if self._frozen:
@@ -193,7 +195,7 @@ def _indexes(
 
     btrees = [spec.column for spec in specs if spec.kind == "btree"]
     return Indexes(
-        KeyIndex(schema, key),
+        KeyIndex(schema, key) if key else NoKeys(),
         GrowableArray(np.bool_),
         {spec.column: vector(spec) for spec in specs if spec.kind == "ivf_pq"},
         {spec.column: TextIndex(spec) for spec in specs if spec.kind == "fts"},
@@ -204,8 +206,6 @@ def _indexes(
 def _check_key(schema: pa.Schema, key: Sequence[str]) -> None:
     if TOMBSTONE not in schema.names:
         raise InvalidRows(f"the schema has no column {TOMBSTONE!r}: build it with row_schema()", column=TOMBSTONE)
-    if not key:
-        raise InvalidRows("the table has no key: name at least one key column")
     for name in key:
         if name not in schema.names or not is_key_type(schema.field(name).type):
             raise InvalidRows(f"key column {name!r} is missing or of a type that cannot be a key", column=name)

@@ -134,7 +134,6 @@ def test_a_delete_takes_only_key_columns() -> None:
         (BASE, ["nmae"], "'name'"),
         (BASE, ["name"], "not null"),
         (BASE, ["id", "id"], "twice"),
-        (BASE, [], "no key"),
         (pa.schema([pa.field("at", pa.timestamp("us"), nullable=False)]), ["at"], "timestamp"),
         (pa.schema([pa.field("day", pa.date32(), nullable=False)]), ["day"], "date32"),
         (pa.schema([pa.field("id", pa.int8(), nullable=False), (TOMBSTONE, pa.bool_())]), ["id"], "reserved"),

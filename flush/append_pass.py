@@ -1,0 +1,146 @@
+"""The two writes of a commit into a table without a key: its rows are appended, none is looked for.
+
+    invariant: the rows of a range of generations, and that the range is committed, are in one version, or in none.
+
+ 1. **Write** the rows of the SSTs into data files of the base, streamed: some batches are in memory, never a whole SST.
+    No version refers to the files. *Crash here: orphans, see flush.orphans.*
+ 2. **Append** by a compare-and-swap: one transaction of the kind that Lance calls Merge, which lists every fragment of
+    the version read and the new ones, and carries `memwal:committed` in the schema's metadata. Lance lets it pass only
+    where nobody appended, deleted, updated, compacted, restored, or changed the schema or its metadata since that
+    version: whoever commits the same range at the same time fails, whatever files he wrote. (Two transactions of the
+    kind Append never conflict: two committers would double the rows. A merge-insert carries Lance's own marker, but has
+    to match rows.) *Crash here: there or not. The next commit reads `memwal:committed` in the manifest.*
+ 3. **Mark**: an empty merge-insert carries Lance's own marker of the same generations, by which Lance records how far
+    its indexes are. *Crash before: the next commit does it. Refused, with nothing lost, where somebody wrote it first.*
+
+No row of the base is read, so a commit costs as much as what it appends (and one list of the base's fragments).
+Index builds and changes of the table's config may come in between; Lance puts 2 on top of them, and keeps them.
+
+What others meet: an append or compaction of theirs that was planned below ours fails with Lance's "please retry".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+from lance.fragment import FragmentMetadata, write_fragments
+from lance.mem_wal import CompactedSsTable
+
+from flush.base_table import BaseTable
+from flush.commit_plan import RegionPlan
+from flush.errors import CountMismatch
+from flush.merge_passes import Written
+from flush.sst import sst_batches
+from flush.table_manifest import COMMITTED, highest
+from wal import ObjectStore
+
+NEW = 0
+"""Id of a fragment to which Lance gives one when it is committed."""
+
+
+class AppendedRows:
+    """Steps 1 and 2 for the SSTs of `plans`.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, store: ObjectStore, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
+        self._store, self._base, self._plans = store, base, plans
+        self._rows = 0
+        self._error: BaseException | None = None
+
+    def write(self) -> list[FragmentMetadata]:
+        """Step 1; the fragments that no version refers to yet.
+
+        Raises Corrupt where an SST is missing or short; StoreUnavailable, StoreRefused, OSError of storage.
+        """
+        base, version = self._base, self._base.storage_version
+        version_of_files: Any = version  # any string there, a list of literals here
+        try:
+            written = write_fragments(
+                pa.RecordBatchReader.from_batches(base.schema, self._batches()),
+                base.dataset,
+                schema=base.schema,
+                mode="append",
+                data_storage_version=version_of_files,
+                storage_options=dict(base.storage_options),
+            )
+        except Exception as error:
+            # Lance hands on the text of what reading raised, not the exception.
+            raise self._error or error from error
+        assert not isinstance(written, lance.Transaction)
+        found = sum(each.physical_rows for each in written)
+        if found != self._rows:
+            raise CountMismatch(
+                f"{base.uri}: {found} rows were written of {self._rows}; nothing was appended, commit again"
+            )
+        return [FragmentMetadata.from_json(json.dumps({**each.to_json(), "id": NEW})) for each in written]
+
+    def append(self, fragments: Sequence[FragmentMetadata]) -> Written:
+        """Step 2, on top of the version of `base`, whose dataset stays there.
+
+        Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the deed, where the new version
+        does not hold these rows more than the one below it.
+        """
+        base = self._base
+        done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
+        operation = lance.LanceOperation.Merge(
+            [*(each.metadata for each in base.dataset.get_fragments()), *fragments], _with_progress(base.dataset, done)
+        )
+        transaction = lance.Transaction(read_version=base.version, operation=operation)
+        made = lance.LanceDataset.commit(
+            base.dataset, transaction, storage_options=dict(base.storage_options), max_retries=0
+        )
+        before = base.dataset.count_rows()  # nobody may have changed rows since
+        if made.count_rows() != before + self._rows:
+            raise CountMismatch(
+                f"{base.uri}: version {made.version} holds {made.count_rows()} rows; {before} before and {self._rows} "
+                f"appended make another number; compare it with version {base.version}, and stop other writers"
+            )
+        sizes = [file.file_size_bytes or 0 for each in fragments for file in each.files]
+        return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for plan in self._plans:
+                for sst in plan.ssts:
+                    for batch in sst_batches(self._store, plan.region, sst, self._base.schema, self._base.shape.rows):
+                        self._rows += batch.num_rows
+                        yield batch
+        except GeneratorExit:  # it is no longer wanted: Lance has failed by itself
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+
+
+def unmarked(base: BaseTable) -> dict[UUID, int]:
+    """The generations that `base` holds and Lance's own marker does not say yet; {} where there is a key."""
+    return {region: done for region, done in base.committed.items() if base.marked.get(region, 0) < done}
+
+
+def mark(dataset: lance.LanceDataset, generations: Mapping[UUID, int]) -> None:
+    """Step 3. Moves `dataset` to the new version. Raises OSError on a conflict.
+
+    Which column it names is of no account: there is nothing to match.
+    """
+    done = [CompactedSsTable(str(region), generation) for region, generation in generations.items()]
+    builder = dataset.merge_insert([dataset.schema.names[0]]).when_not_matched_insert_all().use_index(False)
+    builder.conflict_retries(0).mark_sstables_as_compacted(done).execute(dataset.schema.empty_table())
+
+
+def _with_progress(dataset: lance.LanceDataset, committed: Mapping[UUID, int]) -> Any:
+    """The dataset's schema, field ids and all, with `committed` in its metadata.
+
+    A schema made of an Arrow one would be numbered anew, and be refused where columns were dropped; Lance's own is
+    taken apart by its way of being pickled, which keeps everything: the metadata as JSON, then a message per field.
+    """
+    taken_apart: Any = dataset.lance_schema.__reduce__()
+    make, (metadata, *fields) = taken_apart
+    said = json.dumps({str(region): generation for region, generation in sorted(committed.items())})
+    return make(json.dumps({**json.loads(metadata), COMMITTED: list(said.encode())}), *fields)

@@ -1,0 +1,57 @@
+"""What the tests of tables without a key share: rows, what a table holds of them, and configurations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import ingest
+from flush.verification import verify_table
+from tests.conftest import toml
+from wal import open_store
+
+WIDTH = 4
+SCHEMA = pa.schema([("n", pa.int64()), ("body", pa.string()), ("vector", pa.list_(pa.float32(), WIDTH))])
+INDEXES = {"n": "btree", "body": "fts", "vector": "ivf_pq"}
+QUIET: dict[str, Any] = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
+
+
+def rows(numbers: Sequence[int | None]) -> pa.Table:
+    """Equal numbers are equal rows; None is a row of nulls."""
+    vectors = [None if n is None else [float(n % 1000)] * WIDTH for n in numbers]
+    bodies = [None if n is None else f"word{n} harbor" for n in numbers]
+    return pa.Table.from_pydict({"n": numbers, "body": bodies, "vector": vectors}, schema=SCHEMA)
+
+
+def counted(table: Any, level: str = "latest") -> Counter[int | None]:
+    """What a table holds, how often each."""
+    found = Counter(table.scan(["n"], level=level).column("n").to_pylist())
+    assert table.count(level=level) == found.total()
+    return found
+
+
+def opened(uri: str, buckets: int | None = None, /, **sections: Any) -> Any:
+    """The table at `uri`; a new one of `buckets` regions."""
+    new = {} if buckets is None else {"schema": SCHEMA, "key": (), "regions": buckets, "indexes": INDEXES}
+    return ingest.open(uri, settings=QUIET | sections, **new)
+
+
+def clean(uri: str) -> None:
+    assert verify_table(open_store(uri, None), uri, deep=True).findings == ()
+
+
+def configured(directory: Path, uri: str, **changes: Any) -> Path:
+    columns = {"n": "int64", "body": "string", "vector": f"vector[{WIDTH}]"}
+    sections: dict[str, Any] = {
+        "table": {"uri": uri, "append_only": True, "columns": columns, **changes.pop("table", {})},
+        "regions": {"count": 3},
+        "commit": {"interval": "0s"},
+    }
+    sections["table"]["columns"] = changes.pop("columns", columns)
+    path = directory / "config.toml"
+    path.write_text(toml(sections | changes).replace("True", "true"))
+    return path

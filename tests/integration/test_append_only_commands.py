@@ -1,0 +1,253 @@
+"""Tables without a key, as a user meets them: commands, adoption, the daemon, Spark."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ingest
+from flush import BaseTable
+from flush.history import read_history
+from flush.verification import verify_table
+from ingest.cli import main
+from ingest.opening import initialise
+from ingest.settings import load
+from ingest.source import read_stream
+from ingest.spark_session import configuration, start_session
+from ingest.spark_sink import MemWalSink
+from ingest.tokens import Token
+from tests.append_rows import clean, configured, counted, opened, rows
+from wal import open_store
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command in this process; its exit code, output and errors."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["memwal", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return command
+
+
+def test_collected_garbage_loses_no_row(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+    oracle: Counter[int | None] = Counter()
+    with opened(uri, 3) as table:
+        for n in range(4):
+            put = [1, *range(n, n + 30)]
+            table.put(rows(put))
+            oracle.update(put)
+            table.flush()
+            table.commit()
+        table.put(rows([1]))
+        oracle.update([1])
+    config = configured(tmp_path, uri, gc={"sst_age_min": "0s", "wal_age_min": "0s"})
+    assert len(list(Path(uri).glob("_mem_wal/*/*_gen_*"))) == 12
+    assert run("gc", config)[0] == 0
+    assert not list(Path(uri).glob("_mem_wal/*/*_gen_*"))
+    with opened(uri) as table:
+        assert counted(table) == oracle
+    clean(uri)
+
+
+# ---- a table that is there -----------------------------------------------------------------------------------------
+
+
+def test_a_table_is_adopted_with_the_rows_it_has(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+    lance.write_dataset(rows([1, 1, 2]), uri)
+    config = configured(tmp_path, uri)
+    code, out, _ = run("init", config)
+    assert (code, "adopted" in out, "none (append only)" in out) == (0, True, True)
+    with opened(uri) as table:
+        table.put(rows([1]))
+        table.flush()
+        table.commit()
+        assert counted(table) == counted(table, "committed") == {1: 3, 2: 1}
+    clean(uri)
+
+
+def test_stable_row_ids_stay(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+    lance.write_dataset(rows([1, 1, 2]), uri, enable_stable_row_ids=True)
+    assert run("init", configured(tmp_path, uri))[0] == 0
+    with opened(uri) as table:
+        for n in (3, 3, 4):
+            table.put(rows([n]))
+            table.flush()
+            table.commit()
+        assert counted(table, "committed") == {1: 2, 2: 1, 3: 2, 4: 1}
+    ids = lance.dataset(uri).scanner(with_row_id=True).to_table().column("_rowid").to_pylist()
+    assert ids == list(range(6))
+
+
+def test_a_table_with_a_primary_key_is_not_adopted_without_it(
+    uri: str, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    marked = pa.field("n", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+    lance.write_dataset(pa.table({"n": [1]}, schema=pa.schema([marked])), uri)
+    code, _, err = run("init", configured(tmp_path, uri, columns={"n": "int64"}))
+    assert code == 2
+    assert "declares the primary key n" in err
+
+
+# ---- commands and the daemon ---------------------------------------------------------------------------------------
+
+
+def test_the_commands(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+    config = configured(tmp_path, uri)
+    assert "none (append only)" in run("init", config)[1]
+    with opened(uri) as table:
+        table.put(rows([1, 1, *range(20)]))
+        table.flush()
+        table.commit()
+        table.put(rows([1, *range(30)]))
+        table.flush()
+        table.put(rows([1]))
+    code, out, _ = run("query", config, "--filter", "n = 1", "--columns", "n", "--format", "json")
+    assert (code, [row["n"] for row in json.loads(out)]) == (0, [1] * 6)
+    for refused in (("query", config, "--key", "1"), ("query", config, "--near", "vector=key:1")):
+        code, _, err = run(*refused)
+        assert (code, len(err.splitlines()), "the table has no key" in err) == (2, 1, True)
+    code, out, _ = run("log", config)
+    assert code == 0
+    assert "insert 22 rows; commit generation 1 of buckets 0–2" in out
+    assert "Lance's marker follows" in out
+    code, _, err = run("log", config, "--diff", "1", "2")
+    assert (code, len(err.splitlines()), "compares rows by key" in err) == (2, 1, True)
+    assert run("verify", config, "--deep")[0] == 0
+    assert run("status", config)[0] == 0
+    assert run("inspect", uri)[0] == 0
+    for path in (*Path(uri).glob("_mem_wal/*/*_gen_2"), *Path(uri).glob("_mem_wal/*/wal/*")):
+        code, out, _ = run("inspect", path)
+        assert code == 0
+        assert "bloom" not in out
+    assert run("gc", config, "--dry-run")[0] == 0
+    assert run("flush", config)[0] == 0
+    assert run("commit", config)[0] == 0
+    assert lance.dataset(uri).count_rows() == 54
+
+
+def test_verify_finds_a_row_in_the_wrong_region_and_one_that_is_not_in_the_log(uri: str) -> None:
+    with opened(uri, 2) as table:
+        table.put(rows(range(30)))
+        table.flush()
+    one, other = sorted(Path(uri).glob("_mem_wal/*/*_gen_1"))
+    files = [next(each.glob("data/*.lance")) for each in (one, other)]
+    store = open_store(uri, None)
+    contents = [file.read_bytes() for file in files]
+    for file, data in zip(files, reversed(contents), strict=True):
+        file.write_bytes(data)
+    checks = {each.check for each in verify_table(store, uri, deep=True).findings}
+    assert checks & {"data", "route", "fingerprint", "sst"}
+
+
+def test_the_daemon(serve: Callable[..., Any], uri: str, tmp_path: Path) -> None:
+    _, endpoint = serve(configured(tmp_path, uri))
+    with ingest.connect(endpoint) as table, ingest.connect(endpoint) as other:
+        assert table.key == ()
+        for _ in range(2):
+            table.put(rows([1, 1, 2]), token="a:1")
+        other.put(rows([1]))
+        assert counted(other) == {1: 3, 2: 1}
+        for ask in (lambda: table.get([1]), lambda: table.delete([1])):
+            with pytest.raises(ingest.Invalid, match="the table has no key"):
+                ask()
+        base = BaseTable.open(uri)
+        bucket = int(base.route(rows([1]))[0])
+        for attempt in (True, False):
+            stream = table.open_stream(base.regions[bucket], Token("spark", 1))
+            stream.write(rows([1, 1]).combine_chunks().to_batches()[0])
+            assert stream.finish().applied == attempt
+        stream = table.open_stream(base.regions[bucket - 1], Token("spark", 2))
+        stream.write(rows([1]).combine_chunks().to_batches()[0])
+        with pytest.raises(ingest.Invalid, match="rows of other regions"):
+            stream.finish()
+        table.flush()
+        table.commit()
+        assert counted(table, "committed") == {1: 5, 2: 1}
+
+
+def test_history_counts_every_commit(uri: str) -> None:
+    with opened(uri, 1) as table:
+        for n in range(3):
+            table.put(rows([n] * (n + 1)))
+            table.flush()
+            table.commit()
+    changes = read_history(open_store(uri, None)).changes
+    inserted = [each.details["rows"] for change in changes for each in change.actions or () if each.kind == "insert"]
+    assert inserted == [3, 2, 1]
+
+
+# ---- Spark ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}}, {})
+    session = start_session(configuration(settings, 2, once=True))
+    yield session
+    session.stop()
+
+
+def test_a_replayed_micro_batch_adds_nothing(spark: Any, uri: str, tmp_path: Path) -> None:
+    landing, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    landing.mkdir()
+    config = configured(tmp_path, uri, source={"path": str(landing), "files_per_trigger": 2})
+    initialise(load(config, {}), {})
+    batches: list[Any] = []
+    sink = MemWalSink(config, on_batch=batches.append)
+
+    def process() -> None:
+        frame = read_stream(spark, load(config, {}).source, BaseTable.open(uri).schema)
+        query = (
+            frame.writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(90)
+        finally:
+            query.stop()
+
+    try:
+        pq.write_table(rows([1, 1, None, *range(50)]), landing / "0.parquet")
+        pq.write_table(rows([1, *range(50)]), landing / "1.parquet")
+        process()
+        expected = Counter([1, 1, None, *range(50), 1, *range(50)])
+        for done in (checkpoint / "commits").iterdir():
+            done.unlink()  # as a driver that was killed before it said so
+        process()
+        assert [region.applied for region in batches[0].regions] == [True] * 3
+        assert [region.applied for region in batches[1].regions] == [False] * 3
+        pq.write_table(rows([1, 1]), landing / "2.parquet")
+        process()
+        with ingest.connect(sink._owner()) as table:
+            assert counted(table) == expected + Counter([1, 1])
+    finally:
+        sink.close()
+
+
+def test_memwal_run_once_and_again(uri: str, tmp_path: Path, memwal: Callable[..., Any]) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir()
+    for number in range(3):
+        pq.write_table(rows([1, 1, *range(30)]), feed / f"{number}.parquet")
+    config = configured(tmp_path, uri, source={"feed": str(feed), "path": str(tmp_path / "in")})
+    for _ in range(2):
+        done = memwal("run", config, "--once", timeout=600)
+        assert (done.code, done.error_lines) == (0, [])
+        assert Counter(lance.dataset(uri).to_table().column("n").to_pylist()) == Counter([1, 1, *range(30)] * 3)
+    clean(uri)

@@ -1,0 +1,277 @@
+"""Commits into a table without a key: each row exactly once, whatever others do to the table and wherever it stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from flush import BaseTable, CommitConflict, append_pass, committer
+from flush.history import read_history
+from flush.orphans import collect_orphans
+from flush.verification import verify_table
+from memtable import IndexSpec
+from tests.append_world import AppendWorld
+from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from wal import Corrupt, FakeClock, bucket_region
+
+LANCES = ("mark", "catch_up", "sync_table")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> AppendWorld:
+    return AppendWorld(str(tmp_path / "table"))
+
+
+def settled(world: AppendWorld) -> None:
+    """Everything is in the base once, and nothing is left to do."""
+    assert world.found() == world.oracle
+    ours, lances = world.progress()
+    assert ours == lances
+    assert set(world.listed()) == {0}
+    assert world.commit().versions == 0
+    findings = verify_table(world.store, world.uri, deep=True).findings
+    assert not [each for each in findings if each.check != "hole"]  # this world has SSTs, but never wrote their log
+
+
+def test_identical_rows_are_all_kept(world: AppendWorld) -> None:
+    world.put([1, 1, 2, 2, 2, *range(3, 40)])
+    world.put([1, 2, 3])
+    report = world.commit()
+    assert (report.rows_inserted, report.rows_updated, report.rows_skipped) == (45, 0, 0)
+    assert world.found()[2] == 4
+    world.put([1])
+    assert world.commit().rows_inserted == 1
+    settled(world)
+
+
+def test_a_range_is_taken_in_rounds_that_memory_bounds(world: AppendWorld) -> None:
+    for n in range(4):
+        world.put(range(n, n + 20))
+    report = world.commit(memory_max=1)
+    assert report.rows_inserted == 80
+    settled(world)
+
+
+def test_indexes_stay_and_are_caught_up(tmp_path: Path) -> None:
+    specs = [IndexSpec("n", "btree"), IndexSpec("note", "fts"), IndexSpec("vector", "ivf_pq")]
+    world = AppendWorld(str(tmp_path / "table"), indexes=specs)
+    for begin in (0, 300, 600):
+        world.put(range(begin, begin + 300))
+        world.commit()
+    dataset = lance.dataset(world.uri)
+    fragments = {fragment.fragment_id for fragment in dataset.get_fragments()}
+    built = {index.name: index for index in dataset.describe_indices() if not index.name.startswith("__")}
+    assert len(built) == 3
+    for index in built.values():
+        assert {fragment for segment in index.segments for fragment in segment.fragment_ids} == fragments
+    assert dataset.to_table(filter="n = 450").num_rows == 1
+    assert dataset.to_table(full_text_query="450").num_rows == 1
+    settled(world)
+
+
+def test_field_ids_with_gaps_and_new_columns(tmp_path: Path) -> None:
+    """Columns dropped and added since: SSTs flushed before and after go into the columns that they mean."""
+    world = AppendWorld(str(tmp_path / "table"), buckets=1)
+    world.put([1, 2])
+    lance.dataset(world.uri).add_columns(pa.schema([("later", pa.int32())]))
+    world.commit()
+    base = BaseTable.open(world.uri)
+    assert base.dataset.to_table().column("later").to_pylist() == [None, None]
+    base.dataset.drop_columns(["note"])
+    base = BaseTable.open(world.uri)
+    assert base.row_field_ids is not None
+    assert base.committed == {bucket_region(0): 1}
+    assert lance.dataset(world.uri).to_table(columns=["n"]).column("n").to_pylist() == [1, 2]
+
+
+def test_deleted_rows_of_others_stay_deleted(world: AppendWorld) -> None:
+    world.put(range(20))
+    world.commit()
+    lance.dataset(world.uri).delete("n < 5")
+    for n in range(5):
+        del world.oracle[n]
+    world.put([3, 3])
+    world.commit()
+    settled(world)
+
+
+STRANGERS: dict[str, Callable[[AppendWorld], Any]] = {
+    "append": lambda world: world.stranger([1, 1, 7]),
+    "delete": lambda world: (lance.dataset(world.uri).delete("n = 0"), world.oracle.pop(0)),
+    "compact": lambda world: lance.dataset(world.uri).optimize.compact_files(),
+    "index": lambda world: lance.dataset(world.uri).create_scalar_index("n", "BTREE"),
+    "extend": lambda world: lance.dataset(world.uri).optimize.optimize_indices(),
+    "config": lambda world: lance.dataset(world.uri).update_config({"a": "b"}),
+    "schema metadata": lambda world: lance.dataset(world.uri).update_schema_metadata({"a": "b"}),
+    "column": lambda world: lance.dataset(world.uri).add_columns(pa.schema([("more", pa.int8())])),
+    "commit": lambda world: world.commit(courtesy=0),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("place", ["before the append", "before the marker"])
+def test_others_come_in_between(world: AppendWorld, monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> None:
+    for begin in range(3):
+        world.stranger([1, *range(begin, begin + 10)])
+    world.put([1, 1, 5])
+    where = "append" if place == "before the append" else "mark"
+    act_once_before(monkeypatch, where, lambda: STRANGERS[name](world))
+    world.commit()
+    world.commit()
+    settled(world)
+    found = lance.dataset(world.uri)
+    assert (found.config().get("a") == "b") == (name == "config")
+    assert ((found.schema.metadata or {}).get(b"a") == b"b") == (name == "schema metadata")
+
+
+def act_once_before(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], Any]) -> None:
+    """Run `act` between planning on a version and writing on top of it."""
+    owner: Any = append_pass.AppendedRows if where == "append" else committer
+    call, left = getattr(owner, where), [act]
+
+    def acting(*args: Any) -> Any:
+        if left:
+            left.pop()()
+        return call(*args)
+
+    monkeypatch.setattr(owner, where, acting)
+
+
+def test_a_conflict_leaves_orphans_that_are_collected(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(30))
+    act_once_before(monkeypatch, "append", lambda: world.stranger([5]))
+    world.commit()
+    clock = FakeClock()
+    clock.sleep(4e9)  # the files' own times are the system's
+    found = collect_orphans(world.store, lance.dataset(world.uri), clock, 86_400.0)
+    assert [key for key in found.files if key.startswith("data/")]
+    settled(world)
+
+
+def test_committers_at_once(world: AppendWorld) -> None:
+    """Threads that all commit what all put: Lance lets one of any two through."""
+    for n in range(6):
+        world.put([1, n, *range(40)])
+    failures: list[BaseException] = []
+
+    def commits() -> None:
+        try:
+            world.commit(retries=40, courtesy=0, memory_max=1)
+        except CommitConflict:
+            pass
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=commits) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failures
+    world.commit(retries=40)
+    settled(world)
+
+
+def test_without_the_swap_rows_would_double(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that the tests above must find: a plain append, which conflicts with no other."""
+
+    def plain(self: Any, fragments: Any) -> Any:
+        operation = lance.LanceOperation.Append(list(fragments))
+        lance.LanceDataset.commit(self._base.dataset, operation, read_version=self._base.version)
+        raise Killed
+
+    world.put([1, 2])
+    with monkeypatch.context() as planted:
+        planted.setattr(append_pass.AppendedRows, "append", plain)
+        with pytest.raises(Killed):
+            world.commit()
+    world.commit()
+    assert world.found() != world.oracle
+
+
+def test_a_damaged_sst_is_named_and_nothing_is_appended(world: AppendWorld) -> None:
+    world.put(range(30))
+    version = lance.dataset(world.uri).version
+    for file in Path(world.uri).glob("_mem_wal/*/*_gen_1/data/*.lance"):
+        file.unlink()
+    with pytest.raises(Corrupt, match="_gen_1"):
+        world.commit()
+    assert lance.dataset(world.uri).version == version
+
+
+def test_the_log_names_commits_and_their_rows(world: AppendWorld) -> None:
+    world.put(range(10))
+    world.commit()
+    kinds = [[action.kind for action in change.actions or ()] for change in read_history(world.store).changes]
+    assert kinds[0] == ["mark", "mark"]
+    assert kinds[1] == ["insert", "commit", "commit"]
+    (inserted,) = [each for each in read_history(world.store).changes[1].actions or () if each.kind == "insert"]
+    assert inserted.details == {"rows": 10}
+
+
+# ---- crashes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> AppendWorld:
+    """Two generations in each of two regions over a base that has rows, one of them committed before."""
+    world = AppendWorld(str(tmp_path_factory.mktemp("prepared") / "table"), indexes=[IndexSpec("n", "btree")])
+    world.put(range(20))
+    world.commit()
+    world.put([1, 1, *range(15, 30)])
+    world.put([1, *range(15, 30)])
+    return world
+
+
+def calls_of_a_commit(world: AppendWorld, at: Path) -> list[Call]:
+    clean = world.copied(at)
+    clean.store = store = FaultyStore(clean.store, FakeClock())
+    assert clean.commit().rows_inserted == 33
+    return [call for call in dict.fromkeys(store.calls) if "_transactions" not in call.key]
+
+
+def test_killed_at_any_call_of_the_store(prepared: AppendWorld, tmp_path: Path) -> None:
+    calls = calls_of_a_commit(prepared, tmp_path / "clean")
+    assert {call.method for call in calls} >= {"put_if_absent", "get", "children", "put"}
+    for number, call in enumerate(calls):
+        for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
+            world = prepared.copied(tmp_path / f"{number} {fault}")
+            inner, world.store = world.store, FaultyStore(world.store, FakeClock())
+            world.store.arm(FAULTS[fault], call)
+            with pytest.raises(Killed):
+                world.commit()
+            world.store = inner
+            world.commit()
+            settled(world)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["write", "append", *LANCES])
+def test_killed_at_any_call_of_lance(
+    prepared: AppendWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
+) -> None:
+    world = prepared.copied(tmp_path)
+    owner: Any = append_pass.AppendedRows if name in ("write", "append") else committer
+    call = getattr(owner, name)
+
+    def ends(*args: Any) -> None:
+        if after:
+            call(*args)
+        raise Killed
+
+    with monkeypatch.context() as killing:
+        killing.setattr(owner, name, ends)
+        with pytest.raises(Killed):
+            world.commit()
+    appended = (name, after) not in [("write", False), ("write", True), ("append", False)]
+    ours, lances = world.progress()
+    assert ours == ({0: 3, 1: 3} if appended else {0: 1, 1: 1})
+    assert lances == (ours if appended and (name, after) not in [("append", True), ("mark", False)] else {0: 1, 1: 1})
+    assert world.commit().rows_inserted == (0 if appended else 33)
+    settled(world)
