@@ -20,6 +20,7 @@ from flush.table_setup import (
     REGIONS,
     TABLE,
     Setup,
+    WriteRules,
     complete,
     declare,
     declare_beside,
@@ -54,6 +55,8 @@ class BaseTable:
     """Ids of the regions; rows of bucket n go to region n."""
     wal_format: WalFormat
     """How the entries of its log are written, fixed when it was set up."""
+    rules: WriteRules
+    """What its puts do to keys that are there, fixed when it was set up."""
     committed: Mapping[UUID, int]
     """Per region the highest generation this version holds; absent = none."""
     storage_version: str
@@ -70,6 +73,7 @@ class BaseTable:
         indexes: Sequence[IndexSpec],
         storage_options: Mapping[str, str] | None = None,
         wal_format: WalFormat = "lance",
+        rules: WriteRules | None = None,
     ) -> BaseTable:
         """Create an empty table with its key, its indexes and `buckets` regions.
 
@@ -77,7 +81,8 @@ class BaseTable:
         Raises TableExists; NotALanceTable where something else is there; InvalidRows for schema, key, or
         indexes.
         """
-        store, setup = open_store(uri, storage_options), Setup(buckets, tuple(indexes), wal_format)
+        store = open_store(uri, storage_options)
+        setup = Setup(buckets, tuple(indexes), wal_format, rules or WriteRules())
         keyed = keyed_schema(schema, key, setup_metadata(setup))
         _check_definition(keyed, key, setup)
         if not is_vacant(store):
@@ -101,6 +106,7 @@ class BaseTable:
         indexes: Sequence[IndexSpec],
         storage_options: Mapping[str, str] | None = None,
         wal_format: WalFormat | None = None,
+        rules: WriteRules | None = None,
     ) -> BaseTable:
         """Set up a Lance table that is there for ingestion, and build its indexes; its rows stay as they are.
 
@@ -115,6 +121,7 @@ class BaseTable:
             keyed, setup = keyed_schema(dataset.schema, key, {}), Setup(buckets, tuple(indexes), wal_format or "lance")
             if details is not None:
                 keyed, setup = dataset.schema, _setup_beside(uri, dataset, details, key, indexes, wal_format)
+            setup = setup._replace(rules=rules or WriteRules())
             _check_definition(keyed, key, setup)
             _check_unique(uri, dataset, key)
             if details is None:
@@ -216,6 +223,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         indexes=tuple(spec for spec in setup.indexes if spec.column in schema.names),
         regions=regions,
         wal_format=setup.wal_format,
+        rules=setup.rules,
         committed=compacted_generations(store, dataset.version),
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,

@@ -12,6 +12,8 @@ The set-up is schema metadata of the base table:
     memwal:regions     number of buckets, decimal
     memwal:indexes     JSON list of {"column", "kind", "parameters"}
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
+    memwal:upsert      "replace", "insert" or "merge"; absent: replace
+    memwal:on_duplicate  "last", "first" or "fail"; absent: last
 
 Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
 config instead: Lance's ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import lance
 import pyarrow as pa
@@ -33,10 +35,27 @@ from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
 from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
+UPSERT, ON_DUPLICATE = b"memwal:upsert", b"memwal:on_duplicate"
+Upsert = Literal["replace", "insert", "merge"]
+OnDuplicate = Literal["last", "first", "fail"]
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
 """What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
+
+
+class WriteRules(NamedTuple):
+    """What a put does to a key that is there already, and to a key that it names twice itself."""
+
+    upsert: Upsert = "replace"
+    """replace: the row takes the stored one's place. insert: the stored row stays as it is. merge: columns that the put
+    does not have keep what is stored."""
+    on_duplicate: OnDuplicate = "last"
+    """Rows of one put with the same key: the last or the first of them counts, or the put is refused."""
+
+    def chosen(self) -> dict[str, str]:
+        """The rules that are not the default, by their settings' names."""
+        return {name: rule for name, rule in self._asdict().items() if rule != self._field_defaults[name]}
 
 
 class Setup(NamedTuple):
@@ -45,6 +64,7 @@ class Setup(NamedTuple):
     buckets: int
     indexes: tuple[IndexSpec, ...]
     wal_format: WalFormat
+    rules: WriteRules = WriteRules()
 
 
 def setup_metadata(setup: Setup) -> dict[str, str]:
@@ -55,6 +75,8 @@ def setup_metadata(setup: Setup) -> dict[str, str]:
         REGIONS.decode(): str(setup.buckets),
         INDEXES.decode(): json.dumps(listed),
         FORMAT.decode(): setup.wal_format,
+        UPSERT.decode(): setup.rules.upsert,
+        ON_DUPLICATE.decode(): setup.rules.on_duplicate,
     }
 
 
@@ -72,12 +94,22 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         listed, wal_format = json.loads(metadata.get(INDEXES, b"[]")), metadata.get(FORMAT, b"lance").decode()
         if wal_format not in WAL_FORMATS:
             raise ValueError(f"{wal_format!r} is no WAL format")
-        return Setup(int(metadata[REGIONS]), tuple(IndexSpec(**each) for each in listed), wal_format)
+        indexes = tuple(IndexSpec(**each) for each in listed)
+        return Setup(int(metadata[REGIONS]), indexes, wal_format, _read_rules(metadata))
     except (ValueError, TypeError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
             "open it with the version of memwal that created it"
         ) from error
+
+
+def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
+    """Raises: ValueError for a rule that this version does not know: writing by another one would lose rows."""
+    upsert, on_duplicate = metadata.get(UPSERT, b"replace").decode(), metadata.get(ON_DUPLICATE, b"last").decode()
+    for value, key, known in ((upsert, UPSERT, Upsert), (on_duplicate, ON_DUPLICATE, OnDuplicate)):
+        if value not in get_args(known):
+            raise ValueError(f"{value!r} is no {key.decode()}")
+    return WriteRules(upsert, on_duplicate)  # type: ignore[arg-type]  # checked just now
 
 
 def key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:

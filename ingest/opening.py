@@ -134,8 +134,9 @@ def find_or_create(
     row_schema(wanted, table.key)
     check_indexes(wanted, indexes)
     try:
+        rules = flush.WriteRules(table.upsert, table.on_duplicate)
         created = flush.BaseTable.create(
-            table.uri, wanted, table.key, settings.regions.count, indexes, options, settings.wal.format
+            table.uri, wanted, table.key, settings.regions.count, indexes, options, settings.wal.format, rules
         )
         return created, True
     except (flush.TableExists, OSError):
@@ -157,7 +158,8 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
     except flush.NotInitialised:
         uri, key, indexes = settings.table.uri, tuple(settings.table.key), settings.index_specs()
         options, wal_format = settings.storage_options(environ), _given_format(settings)
-        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format)
+        rules = flush.WriteRules(settings.table.upsert, settings.table.on_duplicate)
+        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format, rules)
         _check_same_table(settings, adopted)
         return adopted, f"adopted ({adopted.wal_format})"
 
@@ -205,6 +207,12 @@ def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
             f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
             "fixed when a table is set up; correct the setting, or leave it out"
         )
+    for rule, there in base.rules._asdict().items():
+        if rule in settings.table.model_fields_set and (given := getattr(settings.table, rule)) != there:
+            raise Invalid(
+                f'[table] {rule} = "{given}" but the table at {base.uri} has "{there}", which is fixed when a table is '
+                "set up; correct the setting, or leave it out"
+            )
     columns = settings.table.columns
     for name in columns:
         if name not in base.schema.names:
