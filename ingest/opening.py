@@ -105,6 +105,7 @@ def open_table(
         wal_options=limits,
         index_mode=settings.memtable.index_mode,
         models=models,
+        rules=base.rules,
     )
     commit, gc = settings.commit, settings.gc
     limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)

@@ -31,7 +31,7 @@ from ingest.references import resolve
 from ingest.source import BLOCK, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import TOMBSTONE, InvalidRows, MemTable, required_columns, row_schema, with_tombstone
+from memtable import InvalidRows, MemTable, required_columns, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
@@ -82,7 +82,7 @@ class RouteTask:
         target = opened(self.uri, self.options)
         rows = pa.Table.from_batches([batch]).select(of_table(batch))
         try:
-            conformed = with_tombstone(rows, target.schema, target.required)
+            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names))
             target.checker.check(conformed)
         except InvalidRows as error:
             raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
@@ -168,7 +168,10 @@ class SendTask:
                         yield done.finish()
                     if sending is None:
                         token = Token(self.producer, self.sequence)
-                        sending = _Sending(table, bucket, self.regions[bucket], token, self.timeout, SystemClock())
+                        stream = table.open_stream(
+                            self.regions[bucket], token, timeout=self.timeout, columns=written(table, of_table(batch))
+                        )
+                        sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
                 done, sending = sending, None
@@ -181,18 +184,16 @@ class SendTask:
 class _Sending:
     """The open stream of one region."""
 
-    def __init__(
-        self, table: RemoteTable, bucket: int, region: UUID, token: Token, timeout: float, clock: Clock
-    ) -> None:
+    def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
         self.bucket = bucket
-        self._table, self._clock = table, clock
+        self._stream, self._clock = stream, clock
         self._rows_schema = row_schema(table.schema, table.key)
-        self._stream: RegionStream = table.open_stream(region, token, timeout=timeout)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         conformed = with_tombstone(pa.Table.from_batches([batch.select(of_table(batch))]), self._rows_schema)
-        for part in conformed.drop_columns([TOMBSTONE]).cast(self._table.schema).combine_chunks().to_batches():
+        sent = self._stream.schema
+        for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
             self._stream.write(part)
         if LANDED in batch.schema.names:
             self._landed.append(pc.min_max(batch[LANDED].cast(pa.int64())))
@@ -224,6 +225,11 @@ class _Sending:
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
 
+def written(table: RemoteTable, columns: Sequence[str]) -> list[str]:
+    """The columns that a stream of rows with `columns` carries, in the table's order: all, unless upserts merge."""
+    return [name for name in table.schema.names if name in columns or table.upsert != "merge"]
+
+
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
     return [name for name in batch.schema.names if name not in PLACE and name not in ADDED]
@@ -250,6 +256,12 @@ class Target:
     schema: pa.Schema
     required: tuple[str, ...]
     checker: MemTable
+
+    def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """The columns that must have a value in rows with `columns`."""
+        if self.base.rules.upsert != "merge":
+            return self.required
+        return tuple(name for name in self.required if name in columns)
 
 
 @lru_cache(maxsize=8)

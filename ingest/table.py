@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 import flush
 import wal
-from flush import BaseTable, CommitReport
+from flush import BaseTable, CommitReport, Upsert
 from ingest import owners
 from ingest.admission import Admission
 from ingest.base_upkeep import BaseUpkeep
@@ -40,6 +41,7 @@ from ingest.rows import as_table
 from ingest.tokens import Token, TokenLike
 from ingest.waiting import written
 from ingest.write_queue import Ack, Write
+from ingest.write_rules import one_row_per_key
 from memtable import TOMBSTONE, tombstones
 
 _LOG = logging.getLogger("memwal.table")
@@ -67,7 +69,7 @@ class Table(LevelReads):
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep) -> None:
         """Claim every region of `base`. Use `ingest.open`, which also creates the table."""
         super().__init__(base, Reader(base, context.store))
-        self._context = context
+        self._context = context = replace(context, find=self._stored)
         self._admission = Admission(context)
         self._regions: list[RegionWriter] = []
         steps = CommitSteps(
@@ -100,7 +102,7 @@ class Table(LevelReads):
 
     @at_the_edge
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
-        """Insert or replace rows by key.
+        """Insert or replace rows by key; what a key that is there means instead, `table.upsert` says.
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
         `token`: a name and a rising number; the same token is applied once per region, however often it is sent. Few
@@ -108,8 +110,10 @@ class Table(LevelReads):
         `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
-        conforming = self._admission.conform(as_table(rows, self.base.schema))
-        return self._write(conforming, Token.parse(token), durable=durable, timeout=timeout)
+        conforming = self._admission.conform(as_table(rows, self.base.schema, alike=self.upsert == "merge"))
+        once = self._once_per_key(conforming)
+        receipt = self._write(once, Token.parse(token), durable=durable, timeout=timeout)
+        return receipt if once is conforming else replace(receipt, rows=conforming.num_rows)
 
     @at_the_edge
     def delete(
@@ -124,7 +128,8 @@ class Table(LevelReads):
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
-        Raises: Invalid also when a row belongs to another region.
+        Raises: Invalid also when a row belongs to another region, and for rows that the table's rule for equal keys in
+        one put refuses; other regions' streams of the same micro-batch are not asked.
         """
         self._refuse_if_closed()
         conforming = self._admission.conform(rows)
@@ -132,7 +137,8 @@ class Table(LevelReads):
         writer = self._writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route by the table's key")
-        return self._acks([(writer, Write(conforming, token=token))])[writer.name]
+        ack = self._acks([(writer, Write(self._once_per_key(conforming), token=token))])[writer.name]
+        return replace(ack, rows=conforming.num_rows)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -195,6 +201,11 @@ class Table(LevelReads):
     # ---- inside --------------------------------------------------------------------------------------------------
 
     @property
+    def upsert(self) -> Upsert:
+        """What a put does to a key that is there."""
+        return self.base.rules.upsert
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What tells this owner from any other: the table's address and the epoch of each region."""
         epochs = {str(writer.region): writer.guard.epoch for writer in self._regions}
@@ -228,7 +239,24 @@ class Table(LevelReads):
             rows.num_rows,
             any(ack.applied for ack in acks.values()) if acks else True,
             {region: ack.position for region, ack in acks.items()},
+            sum(ack.skipped for ack in acks.values()),
         )
+
+    def _once_per_key(self, rows: pa.Table) -> pa.Table:
+        """The rows of one put by the table's rule for equal keys among them. Raises: Invalid, InvalidRows."""
+        rule = self.base.rules.on_duplicate
+        if rule == "last" or rows.num_rows < 2:
+            return rows
+        self._admission.check(rows, deletes=False)  # a null is no key, and its row is told by the caller's number
+        return one_row_per_key(rows, self.base.key, refuse=rule == "fail")
+
+    def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """See `region_context.Find`; called by the regions' own threads."""
+        try:
+            return self._reader.get([view], keys, columns)
+        except (pa.ArrowInvalid, OSError):
+            self._reader.ask_storage()
+            raise
 
     def _acks(self, waiting: Sequence[tuple[RegionWriter, Write]], timeout: float | None = None) -> dict[str, Ack]:
         return written(waiting, within=timeout, clock=self._context.clock)

@@ -124,6 +124,11 @@ def merged(rows: pa.Table, stored: pa.Table, sources: Mapping[str, Places]) -> p
     return rows
 
 
+def named(rows: pa.Table, key: Sequence[str], row: int) -> str:
+    """The key of a row for a message: `a = 1, b = 'x'`."""
+    return ", ".join(f"{name} = {rows.column(name)[row].as_py()!r:.80}" for name in key)
+
+
 def one_row_per_key(rows: pa.Table, key: Sequence[str], *, refuse: bool) -> pa.Table:
     """The rows of one put without those whose key an earlier one has; order is kept.
 
@@ -137,10 +142,9 @@ def one_row_per_key(rows: pa.Table, key: Sequence[str], *, refuse: bool) -> pa.T
     if refuse:
         second = int(again.min())
         first = int(np.flatnonzero(codes == codes[second])[0])
-        named = ", ".join(f"{name} = {rows.column(name)[second].as_py()!r}" for name in key)
         raise Invalid(
-            f"the key {named} is in row {first} and in row {second} of one put ({len(again)} rows repeat a key), which "
-            'the table refuses (on_duplicate = "fail"); put each key once'
+            f"the key {named(rows, key, second)} is in row {first} and in row {second} of one put; {len(again)} rows "
+            'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once'
         )
     once = np.ones(rows.num_rows, dtype=np.bool_)
     once[again] = False
