@@ -24,6 +24,7 @@ from flush.orphans import OrphanGarbage, collect_orphans
 from flush.retained import BaseNeeds, base_needs
 from flush.sst import read_sst, verify, write_sst
 from flush.sst_indexes import SstIndexes
+from flush.table_setup import OnDuplicate, Upsert, WriteRules
 
 __all__ = [
     "BaseNeeds",
@@ -37,6 +38,7 @@ __all__ = [
     "InvalidFileOptions",
     "NotALanceTable",
     "NotInitialised",
+    "OnDuplicate",
     "OrphanGarbage",
     "SstCollector",
     "SstGarbage",
@@ -44,6 +46,8 @@ __all__ = [
     "SstInvalid",
     "TableExists",
     "UnsupportedTable",
+    "Upsert",
+    "WriteRules",
     "base_needs",
     "bloom_bytes",
     "collect_orphans",

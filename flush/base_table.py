@@ -23,6 +23,7 @@ from flush.table_setup import (
     REGIONS,
     TABLE,
     Setup,
+    WriteRules,
     complete,
     declare,
     declare_beside,
@@ -67,6 +68,8 @@ class BaseTable:
     """Ids of the regions; rows of bucket n go to region n."""
     wal_format: WalFormat
     """How the entries of its log are written, fixed when it was set up."""
+    rules: WriteRules
+    """What its puts do to keys that are there, fixed when it was set up."""
     committed: Mapping[UUID, int]
     """Per region the highest generation this version holds; absent = none."""
     marked: Mapping[UUID, int]
@@ -86,6 +89,7 @@ class BaseTable:
         storage_options: Mapping[str, str] | None = None,
         wal_format: WalFormat = "lance",
         append_by: Sequence[str] | None = None,
+        rules: WriteRules | None = None,
     ) -> BaseTable:
         """Create an empty table with its key, its indexes and `buckets` regions.
 
@@ -96,7 +100,8 @@ class BaseTable:
         indexes.
         """
         by = None if append_by is None else tuple(append_by)
-        store, setup = open_store(uri, storage_options), Setup(buckets, tuple(indexes), wal_format, append_by=by)
+        store = open_store(uri, storage_options)
+        setup = Setup(buckets, tuple(indexes), wal_format, append_by=by, rules=rules or WriteRules())
         keyed = keyed_schema(schema, key, setup_metadata(setup, first_ids(schema)))
         _check_definition(keyed, key, setup)
         if not is_vacant(store):
@@ -121,6 +126,7 @@ class BaseTable:
         storage_options: Mapping[str, str] | None = None,
         wal_format: WalFormat | None = None,
         append_by: Sequence[str] | None = None,
+        rules: WriteRules | None = None,
     ) -> BaseTable:
         """Set up a Lance table that is there for ingestion, and build its indexes; its rows stay as they are.
 
@@ -141,6 +147,7 @@ class BaseTable:
             keyed = keyed_schema(dataset.schema, key, {})
             if details is not None:
                 keyed, setup = dataset.schema, _setup_beside(uri, dataset, details, key, indexes, wal_format)
+            setup = setup._replace(rules=rules or WriteRules())
             _check_definition(keyed, key, setup)
             if key:
                 _check_unique(uri, dataset, key)
@@ -283,6 +290,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         wal_format=setup.wal_format,
+        rules=setup.rules,
         committed=done.committed,
         marked=done.marked,
         storage_version=dataset.data_storage_version,

@@ -14,6 +14,8 @@ The set-up is schema metadata of the base table:
     memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
     memwal:append_by   only where rows have no key and are appended: JSON list of columns to route by, [] = all
+    memwal:upsert      "replace", "insert" or "merge"; absent: replace
+    memwal:on_duplicate  "last", "first" or "fail"; absent: last
 
 Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
 config instead: Lance's ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key
@@ -25,7 +27,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import lance
 import pyarrow as pa
@@ -38,10 +40,27 @@ from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
+UPSERT, ON_DUPLICATE = b"memwal:upsert", b"memwal:on_duplicate"
+Upsert = Literal["replace", "insert", "merge"]
+OnDuplicate = Literal["last", "first", "fail"]
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
 """What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
+
+
+class WriteRules(NamedTuple):
+    """What a put does to a key that is there already, and to a key that it names twice itself."""
+
+    upsert: Upsert = "replace"
+    """replace: the row takes the stored one's place. insert: the stored row stays as it is. merge: columns that the put
+    does not have keep what is stored."""
+    on_duplicate: OnDuplicate = "last"
+    """Rows of one put with the same key: the last or the first of them counts, or the put is refused."""
+
+    def chosen(self) -> dict[str, str]:
+        """The rules that are not the default, by their settings' names."""
+        return {name: rule for name, rule in self._asdict().items() if rule != self._field_defaults[name]}
 
 
 class Setup(NamedTuple):
@@ -54,6 +73,7 @@ class Setup(NamedTuple):
     """Field id of each column in `indexes`, {} where they are not recorded."""
     append_by: tuple[str, ...] | None = None
     """None: rows have a key. Else they are only appended, and routed by these columns, () for all."""
+    rules: WriteRules = WriteRules()
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
@@ -67,6 +87,8 @@ def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
         INDEXES.decode(): json.dumps(listed),
         INDEX_IDS.decode(): json.dumps({s.column: ids[s.column] for s in setup.indexes if s.column in ids}),
         FORMAT.decode(): setup.wal_format,
+        UPSERT.decode(): setup.rules.upsert,
+        ON_DUPLICATE.decode(): setup.rules.on_duplicate,
     }
 
 
@@ -87,12 +109,21 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         specs, ids = tuple(IndexSpec(**each) for each in listed), json.loads(metadata.get(INDEX_IDS, b"{}"))
         by = tuple(map(str, json.loads(metadata[APPEND_BY]))) if APPEND_BY in metadata else None
         ids = {str(name): int(id) for name, id in ids.items()}
-        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by)
+        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by, _read_rules(metadata))
     except (ValueError, TypeError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
             "open it with the version of memwal that created it"
         ) from error
+
+
+def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
+    """Raises: ValueError for a rule that this version does not know: writing by another one would lose rows."""
+    upsert, on_duplicate = metadata.get(UPSERT, b"replace").decode(), metadata.get(ON_DUPLICATE, b"last").decode()
+    for value, key, known in ((upsert, UPSERT, Upsert), (on_duplicate, ON_DUPLICATE, OnDuplicate)):
+        if value not in get_args(known):
+            raise ValueError(f"{value!r} is no {key.decode()}")
+    return WriteRules(upsert, on_duplicate)  # type: ignore[arg-type]  # checked just now
 
 
 def key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:

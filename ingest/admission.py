@@ -35,6 +35,7 @@ class Admission:
     def __init__(self, context: RegionContext) -> None:
         self._schema, self._required = context.schema, context.required
         self.context = context
+        self._partial = context.rules.upsert == "merge"
         self._checker = context.memtable(0)  # never holds rows: it knows what a memtable would refuse
         self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
         self._tombstone = context.schema.field(TOMBSTONE)
@@ -44,6 +45,7 @@ class Admission:
     def conform(self, given: pa.Table) -> pa.Table:
         """A caller's rows in the table's columns, nothing copied where they are already.
 
+        In a table whose upserts merge, columns that the caller does not give stay away, required ones too.
         Raises: InvalidRows, Invalid where they cannot be brought there; other faults are found by `check`.
         """
         schema = given.schema
@@ -52,19 +54,23 @@ class Admission:
         if schema.names == self._columns.names and schema.types == self._columns.types:
             return pa.Table.from_arrays(given.columns, schema=self._columns)
         check_encoding(given)  # a cast reads the values
-        return with_tombstone(given, self._schema, self._required).drop_columns(TOMBSTONE)
+        whole = with_tombstone(given, self._schema, self._required_of(given)).drop_columns(TOMBSTONE)
+        if self._partial and given.num_columns < whole.num_columns:
+            return whole.select([name for name in whole.column_names if name in given.column_names])
+        return whole
 
     def check(self, rows: pa.Table, *, deletes: bool) -> None:
         """Raise what is wrong with conforming rows: InvalidRows or Invalid, naming column and row."""
         check_encoding(rows)
-        self._checker.check(with_tombstone(rows, self._schema, () if deletes else self._required))
+        self._checker.check(with_tombstone(rows, self._schema, () if deletes else self._required_of(rows)))
 
     def gather(self, writes: Sequence[Write]) -> Checked:
         """The rows of one or more `writes` as one table of our own memory, in order, checked.
 
         Raises: anything where they do not pass as a whole; which is at fault, and why, `check` says.
         """
-        rows = writes[0].rows if len(writes) == 1 else pa.concat_tables([write.rows for write in writes])
+        whole = [self._whole(write.rows) for write in writes] if self._partial else [write.rows for write in writes]
+        rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
         rows.validate(full=True)  # before the copy, which believes the offsets of texts and lists
         for name in self._required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
@@ -72,6 +78,30 @@ class Admission:
         owned = self._copied(rows, single=len(writes) == 1)
         size = owned.get_total_buffer_size() + len(rows)  # exact: the buffers are our own, cut to fit
         return self._checker.check(owned.append_column(self._tombstone, _tombstones(writes)), size)
+
+    def again(self, rows: pa.Table) -> Checked:
+        """Rows of the row schema that were checked before and changed since, in memory of our own.
+
+        Raises: InvalidRows where a value that was put into them does not pass.
+        """
+        owned = rows.combine_chunks()
+        return self._checker.check(owned, owned.get_total_buffer_size() + len(owned))
+
+    def _required_of(self, rows: pa.Table) -> tuple[str, ...]:
+        """The columns that must have a value in `rows`."""
+        if not self._partial:
+            return self._required
+        return tuple(name for name in self._required if name in rows.column_names)
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        """`rows` with all columns of the table, those that are missing null."""
+        if rows.num_columns == len(self._columns):
+            return rows
+        columns = [
+            rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+            for field in self._columns
+        ]
+        return pa.Table.from_arrays(columns, schema=self._columns)
 
     def _copied(self, rows: pa.Table, *, single: bool) -> pa.Table:
         """`rows` in one chunk of our own memory. Something empty goes in front: one piece alone would not be copied."""
@@ -87,7 +117,7 @@ def size_bound(rows: pa.Table) -> int:
 
 
 def _is_missing(write: Write, name: str) -> bool:
-    return not write.deletes and write.rows.column(name).null_count > 0
+    return not write.deletes and name in write.rows.column_names and write.rows.column(name).null_count > 0
 
 
 def _tombstones(writes: Sequence[Write]) -> pa.Array:

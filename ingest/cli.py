@@ -63,9 +63,10 @@ def init(config: Config) -> int:
     settings = _load(config)
     base, done = initialise(settings, os.environ)
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
+    rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
     Console().print(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
-        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions, indexes: {indexes}",
+        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions, indexes: {indexes}{rules}",
         soft_wrap=True,
     )
     return 0

@@ -93,10 +93,11 @@ class RemoteTable(Reads):
     @_through_flight
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
         """As `Table.put`. Raises also: UnknownOutcome when the connection was lost before the answer."""
-        given = as_table(rows, self.schema)
+        given = as_table(rows, self.schema, alike=self.upsert == "merge")
         if not set(given.column_names) <= set(self.schema.names):
             self.refresh()
-            given = as_table(rows, self.schema) if isinstance(rows, Sequence) else given
+            if isinstance(rows, Sequence):
+                given = as_table(rows, self.schema, alike=self.upsert == "merge")
         return self._write(given, False, durable, token, timeout)
 
     @_through_flight
@@ -107,13 +108,18 @@ class RemoteTable(Reads):
         return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token, timeout)
 
     @_through_flight
-    def open_stream(self, region: UUID, token: Token, *, timeout: float | None = None) -> RegionStream:
+    def open_stream(
+        self, region: UUID, token: Token, *, timeout: float | None = None, columns: Sequence[str] | None = None
+    ) -> RegionStream:
         """Start the stream of one region and micro-batch; nothing is applied before `finish`.
 
+        `columns`: those that the rows have, in the order of the schema; only a table whose upserts merge takes fewer
+        than all, which are meant without it.
         `timeout`: seconds from now to the ack, after which the stream is given up; None waits for ever.
         """
         request = {"op": "put", "region": str(region), "producer": token.producer, "sequence": token.sequence}
-        return RegionStream(self, str(region), self.schema, self._open_put(request, self.schema, timeout))
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        return RegionStream(self, str(region), schema, self._open_put(request, schema, timeout))
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -154,6 +160,7 @@ class RemoteTable(Reads):
         described: dict[str, Any] = self._act("schema", request, patience=patience)
         self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
         self.key = tuple(described["key"])
+        self.upsert: str = described["upsert"]
         return described
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
@@ -209,14 +216,14 @@ class RegionStream:
 
     def __init__(self, table: RemoteTable, region: str, schema: pa.Schema, put: tuple[Any, Any]) -> None:
         """Use `RemoteTable.open_stream`."""
-        self._table, self._region, self._schema = table, region, schema
+        self._table, self._region, self.schema = table, region, schema
         self._writer, self._answers = put
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows of base columns, in the order of the schema and with types that cast without loss."""
+        """Send rows of the stream's columns, in the order of the schema and with types that cast without loss."""
         try:
-            self._writer.write_batch(batch if batch.schema == self._schema else batch.cast(self._schema))
+            self._writer.write_batch(batch if batch.schema == self.schema else batch.cast(self.schema))
         except (flight.FlightError, pa.ArrowException) as error:
             raise from_flight(error, self._table.endpoint) from None
         self.rows += batch.num_rows

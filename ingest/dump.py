@@ -148,6 +148,8 @@ def _table(place: Place) -> RenderableType:
         "key": ", ".join(base.key) or f"none, rows are routed by {', '.join(base.append_by or ()) or 'the whole row'}",
         "buckets": base.buckets,
         "WAL format": base.wal_format,
+        "upsert": base.rules.upsert,
+        "on duplicate": base.rules.on_duplicate,
         "indexes": ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none",
         "columns": ", ".join(f"{field.name} {field.type}" for field in base.schema),
     }

@@ -110,6 +110,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 "schema": base.schema.serialize().to_pybytes().hex(),
                 "key": list(base.key),
                 "identity": self._table.identity,
+                "upsert": self._table.upsert,
             }
         raise Invalid(f"unknown action {name!r}")
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flush.shape import Shape
-from ingest.errors import Invalid
+from ingest.errors import Invalid, Unavailable
 from ingest.keys import nearest
 from memtable import Snapshot
 from wal import SsTable
@@ -50,8 +50,11 @@ class OverTaken(Exception):
     """A commit overtook a view between its capture and the opening of the base: capture again. Stays inside."""
 
 
-class Reshaped(Exception):
-    """The base has other columns than a view captured before: follow it, and capture again. Stays inside."""
+class Reshaped(Unavailable):
+    """The base has other columns than a view captured before: follow it, and capture again."""
+
+    def __init__(self) -> None:
+        super().__init__("the table's columns were changed at this moment; retry with the same token")
 
 
 def check_level(level: str) -> Level:

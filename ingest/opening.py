@@ -115,6 +115,7 @@ def open_table(
         index_mode=settings.memtable.index_mode,
         models=models,
         shape=base.shape,
+        rules=base.rules,
     )
     commit, gc = settings.commit, settings.gc
     limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
@@ -147,6 +148,7 @@ def find_or_create(
     row_schema(wanted, table.key)
     check_indexes(wanted, indexes)
     try:
+        rules = flush.WriteRules(table.upsert, table.on_duplicate)
         created = flush.BaseTable.create(
             table.uri,
             wanted,
@@ -156,6 +158,7 @@ def find_or_create(
             options,
             settings.wal.format,
             _append_by(settings),
+            rules,
         )
         return created, True
     except (flush.TableExists, OSError):
@@ -177,8 +180,8 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
     except flush.NotInitialised:
         uri, key, indexes = settings.table.uri, tuple(settings.table.key), settings.index_specs()
         options, wal_format = settings.storage_options(environ), _given_format(settings)
-        by = _append_by(settings)
-        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format, by)
+        by, rules = _append_by(settings), flush.WriteRules(settings.table.upsert, settings.table.on_duplicate)
+        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format, by, rules)
         _check_same_table(settings, adopted)
         return adopted, f"adopted ({adopted.wal_format})"
 
@@ -233,11 +236,26 @@ def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
         raise Invalid(
             f"[regions] by = {list(by)} but the rows of the table at {base.uri} are spread by {there}; leave it out"
         )
+    _check_same_choices(settings, base)
+    _check_same_columns(settings, base)
+
+
+def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
+    """What is fixed when a table is set up, where it is said at all."""
     if _given_format(settings) not in (None, base.wal_format):
         raise Invalid(
             f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
             "fixed when a table is set up; correct the setting, or leave it out"
         )
+    for rule, there in base.rules._asdict().items():
+        if rule in settings.table.model_fields_set and (given := getattr(settings.table, rule)) != there:
+            raise Invalid(
+                f'[table] {rule} = "{given}" but the table at {base.uri} has "{there}", which is fixed when a table is '
+                "set up; correct the setting, or leave it out"
+            )
+
+
+def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
     columns = settings.table.columns
     for name in columns:
         if name not in base.schema.names:

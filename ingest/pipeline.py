@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from rich.console import Console
 
@@ -104,11 +105,23 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     if base is not None:
         base, _ = find_or_create(settings, environ)
     _refuse_old_checkpoint(settings, base)
-    schema = settings.arrow_schema() if base is None else base.schema
+    schema = settings.arrow_schema() if base is None else written_schema(settings, base)
     if not schema.names:
         raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
     check_source(settings.source, schema)
     return base
+
+
+def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
+    """The columns that a file source is read with: the table's.
+
+    Where upserts merge, only those that [table] columns names, if it does: Spark reads a column that a file does not
+    have as null, and a null takes the place of what is stored.
+    """
+    named = settings.table.columns
+    if base.rules.upsert != "merge" or not named:
+        return base.schema
+    return pa.schema([field for field in base.schema if field.name in named])
 
 
 def _check_checkpoint(settings: Settings) -> None:
@@ -243,7 +256,7 @@ class _Run:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            frame = read_stream(self._services.spark, source, self._base.schema)
+            frame = read_stream(self._services.spark, source, written_schema(self._settings, self._base))
             writer = frame.writeStream.foreachBatch(self._sink).queryName("memwal")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What a put or delete answers: rows taken, and whether any region applied them now (False: the token was applied
-    before). `positions`: WAL position per region id, 0 where the rows are not durable yet."""
+    before). `positions`: WAL position per region id, 0 where the rows are not durable yet. `skipped`: rows that are not
+    stored, because their keys were there already and stored rows stay as they are (upsert = "insert")."""
 
     rows: int
     applied: bool
     positions: Mapping[str, int]
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

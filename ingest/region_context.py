@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
@@ -12,11 +12,12 @@ from uuid import UUID
 import pyarrow as pa
 
 import wal
-from flush import FileOptions, SstIndexes
+from flush import FileOptions, SstIndexes, WriteRules
 from flush.maintenance import MaintenanceRules
 from flush.shape import Shape
 from ingest.commit_policy import CommitLimits
 from ingest.garbage import Ages
+from ingest.levels import RegionView
 from ingest.vector_models import VectorModels
 from memtable import IndexSpec, MemTable
 
@@ -24,6 +25,9 @@ IndexMode = Literal["sync", "async"]
 """When rows enter the vector and text indexes: before their write is answered, or behind it. Reads find them anyway."""
 OnReplay = Callable[[UUID, str, int, int], None]
 """Told, while a region is opened: the region, "reading" or "applying", entries done, entries in all."""
+Find = Callable[[RegionView, pa.Table, Sequence[str]], pa.Table]
+"""The live rows of some keys (distinct) with some columns, as a region's levels in the view and the newest base table
+hold them. Raises: OverTaken for a view that a commit overtook; what reading storage does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,9 @@ class RegionContext:
     models: VectorModels = field(default_factory=VectorModels)
     shape: Shape | None = None
     """What `schema` and `indexes` are taken from; None where nobody changes them. See `ingest.reshaping`."""
+    rules: WriteRules = field(default_factory=WriteRules)
+    find: Find | None = None
+    """Looks keys up; needed where `rules` ask what is stored, never called where a put just replaces."""
 
     @property
     def has_indexes(self) -> bool:

@@ -38,6 +38,7 @@ from ingest.region_indexes import RegionIndexes
 from ingest.region_levels import RegionLevels
 from ingest.region_log import RegionLog
 from ingest.reshaping import fitted
+from ingest.resolver import Refused, Resolver
 from ingest.write_queue import Ack, Write
 from memtable import Checked
 
@@ -83,6 +84,7 @@ class RegionCore:
         self.region, self.guard = region, claim.guard
         self._context = context
         self._admission = Admission(context)
+        self._resolver = _resolver(context, self._admission)
         self._manifests = wal.ManifestStore(
             context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
         )
@@ -179,8 +181,9 @@ class RegionCore:
         try:
             with self._ending:
                 for group in self._groups(writes):
-                    if taken := [write for write in group if write.take() and self._fits(write)]:
-                        self._write(taken)
+                    taken = [write for write in group if write.take() and self._fits(write)]
+                    while taken:
+                        taken = self._write(taken)
         except BaseException as error:
             for write in writes:
                 if not write.done.done():
@@ -230,6 +233,7 @@ class RegionCore:
                 self._log.recode(context.codec)
                 self.levels.reshape(context)
                 self._context, self._admission = context, Admission(context)
+                self._resolver = _resolver(context, self._admission)
                 self._index_at_once = context.index_at_once
             return self.levels.last_unlike(self._context)
 
@@ -298,16 +302,42 @@ class RegionCore:
         if group:
             yield group
 
-    def _write(self, group: Sequence[Write]) -> None:
-        """Check and copy, append, apply, answer."""
+    def _write(self, group: Sequence[Write]) -> list[Write]:
+        """Check and copy, resolve, append, apply, answer.
+
+        Returns the writes that are to be written then: where some were refused the others, none of which is answered.
+        """
         fresh, applied = self._set_repeats_aside(group)
+        skipped: Sequence[int] = ()
         try:
             checked = self._admission.gather(fresh) if fresh else None
         except Exception as error:  # noqa: BLE001 - handed on to the writes at fault
-            self._write_without_faulty(group, error)
-            return
+            return self._without_faulty(group, error)
+        if checked is not None and self._resolver is not None:
+            for write in fresh:
+                write.copied = True  # storage may take its time now
+            try:
+                checked, skipped = self._resolver.resolve(fresh, checked, self.levels.view)
+            except Refused as refused:
+                return self._without_refused(group, fresh, checked, refused)
+            except Exception as error:  # noqa: BLE001 - nothing was written: the callers' affair, not the region's
+                for write in group:
+                    write.done.set_exception(error)
+                return []
         for write in group:
             write.copied = True
+        self._append_and_apply(group, fresh, checked, applied, skipped)
+        return []
+
+    def _append_and_apply(
+        self,
+        group: Sequence[Write],
+        fresh: Sequence[Write],
+        checked: Checked | None,
+        applied: dict[str, int],
+        skipped: Sequence[int],
+    ) -> None:
+        """Append, apply, and answer the whole `group`; `checked`: the rows of those of it that are `fresh`."""
         position, durable = 0, any(write.durable for write in group)
         try:
             self._keep_generation_small(checked)
@@ -326,7 +356,7 @@ class RegionCore:
             self._apply(checked)
             if self._index_at_once:
                 self._index()
-        self._acknowledge(group, fresh, position)
+        self._acknowledge(group, fresh, position, skipped)
 
     def _fits(self, write: Write) -> bool:
         """Bring rows that are in the shape of just before this region took another one into that; False: refused."""
@@ -334,21 +364,23 @@ class RegionCore:
         if write.shape is None or shape is None or write.shape is shape:
             return True
         try:
-            write.rows, write.shape = fitted(write.rows, write.shape, shape), shape
+            partly = self._context.rules.upsert == "merge"
+            write.rows, write.shape = fitted(write.rows, write.shape, shape, partly=partly), shape
         except Exception as error:  # noqa: BLE001 - handed on with the answer
             write.done.set_exception(error)
             return False
         return True
 
     @staticmethod
-    def _acknowledge(group: Sequence[Write], fresh: Sequence[Write], position: int) -> None:
+    def _acknowledge(group: Sequence[Write], fresh: Sequence[Write], position: int, skipped: Sequence[int]) -> None:
         first_time = {id(write) for write in fresh} if len(fresh) < len(group) else None
+        left_out = {id(write): number for write, number in zip(fresh, skipped, strict=True)} if skipped else {}
         for write in group:
             applied = first_time is None or id(write) in first_time
-            write.done.set_result(Ack(write.rows.num_rows, applied, position))
+            write.done.set_result(Ack(write.rows.num_rows, applied, position, left_out.get(id(write), 0)))
 
-    def _write_without_faulty(self, group: Sequence[Write], error: Exception) -> None:
-        """The group did not pass as a whole, with `error`: answer the writes at fault, and write the others."""
+    def _without_faulty(self, group: Sequence[Write], error: Exception) -> list[Write]:
+        """The group did not pass as a whole, with `error`: answer the writes at fault; returns the others."""
         passed = []
         for write in group:
             try:
@@ -357,11 +389,28 @@ class RegionCore:
             except Exception as fault:  # noqa: BLE001 - handed on
                 write.done.set_exception(fault)
         if len(passed) < len(group):
-            if passed:
-                self._write(passed)
-            return
+            return passed
         for write in passed:  # each by itself is fine: want of memory, for example
             write.done.set_exception(error)
+        return []
+
+    @staticmethod
+    def _without_refused(
+        group: Sequence[Write], fresh: Sequence[Write], checked: Checked, refused: Refused
+    ) -> list[Write]:
+        """Answer the writes of `fresh` that the rules refuse; returns the others of `group`, their rows our own copy.
+
+        The others are resolved anew: they may have built on what a refused one would have stored.
+        """
+        start = 0
+        for number, write in enumerate(fresh):
+            rows = write.rows.num_rows
+            # Callers that have given up meanwhile may change their memory: it counts as copied.
+            write.rows = checked.rows.slice(start, rows).select(write.rows.column_names)
+            start += rows
+            if number in refused.errors:
+                write.done.set_exception(refused.errors[number])
+        return [write for write in group if not write.done.done()]
 
     def _set_repeats_aside(self, group: Sequence[Write]) -> tuple[list[Write], dict[str, int]]:
         """The writes that were not applied before, in order, and the applied map once they are."""
@@ -446,3 +495,7 @@ def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.Wal
         context.clock,
         context.wal_options,
     )
+
+
+def _resolver(context: RegionContext, admission: Admission) -> Resolver | None:
+    return None if context.rules.upsert == "replace" else Resolver(context, admission)

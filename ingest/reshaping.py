@@ -37,12 +37,17 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
     )
 
 
-def fitted(rows: pa.Table, of: Shape, to: Shape) -> pa.Table:
+def fitted(rows: pa.Table, of: Shape, to: Shape, *, partly: bool = False) -> pa.Table:
     """Conforming rows (no `_tombstone`) of one shape in another: renamed columns follow, new ones are null.
 
-    Raises: Corrupt where a column that may not be null is missing.
+    `partly`: `rows` may lack columns, which stay away, new ones too. Raises: Corrupt where a column that may not be null
+    is missing.
     """
-    return EntryColumns(to.rows).conform(rows, of.ids).drop_columns(TOMBSTONE)
+    whole = EntryColumns(to.rows).conform(rows, of.ids).drop_columns(TOMBSTONE)
+    if not partly:
+        return whole
+    given = {of.ids[name] for name in rows.column_names}
+    return whole.select([name for name in whole.column_names if to.ids[name] in given])
 
 
 def said(name: str, now: str | None, version: int) -> str:

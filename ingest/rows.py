@@ -12,15 +12,16 @@ import pyarrow as pa
 from ingest.errors import Invalid
 
 
-def as_table(rows: Any, schema: pa.Schema) -> pa.Table:
+def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
     """`rows` as a `pa.Table`, without a copy where it is Arrow already.
 
     `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
-    list of dicts, whose values take the types of `schema` (the base schema) by name.
+    list of dicts, whose values take the types of `schema` (the base schema) by name. `alike`: all dicts must have the
+    same names, because in a table whose upserts merge a name that is not there is something else than a null.
     Raises: Invalid when it is none of these, cannot be read, or naming the column whose value does not fit.
     """
     try:
-        found = _as_arrow(rows, schema)
+        found = _as_arrow(rows, schema, alike=alike)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise Invalid(f"rows: cannot read the {type(rows).__name__}: {str(error).splitlines()[0]}") from error
     if found is None:
@@ -31,7 +32,7 @@ def as_table(rows: Any, schema: pa.Schema) -> pa.Table:
     return found
 
 
-def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | None:
+def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
@@ -43,6 +44,8 @@ def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | None:
     if isinstance(rows, Sequence) and not rows:
         return schema.empty_table()
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        if alike:
+            _check_alike(rows)
         return _from_dicts(rows, schema)
     return None
 
@@ -65,6 +68,18 @@ def _fault(column: pa.ChunkedArray) -> str:
     except pa.ArrowInvalid as error:
         return str(error).splitlines()[0].rpartition("Invalid: ")[2].partition(" at string index")[0]
     return ""
+
+
+def _check_alike(rows: Sequence[Mapping[str, Any]]) -> None:
+    names = rows[0].keys()
+    for number, row in enumerate(rows):
+        if row.keys() != names:
+            odd = next(iter(row.keys() ^ names))
+            here, there = ("lacks", "has") if odd in names else ("has", "lacks")
+            raise Invalid(
+                f"rows: row {number} {here} {odd!r}, row 0 {there} it; columns that a put does not have keep what is "
+                "stored here, so put rows with other columns apart, or write None for a null"
+            )
 
 
 def _from_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:

@@ -62,6 +62,16 @@ class TableSettings(Section):
     storage_options: dict[str, Option] = Field(
         {}, description="Lance's own storage options; secrets as env:NAME or file:PATH"
     )
+    upsert: Literal["replace", "insert", "merge"] = Field(
+        "replace",
+        description="a put of a key that is there: its row takes the stored one's place; is left out; or gives its "
+        "columns only. Fixed when the table is set up",
+    )
+    on_duplicate: Literal["last", "first", "fail"] = Field(
+        "last",
+        description="rows of one put with the same key: which of them counts, or the put is refused. "
+        "Fixed when the table is set up",
+    )
 
 
 class RegionsSettings(Section):

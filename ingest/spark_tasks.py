@@ -31,7 +31,7 @@ from ingest.references import resolve
 from ingest.source import BLOCK, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import TOMBSTONE, InvalidRows, MemTable, required_columns, row_schema, with_tombstone
+from memtable import InvalidRows, MemTable, required_columns, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
@@ -84,7 +84,7 @@ class RouteTask:
         if not set(rows.column_names) <= set(target.schema.names):
             target = reopened(target, self.uri, self.options)
         try:
-            conformed = with_tombstone(rows, target.schema, target.required)
+            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names))
             target.checker.check(conformed)
         except InvalidRows as error:
             raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
@@ -171,7 +171,8 @@ class SendTask:
                     if sending is None:
                         token = Token(self.producer, self.sequence)
                         region, columns = self.regions[bucket], of_table(batch)
-                        sending = _Sending(table, bucket, region, token, self.timeout, SystemClock(), columns)
+                        stream = opened_stream(table, region, token, self.timeout, columns)
+                        sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
                 done, sending = sending, None
@@ -184,27 +185,16 @@ class SendTask:
 class _Sending:
     """The open stream of one region."""
 
-    def __init__(
-        self,
-        table: RemoteTable,
-        bucket: int,
-        region: UUID,
-        token: Token,
-        timeout: float,
-        clock: Clock,
-        columns: Sequence[str],
-    ) -> None:
+    def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
         self.bucket = bucket
-        self._table, self._clock = table, clock
-        if not set(columns) <= set(table.schema.names):
-            table.refresh()  # added since the daemon last looked, and known to `RouteTask`
+        self._stream, self._clock = stream, clock
         self._rows_schema = row_schema(table.schema, table.key)
-        self._stream: RegionStream = table.open_stream(region, token, timeout=timeout)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         conformed = with_tombstone(pa.Table.from_batches([batch.select(of_table(batch))]), self._rows_schema)
-        for part in conformed.drop_columns([TOMBSTONE]).cast(self._table.schema).combine_chunks().to_batches():
+        sent = self._stream.schema
+        for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
             self._stream.write(part)
         if LANDED in batch.schema.names:
             self._landed.append(pc.min_max(batch[LANDED].cast(pa.int64())))
@@ -236,6 +226,19 @@ class _Sending:
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
 
+def opened_stream(
+    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str]
+) -> RegionStream:
+    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order.
+
+    Raises: as `RemoteTable.open_stream`.
+    """
+    if not set(columns) <= set(table.schema.names):
+        table.refresh()  # added since the daemon last looked, and known to `RouteTask`
+    carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
+    return table.open_stream(region, token, timeout=timeout, columns=carried)
+
+
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
     return [name for name in batch.schema.names if name not in PLACE and name not in ADDED]
@@ -262,6 +265,12 @@ class Target:
     schema: pa.Schema
     required: tuple[str, ...]
     checker: MemTable
+
+    def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """The columns that must have a value in rows with `columns`."""
+        if self.base.rules.upsert != "merge":
+            return self.required
+        return tuple(name for name in self.required if name in columns)
 
 
 @lru_cache(maxsize=8)

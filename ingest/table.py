@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -21,18 +22,18 @@ import pyarrow as pa
 
 import flush
 import wal
-from flush import BaseTable, CommitReport
+from flush import BaseTable, CommitReport, Upsert
 from flush.shape import Shape
 from ingest import owners
 from ingest.admission import Admission
 from ingest.base_upkeep import BaseUpkeep
 from ingest.commit_loop import CommitLoop, CommitSteps
 from ingest.edge import at_the_edge
-from ingest.errors import Invalid, MemWalError
+from ingest.errors import Invalid, MemWalError, UnknownOutcome
 from ingest.garbage import Ages, TableCollector
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
-from ingest.levels import Level, RegionView
+from ingest.levels import Level, RegionView, Reshaped
 from ingest.periodic import Periodic
 from ingest.reader import Reader
 from ingest.receipts import Receipt
@@ -43,6 +44,7 @@ from ingest.rows import as_table
 from ingest.tokens import Token, TokenLike
 from ingest.waiting import written
 from ingest.write_queue import Ack, Write
+from ingest.write_rules import one_row_per_key
 from memtable import TOMBSTONE, InvalidRows, tombstones
 
 _LOG = logging.getLogger("memwal.table")
@@ -70,7 +72,7 @@ class Table(LevelReads):
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep) -> None:
         """Claim every region of `base`. Use `ingest.open`, which also creates the table."""
         super().__init__(base, Reader(base, context.store))
-        self._context = context
+        self._context = context = replace(context, find=self._stored)
         self._admission = Admission(context)
         self._following, self._former = threading.Lock(), list[Shape]()
         self._regions: list[RegionWriter] = []
@@ -104,7 +106,7 @@ class Table(LevelReads):
 
     @at_the_edge
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
-        """Insert or replace rows by key; append them where the table has none.
+        """Insert or replace rows by key, or what `table.upsert` says instead; append them where the table has none.
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
         `token`: a name and a rising number; the same token is applied once per region, however often it is sent. Few
@@ -112,8 +114,10 @@ class Table(LevelReads):
         `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
-        admission, conforming = self._conforming(as_table(rows, self.schema))
-        return self._write(admission, conforming, Token.parse(token), durable=durable, timeout=timeout)
+        admission, conforming = self._conforming(as_table(rows, self.schema, alike=self.upsert == "merge"))
+        once = self._once_per_key(admission, conforming)
+        receipt = self._write(admission, once, Token.parse(token), durable=durable, timeout=timeout)
+        return receipt if once is conforming else replace(receipt, rows=conforming.num_rows)
 
     @at_the_edge
     def delete(
@@ -131,7 +135,8 @@ class Table(LevelReads):
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
-        Raises: Invalid also when a row belongs to another region.
+        Raises: Invalid also when a row belongs to another region, and for rows that the table's rule for equal keys in
+        one put refuses; other regions' streams of the same micro-batch are not asked.
         """
         self._refuse_if_closed()
         admission, conforming = self._conforming(self._brought_up(rows))
@@ -139,7 +144,9 @@ class Table(LevelReads):
         writer = self._writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
-        return self._acks([(writer, Write(conforming, token=token, shape=admission.context.shape))])[writer.name]
+        once = self._once_per_key(admission, conforming)
+        ack = self._acks([(writer, Write(once, token=token, shape=admission.context.shape))])[writer.name]
+        return replace(ack, rows=conforming.num_rows)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -202,6 +209,11 @@ class Table(LevelReads):
     # ---- inside --------------------------------------------------------------------------------------------------
 
     @property
+    def upsert(self) -> Upsert:
+        """What a put does to a key that is there."""
+        return self.base.rules.upsert
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What tells this owner from any other: the table's address and the epoch of each region."""
         epochs = {str(writer.region): writer.guard.epoch for writer in self._regions}
@@ -241,10 +253,41 @@ class Table(LevelReads):
             rows.num_rows,
             any(ack.applied for ack in acks.values()) if acks else True,
             {region: ack.position for region, ack in acks.items()},
+            sum(ack.skipped for ack in acks.values()),
         )
 
+    def _once_per_key(self, admission: Admission, rows: pa.Table) -> pa.Table:
+        """The rows of one put by the table's rule for equal keys among them. Raises: Invalid, InvalidRows."""
+        rule = self.base.rules.on_duplicate
+        if rule == "last" or rows.num_rows < 2:
+            return rows
+        admission.check(rows, deletes=False)  # a null is no key, and its row is told by the caller's number
+        return one_row_per_key(rows, self.base.key, refuse=rule == "fail")
+
+    def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """See `region_context.Find`; called by the regions' own threads."""
+        try:
+            return self._reader.get([view], keys, columns)
+        except (pa.ArrowInvalid, OSError):
+            self._reader.ask_storage()
+            raise
+
     def _acks(self, waiting: Sequence[tuple[RegionWriter, Write]], timeout: float | None = None) -> dict[str, Ack]:
-        return written(waiting, within=timeout, clock=self._context.clock)
+        """See `ingest.waiting.written`. A region that looks up what is stored, and finds other columns there than it
+        has, writes nothing; it takes these over, and is asked once more.
+        """
+        try:
+            return written(waiting, within=timeout, clock=self._context.clock)
+        except Reshaped:
+            self._follow()
+        except UnknownOutcome as error:
+            if isinstance(error.__cause__, Reshaped):
+                self._follow()
+            raise
+        again = [
+            (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape)) for to, each in waiting
+        ]
+        return written(again, within=timeout, clock=self._context.clock)
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
@@ -351,7 +394,7 @@ class Table(LevelReads):
             return rows
         former = (shape for shape in reversed(self._former) if names == [n for n in shape.rows.names if n != TOMBSTONE])
         found = next(former, None)
-        return rows if found is None else fitted(rows, found, now)
+        return rows if found is None else fitted(rows, found, now, partly=self.upsert == "merge")
 
     def _collect(self, ages: Ages) -> None:
         found = self._collector.collect(self._reader.base(), ages)

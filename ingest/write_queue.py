@@ -28,18 +28,21 @@ from wal import Clock
 @dataclass(frozen=True, slots=True)
 class Ack:
     """What a region answers: `rows` of the write, whether this call `applied` them (False: its token was applied
-    before), and the WAL `position` that made them durable (0: not durable yet)."""
+    before), the WAL `position` that made them durable (0: not durable yet), and how many of them it `skipped`, because
+    their keys were there already and stored rows stay as they are (upsert = "insert")."""
 
     rows: int
     applied: bool
     position: int
+    skipped: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Write:
     """Rows on their way into one region.
 
-    `rows`: in the columns of the row schema but its `_tombstone`, which `deletes` says for all of them. They may share
+    `rows`: in the columns of the row schema but its `_tombstone`, which `deletes` says for all of them; of a put into a
+    table whose upserts merge maybe fewer, the key's at least. They may share
     memory with their caller, who waits: the region copies them before it acknowledges anything.
     `shape`: what the rows were brought into; None where the columns of the table never change.
     `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.

@@ -81,10 +81,10 @@ def stream(spark: Any, small_config: Callable[..., Path], tmp_path: Path) -> Ite
     """Makes a stream into the small table; its child daemon ends with the test."""
     made: list[Stream] = []
 
-    def make(files_per_trigger: int = 1) -> Stream:
+    def make(files_per_trigger: int = 1, **table: str) -> Stream:
         (tmp_path / "in").mkdir()
         source = {"path": str(tmp_path / "in"), "files_per_trigger": files_per_trigger}
-        made.append(Stream(spark, small_config(source=source), tmp_path / "in"))
+        made.append(Stream(spark, small_config(source=source, table=table), tmp_path / "in"))
         return made[-1]
 
     yield make
@@ -102,6 +102,40 @@ def test_micro_batches_arrive_and_the_newest_row_of_a_key_wins_also_inside_one(
     assert [batch.rows for batch in source.batches] == [120, 10]
     assert all(region.applied and region.position > 0 for batch in source.batches for region in batch.regions)
     versions = {id: 3 if id < 10 else 2 if id < 20 else 1 if id < 40 else 0 for id in range(60)}
+    assert source.names() == {id: f"row {id} v{version}" for id, version in versions.items()}
+
+
+def test_columns_that_a_frame_does_not_have_keep_what_is_stored(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream(files_per_trigger=2, upsert="merge")
+    source.land(made.table(range(30)))
+    source.run(made.schema)
+    prices = pa.schema([made.schema.field(name) for name in ("id", "price")])
+    source.land(*(pa.table({"id": range(20, 40), "price": [n] * 20}, schema=prices) for n in (1, 2)))
+    source.run(prices)
+    expected = {id: made.row(id) for id in range(30)}
+    for id in range(20, 40):
+        expected[id] = {**expected.get(id, dict.fromkeys(made.schema.names) | {"id": id}), "price": 2}
+    with ingest.connect(source.sink._owner()) as table:
+        assert {row["id"]: row for row in table.scan().to_pylist()} == expected
+
+
+def test_a_micro_batch_that_repeats_a_key_is_refused(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream(files_per_trigger=2, on_duplicate="fail")
+    source.land(made.table(range(30)), made.table(range(29, 50), version=1))
+    with pytest.raises(
+        ingest.Invalid, match=r"the key id = 29 is in row .* of one put; .* put each key once"
+    ) as raised:
+        source.run(made.schema)
+    assert len(raised.value.lines) == 1
+    assert 29 not in source.names()
+
+
+def test_the_oldest_row_of_a_key_counts_in_a_micro_batch(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream(files_per_trigger=2, on_duplicate="first")
+    source.land(made.table(range(30)), made.table(range(20, 40), version=1), made.table(range(5), version=2))
+    source.run(made.schema)
+    assert [batch.rows for batch in source.batches] == [50, 5]
+    versions = {id: 2 if id < 5 else 0 if id < 30 else 1 for id in range(40)}
     assert source.names() == {id: f"row {id} v{version}" for id, version in versions.items()}
 
 

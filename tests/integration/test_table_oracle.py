@@ -1,7 +1,7 @@
 """A table against a dict: random operations with flush, commit and reopening in between, every read after each.
 
 Once with limits that are never reached, where every level is known exactly, and once with limits of a few rows, where
-flushes happen by themselves at any moment.
+flushes happen by themselves at any moment; these also under each rule of what a put does to a key that is there.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class TableAgainstDict(RuleBasedStateMachine):
 
     sections: ClassVar[dict[str, dict[str, Any]]] = {"commit": {"interval": "0s"}}
     exact = True
+    upsert = "replace"
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +61,19 @@ class TableAgainstDict(RuleBasedStateMachine):
     def create(self, regions: int) -> None:
         indexes = {"vector": "ivf_pq", "text": "fts", "n": "btree"}
         self.table = ingest.open(
-            self.uri, schema=SCHEMA, key="k", regions=regions, indexes=indexes, settings=self.sections
+            self.uri,
+            schema=SCHEMA,
+            key="k",
+            regions=regions,
+            indexes=indexes,
+            settings={**self.sections, "table": {"upsert": self.upsert}},
         )
 
     @rule(keys=st.lists(KEYS, min_size=1, max_size=12), durable=st.booleans())
     def put(self, keys: list[str], durable: bool) -> None:
         rows = [self.row(key) for key in keys]
-        assert self.table.put(rows, durable=durable).rows == len(rows)
-        self.model |= {row["k"]: row for row in rows}
+        receipt = self.table.put(rows, durable=durable)
+        assert (receipt.rows, receipt.skipped) == (len(rows), self.stored(rows))
 
     @rule(keys=st.lists(KEYS, min_size=1, max_size=4, unique=True), durable=st.booleans())
     def delete(self, keys: list[str], durable: bool) -> None:
@@ -84,7 +90,19 @@ class TableAgainstDict(RuleBasedStateMachine):
                 rows if not attempt else [self.row(key) for key in keys], token=("p", self.sequence)
             )
             assert receipt.applied is (attempt == 0)
-        self.model |= {row["k"]: row for row in rows}
+        self.stored(rows)
+
+    @precondition(lambda self: self.upsert == "merge")
+    @rule(
+        keys=st.lists(KEYS, min_size=1, max_size=8),
+        columns=st.lists(st.sampled_from(["n", "text", "vector"]), unique=True),
+        durable=st.booleans(),
+    )
+    def put_columns(self, keys: list[str], columns: list[str], durable: bool) -> None:
+        rows = [{name: self.row(key)[name] for name in ("k", *columns)} for key in keys if key in self.model]
+        if rows:
+            self.table.put(rows, durable=durable)
+            self.stored(rows)
 
     @rule()
     def flush(self) -> None:
@@ -139,6 +157,14 @@ class TableAgainstDict(RuleBasedStateMachine):
         assert rows_of(self.table.scan(level="flushed")) == self.flushed
         assert rows_of(self.table.scan(level="committed")) == self.committed
 
+    def stored(self, rows: list[dict[str, Any]]) -> int:
+        """Let the model take a put; returns how many rows it leaves out."""
+        left = [row for row in rows if self.upsert == "insert" and row["k"] in self.model]
+        for row in rows:
+            if row not in left:
+                self.model = {**self.model, row["k"]: {**self.model.get(row["k"], {}), **row}}
+        return len(left)
+
     def row(self, key: str) -> dict[str, Any]:
         """A new version of a key, different from every other in every column."""
         self.version += 1
@@ -170,6 +196,18 @@ class TinyTableAgainstDict(TableAgainstDict):
     exact = False
 
 
+class InsertsAgainstDict(TinyTableAgainstDict):
+    """The same where stored rows stay as they are."""
+
+    upsert = "insert"
+
+
+class MergesAgainstDict(TinyTableAgainstDict):
+    """The same where puts may have some columns only."""
+
+    upsert = "merge"
+
+
 def rows_of(rows: pa.Table) -> Model:
     """Rows by key, each key once."""
     found = {row["k"]: row for row in rows.to_pylist()}
@@ -177,7 +215,7 @@ def rows_of(rows: pa.Table) -> Model:
     return found
 
 
-@pytest.mark.parametrize("machine", [TableAgainstDict, TinyTableAgainstDict])
+@pytest.mark.parametrize("machine", [TableAgainstDict, TinyTableAgainstDict, InsertsAgainstDict, MergesAgainstDict])
 def test_a_table_is_a_dict(machine: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(
         machine,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable
+from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules
 from flush.field_ids import column_ids, first_ids
 from memtable import IndexSpec, InvalidRows
 from wal import Corrupt, bucket_region
@@ -200,6 +200,26 @@ def test_a_table_made_before_there_was_a_choice_has_the_lance_format(uri: str) -
     dataset.update_schema_metadata({"memwal:wal_format": "parquet"})
     with pytest.raises(UnsupportedTable, match="'parquet' is no WAL format"):
         BaseTable.open(uri)
+
+
+def test_the_write_rules_belong_to_the_table(uri: str) -> None:
+    rules = WriteRules("merge", "fail")
+    base = BaseTable.create(uri, SCHEMA, ["id"], 2, [], rules=rules)
+    assert base.rules == base.latest().rules == BaseTable.open(uri).rules == rules
+    assert BaseTable.adopt(uri, ["id"], 2, [], rules=WriteRules("insert")).rules == rules
+    base.dataset.update_schema_metadata({"memwal:upsert": None, "memwal:on_duplicate": None})
+    assert BaseTable.open(uri).rules == WriteRules("replace", "last")  # made before there was a choice
+    for key, value in (("memwal:upsert", "append"), ("memwal:on_duplicate", "any")):
+        lance.dataset(uri).update_schema_metadata({key: value})
+        with pytest.raises(UnsupportedTable, match=f"'{value}' is no {key}"):
+            BaseTable.open(uri)
+        lance.dataset(uri).update_schema_metadata({key: None})
+
+
+def test_an_adopted_table_keeps_its_write_rules_beside_another_programs_metadata_too(uri: str) -> None:
+    initialised(uri, bucket_column="id", num_buckets=3)
+    rules = WriteRules("insert", "first")
+    assert BaseTable.adopt(uri, [], 7, [], rules=rules).rules == BaseTable.open(uri).rules == rules
 
 
 def test_lance_cannot_shard_by_a_binary_key(uri: str) -> None:

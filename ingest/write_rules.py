@@ -1,0 +1,151 @@
+"""What a put does to a key that is there already: pure functions over all rows of a group of writes at once.
+
+A group of writes is resolved to whole rows before it is logged, each write as if it came alone behind those before it.
+Sorted by key (and within a key by order of writing, the sort is stable) all of that is a few passes over arrays:
+
+    key   a a a a a | b b | c       one segment for each key; what is stored counts as its first version
+    op    p p d p p | p p | d       p a row of a put, d of a delete
+    run   1 1 2 3 3 | 1 4 | 2       rows of one write and key; a write is all puts or all deletes
+
+insert: a run of puts is taken where the run before it is a delete, or where there is none and the key is not stored. Of
+a run that is taken all rows are, the last counts as everywhere. So of two puts of a new key in one group the first is
+taken, and the second finds it.
+
+merge: each column of a row is that of the last row since the segment's beginning, or since the last delete, whose write
+has the column: a forward fill, whose beginning is the stored row (of a delete: nulls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ingest.errors import Invalid
+
+Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
+NOWHERE = -1
+"""A source of `merged_from`: there is no value, the column is null."""
+
+
+class Group:
+    """The rows of a group of writes in their order, and sorted by key.
+
+    Thread safety. Immutable. Shapes: n rows, m different keys; keys are numbered 0 to m - 1 in no order to rely on.
+    """
+
+    def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Sequence[bool]) -> None:
+        """`keys`: the key columns of all rows, without nulls. `rows`, `deletes`: by write, how many rows it has and
+        whether it deletes their keys.
+        """
+        self.writes: Places = np.repeat(np.arange(len(rows)), rows)
+        """int64 [n]: the write of each row."""
+        self.deletes: Mask = np.repeat(np.asarray(deletes, dtype=np.bool_), rows)
+        """bool [n]: whether it is a row of a delete."""
+        codes = key_codes(keys)
+        self.order: Places = np.argsort(codes, kind="stable")
+        """int64 [n]: the rows sorted by key."""
+        self.begins: Mask = np.ones(len(codes), dtype=np.bool_)
+        """bool [n], in sorted order: whether this is the first row of its key."""
+        self.begins[1:] = codes[self.order][1:] != codes[self.order][:-1]
+        self.key: Places = np.cumsum(self.begins) - 1
+        """int64 [n], in sorted order: the number of its key."""
+        self.first: Places = self.order[self.begins]
+        """int64 [m]: the first row of each key."""
+
+
+def key_codes(keys: pa.Table) -> Places:
+    """A number for each row, equal for equal keys and for no others: int64 [n]. Requires: no nulls."""
+    codes = _column_codes(keys.column(0))
+    for column in keys.columns[1:]:
+        # Dense numbers of pairs: a product of two is below the square of the rows, whatever the values are.
+        _, first = np.unique(codes, return_inverse=True)
+        _, second = np.unique(_column_codes(column), return_inverse=True)
+        codes = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
+    return codes
+
+
+def _column_codes(column: pa.ChunkedArray) -> Places:
+    if pa.types.is_integer(column.type):
+        values: Places = column.to_numpy().astype(np.int64, copy=False)  # of uint64 bit by bit
+        return values
+    encoded = column.dictionary_encode().unify_dictionaries()
+    parts = [chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def inserted(group: Group, stored: Mask) -> Mask:
+    """Which rows are written where a stored row stays as it is: bool [n]; rows of deletes all are.
+
+    `stored`: bool [m], whether the key is there before the group; not looked at where its first row is a delete's.
+    """
+    if not len(group.order):
+        return np.ones(0, dtype=np.bool_)
+    writes, deletes = group.writes[group.order], group.deletes[group.order]
+    begins = group.begins.copy()
+    begins[1:] |= writes[1:] != writes[:-1]
+    runs = np.flatnonzero(begins)
+    deleting = deletes[runs]
+    gone = np.concatenate([[False], deleting[:-1]])
+    there = np.where(group.begins[runs], stored[group.key[runs]], ~gone)
+    taken = np.empty(len(group.order), dtype=np.bool_)
+    taken[group.order] = np.repeat(deleting | ~there, np.diff(runs, append=len(begins)))
+    return taken
+
+
+def merged_from(group: Group, given: Mask, stored: Places) -> Places:
+    """Where each row has a column's value from: int64 [n], a row of the group, n + a stored row, or NOWHERE.
+
+    `given`: bool [number of writes], which have the column. `stored`: int64 [m], the stored row of each key, NOWHERE
+    where there is none or it is not asked for; not looked at where the key's first row is a delete's.
+    """
+    rows, place = len(group.order), np.arange(len(group.order))
+    deletes = group.deletes[group.order]
+    since = np.maximum.accumulate(np.where(group.begins | deletes, place, 0))
+    has = given[group.writes[group.order]] & ~deletes
+    last = np.maximum.accumulate(np.where(has, place, -1))
+    before = stored[group.key]
+    fallback = np.where(deletes[since] | (before == NOWHERE), NOWHERE, before + rows)
+    sources = np.empty(rows, dtype=np.int64)
+    sources[group.order] = np.where(last >= since, group.order[last], fallback)
+    return sources
+
+
+def merged(rows: pa.Table, stored: pa.Table, sources: Mapping[str, Places]) -> pa.Table:
+    """`rows` with the columns that `sources` names replaced by what these say; see `merged_from`."""
+    for name, places in sources.items():
+        at, field = rows.schema.get_field_index(name), rows.schema.field(name)
+        chunks = [*rows.column(name).chunks, *stored.column(name).cast(field.type).chunks]
+        values = pa.chunked_array(chunks, field.type).take(pa.array(places, mask=places == NOWHERE))
+        rows = rows.set_column(at, field, values)
+    return rows
+
+
+def named(rows: pa.Table, key: Sequence[str], row: int) -> str:
+    """The key of a row for a message: `a = 1, b = 'x'`."""
+    return ", ".join(f"{name} = {rows.column(name)[row].as_py()!r:.80}" for name in key)
+
+
+def one_row_per_key(rows: pa.Table, key: Sequence[str], *, refuse: bool) -> pa.Table:
+    """The rows of one put without those whose key an earlier one has; order is kept.
+
+    `refuse`: raise Invalid naming the first such key and its two rows. Requires: the key columns, without nulls.
+    """
+    codes = key_codes(rows.select(list(key)))
+    order = np.argsort(codes, kind="stable")
+    again = order[1:][codes[order][1:] == codes[order][:-1]]
+    if not len(again):
+        return rows
+    if refuse:
+        second = int(again.min())
+        first = int(np.flatnonzero(codes == codes[second])[0])
+        raise Invalid(
+            f"the key {named(rows, key, second)} is in row {first} and in row {second} of one put; {len(again)} rows "
+            'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once'
+        )
+    once = np.ones(rows.num_rows, dtype=np.bool_)
+    once[again] = False
+    return rows.filter(pa.array(once))

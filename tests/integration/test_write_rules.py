@@ -1,0 +1,452 @@
+"""Find-or-create, partial-column upserts and the rule for equal keys in one put, on real tables with all levels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ingest
+import wal
+from ingest.errors import Invalid, Unavailable
+from ingest.flight_server import FlightService
+from ingest.table import Table
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string(), nullable=False),
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("m", pa.int64()),
+        pa.field("text", pa.string()),
+        pa.field("must", pa.int64(), nullable=False),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+    ]
+)
+INDEXES = {"vector": "ivf_pq", "text": "fts", "m": "btree"}
+STAGES = ("memtable", "sst", "base", "reopened")
+
+
+def opened(path: Path, upsert: str = "replace", on_duplicate: str = "last", **sections: Any) -> Any:
+    """The table with the key (k, n) in two regions."""
+    table = {"upsert": upsert, "on_duplicate": on_duplicate}
+    settings = {"commit": {"interval": "0s"}, "table": table, **sections}
+    if (path / "t.lance").exists():
+        return ingest.open(path / "t.lance", settings=settings)
+    return ingest.open(path / "t.lance", schema=SCHEMA, key=["k", "n"], regions=2, indexes=INDEXES, settings=settings)
+
+
+def row(n: int, version: int = 0) -> dict[str, Any]:
+    """A row that differs from every other in every column."""
+    vector = [float(n), float(version)]
+    return {"k": f"key {n % 3}", "n": n, "m": n + 100 * version, "text": f"v{version}", "must": n, "vector": vector}
+
+
+def rows(ids: Any, version: int = 0) -> list[dict[str, Any]]:
+    return [row(n, version) for n in ids]
+
+
+def found(table: Any, level: str = "latest") -> dict[int, Any]:
+    """All rows by n, each key once."""
+    read = table.scan(level=level).to_pylist()
+    by_key = {each["n"]: each for each in read}
+    assert len(by_key) == len(read)
+    return by_key
+
+
+def moved(table: Any, path: Path, stage: str, **options: Any) -> Any:
+    """The table with everything that it holds brought to `stage`; another object where it is opened again."""
+    if stage in ("sst", "base"):
+        table.flush()
+    if stage == "base":
+        table.commit()
+    if stage == "reopened":
+        table.close()
+        return opened(path, **options)
+    return table
+
+
+@pytest.fixture(params=["embedded", "flight"])
+def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
+    """Turns a table into what the test calls: itself, or a client of a Flight service in front of it."""
+    with ExitStack() as ends:
+
+        def through_flight(table: Any) -> Any:
+            service = FlightService(table, "grpc://127.0.0.1:0")
+            ends.callback(service.shutdown)
+            return ends.enter_context(ingest.connect(f"grpc://127.0.0.1:{service.port}"))
+
+        yield through_flight if request.param == "flight" else lambda table: table
+
+
+# ---- what is stored, wherever it lies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_insert_leaves_what_is_stored_and_creates_what_is_not(stage: str, wal_format: str, tmp_path: Path) -> None:
+    options = {"upsert": "insert", "wal": {"format": wal_format}}
+    table = opened(tmp_path, **options)
+    assert table.put(rows(range(8))).skipped == 0
+    table.delete([{"k": row(n)["k"], "n": n} for n in (0, 1)])
+    table = moved(table, tmp_path, stage, **options)
+    receipt = table.put(rows(range(12), 1))
+    assert (receipt.rows, receipt.skipped, receipt.applied) == (12, 6, True)
+    expected = {n: row(n) for n in range(2, 8)} | {n: row(n, 1) for n in (0, 1, 8, 9, 10, 11)}
+    assert found(table) == expected
+    table.flush()
+    table.commit()
+    assert found(table, "committed") == expected
+    assert table.put(rows(range(12), 2)).skipped == 12
+    assert found(table) == expected
+    table.close()
+
+
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_merge_keeps_the_columns_that_a_put_does_not_have(stage: str, wal_format: str, tmp_path: Path) -> None:
+    options = {"upsert": "merge", "wal": {"format": wal_format}}
+    table = opened(tmp_path, **options)
+    table.put(rows(range(8)))
+    table.delete([(row(0)["k"], 0)])
+    table = moved(table, tmp_path, stage, **options)
+    table.put([{"k": row(n)["k"], "n": n, "text": "new"} for n in range(1, 5)])
+    table.put(pa.table({"n": [3, 4], "k": [row(3)["k"], row(4)["k"]], "text": pa.nulls(2), "must": [30, 40]}))
+    table.put([{"k": row(0)["k"], "n": 0, "must": 7}])
+    nothing = {"m": None, "text": None, "vector": None}
+    expected = {n: {**row(n), "text": "new"} for n in (1, 2)} | {n: row(n) for n in (5, 6, 7)}
+    expected |= {n: {**row(n), "text": None, "must": 10 * n} for n in (3, 4)}
+    expected[0] = {**row(0), **nothing, "must": 7}
+    assert found(table) == expected
+    # The indexes hold the merged rows, not their parts.
+    assert table.search("vector", [2.0, 0.0], k=1).drop(["_distance"]).to_pylist() == [expected[2]]
+    assert {each["n"] for each in table.match("text", "new").to_pylist()} == {1, 2}
+    assert table.count("m = 5") == 1
+    table = moved(table, tmp_path, "reopened", **options)
+    assert found(table, "durable") == expected
+    table.flush()
+    table.commit()
+    assert found(table, "committed") == expected
+    table.close()
+
+
+def test_a_required_column_may_be_missing_only_where_the_key_is_there(
+    tmp_path: Path, way_in: Callable[[Any], Any]
+) -> None:
+    with opened(tmp_path, "merge") as table:
+        called = way_in(table)
+        called.put(rows(range(4)))
+        called.put([{"k": row(n)["k"], "n": n, "m": -1} for n in range(4)])
+        assert found(called) == {n: {**row(n), "m": -1} for n in range(4)}
+        with pytest.raises(Invalid) as refused:
+            called.put([{"k": "key 2", "n": 2, "m": -2}, {"k": "it's new", "n": 2, "m": -2}][1:])
+        assert str(refused.value) == (
+            "required column 'must' is missing, and the key k = \"it's new\", n = 2 is not there yet: "
+            "give new keys a value"
+        )
+        with pytest.raises(Invalid, match="'must' is null in row 1"):
+            called.put(pa.table({"k": ["key 0", "key 1"], "n": [0, 1], "must": [1, None]}))
+        assert found(called) == {n: {**row(n), "m": -1} for n in range(4)}
+
+
+def test_dicts_with_other_names_than_the_first_are_refused(tmp_path: Path, way_in: Callable[[Any], Any]) -> None:
+    with opened(tmp_path, "merge") as table:
+        called = way_in(table)
+        for second, says in (({"n": 1}, "row 1 lacks 'm', row 0 has it"), ({"n": 1, "m": 1, "text": ""}, "has 'text'")):
+            with pytest.raises(Invalid, match=says) as refused:
+                called.put([{"k": "", "n": 0, "m": 0}, {"k": "", **second}])
+            assert len(str(refused.value).splitlines()) == 1
+        assert called.count() == 0
+
+
+def test_other_tables_take_missing_columns_as_nulls_still(tmp_path: Path) -> None:
+    for upsert in ("replace", "insert"):
+        with opened(tmp_path / upsert, upsert) as table:
+            table.put([{"k": "", "n": 0, "must": 1, "m": 5}, {"k": "", "n": 1, "must": 1}])
+            assert [each["m"] for each in table.scan(["m", "n"]).sort_by("n").to_pylist()] == [5, None]
+            with pytest.raises(Invalid, match="required column 'must' is missing: add it to the rows"):
+                table.put([{"k": "", "n": 0}])
+
+
+def test_keys_that_another_program_commits_to_the_base_table_count(tmp_path: Path) -> None:
+    for upsert, expected in (("insert", {2: row(2, 9), 3: row(3)}), ("merge", {2: {**row(2, 9), "m": 0}, 3: row(3)})):
+        with opened(tmp_path / upsert, upsert) as table:
+            table.put(rows([3, 4]))
+            table.flush()
+            table.commit()
+            dataset = lance.dataset(tmp_path / upsert / "t.lance")
+            stranger = pa.Table.from_pylist(rows([2], 9), schema=SCHEMA).cast(pa.schema(list(dataset.schema)))
+            lance.write_dataset(stranger, dataset.uri, mode="append")
+            lance.dataset(dataset.uri).delete("n = 4")
+            put = [{"k": row(2)["k"], "n": 2, "m": 0}] if upsert == "merge" else rows([2])
+            table.put(put)
+            assert found(table) == expected
+            assert table.put(rows([4], 5)).skipped == 0
+            assert found(table) == expected | {4: row(4, 5)}
+
+
+def test_a_stored_value_that_no_put_may_have_is_told_of(tmp_path: Path) -> None:
+    """Another program's vectors need not be finite; a row that would carry one on is refused, and no other."""
+    with opened(tmp_path, "merge") as table:
+        dataset = lance.dataset(tmp_path / "t.lance")
+        stranger = {**row(1), "vector": [float("nan"), 0.0]}
+        fields = pa.schema(list(dataset.schema))
+        lance.write_dataset(pa.Table.from_pylist([stranger], schema=SCHEMA).cast(fields), dataset.uri, mode="append")
+        with pytest.raises(Invalid, match=r"'vector' is not given for the key k = 'key 1', n = 1, .* put the column"):
+            table.put([{"k": row(1)["k"], "n": 1, "m": 5}])
+        table.put([{"k": row(1)["k"], "n": 1, "vector": [1.0, 1.0]}])
+        assert found(table) == {1: {**row(1), "vector": [1.0, 1.0]}}
+
+
+# ---- beside others -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_of_twenty_threads_that_insert_a_key_exactly_one_creates_it(durable: bool, tmp_path: Path) -> None:
+    limits = {"memtable": {"rows_max": 40}, "commit": {"interval": "50ms"}}
+    threads, keys = 20, 60
+    receipts: dict[int, list[Any]] = {thread: [] for thread in range(threads)}
+    with opened(tmp_path, "insert", **limits) as table:
+
+        def insert(thread: int) -> None:
+            order = np.random.default_rng(thread).permutation(keys).tolist()
+            for at in range(0, keys, 6):
+                receipts[thread].append(table.put(rows(order[at : at + 6], thread), durable=durable))
+
+        running = [threading.Thread(target=insert, args=(thread,)) for thread in range(threads)]
+        for each in running:
+            each.start()
+        for each in running:
+            each.join(120)
+        last = found(table)
+    assert set(last) == set(range(keys))
+    creator = {n: int(each["text"][1:]) for n, each in last.items()}
+    assert last == {n: row(n, version) for n, version in creator.items()}
+    for thread, told in receipts.items():
+        created = sum(receipt.rows - receipt.skipped for receipt in told)
+        assert created == sum(version == thread for version in creator.values())
+    with opened(tmp_path, "insert", **limits) as table:
+        assert found(table) == last
+
+
+def test_counters_merged_by_many_threads_lose_nothing(tmp_path: Path) -> None:
+    """Each thread has a column of its own in the same rows."""
+    columns = ["m", "text", "must"]
+    with opened(tmp_path, "merge", memtable={"rows_max": 30}, commit={"interval": "50ms"}) as table:
+        table.put(rows(range(10)))
+
+        def merge(name: str) -> None:
+            for value in range(30):
+                given = f"v{value}" if name == "text" else value
+                table.put([{"k": row(n)["k"], "n": n, name: given} for n in range(10)])
+
+        running = [threading.Thread(target=merge, args=(name,)) for name in columns]
+        for each in running:
+            each.start()
+        for each in running:
+            each.join(120)
+        assert found(table) == {n: {**row(n), "m": 29, "text": "v29", "must": 29} for n in range(10)}
+
+
+def test_a_commit_in_the_middle_of_a_lookup_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path, "insert") as table:
+        table.put(rows(range(6)))
+        table.flush()
+        real, commits = Table._stored, []
+
+        def stored(self: Any, view: Any, *asked: Any) -> Any:
+            if not commits:  # the view lists SSTs that are committed and pruned by now
+                commits.append(self.commit())
+            return real(self, view, *asked)
+
+        monkeypatch.setattr(Table, "_stored", stored)
+        table.close()
+    with opened(tmp_path, "insert") as table:
+        assert table.put(rows(range(8), 1)).skipped == 6
+        assert commits[0].rows_inserted == 6
+        assert found(table) == {n: row(n) for n in range(6)} | {n: row(n, 1) for n in (6, 7)}
+
+
+def test_a_lookup_that_storage_fails_is_unavailable_and_the_table_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, "insert") as table:
+        table.put(rows(range(4)))
+        with monkeypatch.context() as broken:
+
+            def fails(*_: Any) -> Any:
+                raise OSError("the object store gave up")
+
+            def silent(*_: Any) -> Any:
+                raise wal.StoreUnavailable("storage does not answer")
+
+            broken.setattr(table._reader, "get", fails)
+            broken.setattr(table._reader, "ask_storage", silent)
+            with pytest.raises(Unavailable, match="storage does not answer"):
+                table.put(rows(range(4), 1), token=("p", 1))
+        assert table.put(rows(range(2, 6), 2), token=("p", 1)).applied
+        assert found(table) == {n: row(n) for n in range(4)} | {n: row(n, 2) for n in (4, 5)}
+
+
+def test_a_takeover_replays_whole_rows(tmp_path: Path) -> None:
+    older = opened(tmp_path, "merge")
+    older.put(rows(range(5)))
+    older.put([{"k": row(n)["k"], "n": n, "m": -n} for n in range(5)], token=("p", 1))
+    with opened(tmp_path, "merge") as newer:  # as after a crash: the older one did not close
+        again = newer.put([{"k": row(n)["k"], "n": n, "m": 0} for n in range(5)], token=("p", 1))
+        assert (again.applied, again.skipped) == (False, 0)
+        assert found(newer) == {n: {**row(n), "m": -n} for n in range(5)}
+        with pytest.raises(ingest.FencedError):
+            older.put([{"k": row(0)["k"], "n": 0, "m": 666}])
+        newer.put([{"k": row(0)["k"], "n": 0, "text": "newer"}])
+        assert found(newer)[0] == {**row(0), "m": 0, "text": "newer"}
+
+
+def test_a_put_that_only_replaces_looks_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    real = Table._stored
+    monkeypatch.setattr(Table, "_stored", lambda self, *args: asked.append(args) or real(self, *args))
+    with opened(tmp_path / "replace") as table:
+        table.put(rows(range(10)))
+        table.put(rows(range(5), 1))
+        table.delete([(row(0)["k"], 0)])
+    with opened(tmp_path / "merge", "merge") as table:
+        table.put(rows(range(10)))
+        table.put(pa.Table.from_pylist(rows(range(5), 1), schema=SCHEMA))
+        table.delete([(row(0)["k"], 0)])
+        assert asked == []
+        table.put([{"k": row(1)["k"], "n": 1, "m": 1}])
+    assert len(asked) == 1
+
+
+# ---- equal keys in one put -----------------------------------------------------------------------------------------
+
+
+def test_a_put_that_repeats_a_key_is_refused_before_any_region_writes(
+    tmp_path: Path, way_in: Callable[[Any], Any]
+) -> None:
+    with opened(tmp_path, on_duplicate="fail") as table:
+        called = way_in(table)
+        called.put(rows(range(20)))
+        called.put(rows(range(20), 1))  # in another put
+        before = [region["wal_position"] for region in called.status()["regions"]]
+        with pytest.raises(Invalid) as refused:
+            called.put([*rows(range(20), 2), row(7, 3), row(5, 3)])
+        assert str(refused.value) == (
+            "the key k = 'key 1', n = 7 is in row 7 and in row 20 of one put; 2 rows repeat a key, which the table "
+            'refuses (on_duplicate = "fail"); put each key once'
+        )
+        assert [region["wal_position"] for region in called.status()["regions"]] == before
+        assert found(called) == {n: row(n, 1) for n in range(20)}
+        called.delete([(row(7)["k"], 7), (row(7)["k"], 7)])
+        nulls = pa.table({"k": pa.array([None, None], pa.string()), "n": [1, 1], "must": [1, 1]})
+        with pytest.raises(Invalid, match="'k' is null in row 0"):
+            called.put(nulls)
+
+
+def test_the_first_row_of_a_key_counts(tmp_path: Path, way_in: Callable[[Any], Any]) -> None:
+    with opened(tmp_path, on_duplicate="first") as table:
+        called = way_in(table)
+        receipt = called.put([*rows(range(20)), *rows(range(5, 25), 1)])
+        assert (receipt.rows, receipt.skipped) == (40, 0)
+        assert found(called) == {n: row(n, n // 20) for n in range(25)}
+        called.put([row(3, 2), row(3, 3)])
+        assert found(called)[3] == row(3, 2)
+
+
+@pytest.mark.parametrize(("on_duplicate", "kept"), [("last", 2), ("first", 1)])
+def test_the_rule_for_equal_keys_comes_before_that_for_stored_ones(
+    on_duplicate: str, kept: int, tmp_path: Path
+) -> None:
+    with opened(tmp_path, "insert", on_duplicate) as table:
+        table.put([row(1, 1), row(1, 2), row(2, 1), row(2, 2)])
+        assert found(table) == {1: row(1, kept), 2: row(2, kept)}
+        assert table.put([row(1, 3), row(1, 4)]).skipped == (2 if on_duplicate == "last" else 1)
+        assert found(table) == {1: row(1, kept), 2: row(2, kept)}
+
+
+def test_a_region_stream_is_one_put(tmp_path: Path) -> None:
+    region = wal.bucket_region(0)
+    for on_duplicate, versions in (("fail", None), ("first", 0), ("last", 1)):
+        with opened(tmp_path / on_duplicate, on_duplicate=on_duplicate) as table:
+            all_rows = pa.Table.from_pylist([*rows(range(9)), *rows(range(9), 1)], schema=SCHEMA)
+            mine = all_rows.filter(pa.array(table.base.route(all_rows) == 0))
+            if versions is None:
+                with pytest.raises(Invalid, match='on_duplicate = "fail"'):
+                    table.put_region(region, mine, None)
+                assert table.count() == 0
+            else:
+                assert table.put_region(region, mine, None).rows == mine.num_rows
+                assert {each["text"] for each in table.scan().to_pylist()} == {f"v{versions}"}
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_contradicts_the_table_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path, "insert", "fail").close()
+    for name, wrong, there in (("upsert", "merge", "insert"), ("on_duplicate", "last", "fail")):
+        with pytest.raises(Invalid, match=rf'\[table\] {name} = "{wrong}" but .* has "{there}"') as refused:
+            ingest.open(tmp_path / "t.lance", settings={"table": {name: wrong}})
+        assert len(str(refused.value).splitlines()) == 1
+    with ingest.open(tmp_path / "t.lance") as table:  # the defaults are for new tables
+        table.put(rows([1]))
+        assert table.put(rows([1], 1)).skipped == 1
+
+
+def test_init_takes_rules_and_says_them_and_refuses_others_with_exit_code_2(
+    memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str
+) -> None:
+    config = small_config("merge.toml", table={"upsert": "merge", "on_duplicate": "first"})
+    ran = memwal("init", config)
+    assert (ran.code, ran.err) == (0, "")
+    assert "upsert merge, on_duplicate first" in ran.out
+    assert "merge" in memwal("inspect", uri).out
+    unknown = memwal("init", small_config("unknown.toml", table={"upsert": "insrt"}))
+    assert unknown.code == 2
+    assert "upsert = 'insrt' must be one of" in unknown.err
+    assert "did you mean 'insert'?" in unknown.err
+    other = memwal("init", small_config("other.toml", table={"on_duplicate": "fail"}))
+    assert (other.code, len(other.error_lines)) == (2, 1)
+    assert 'on_duplicate = "fail" but the table' in other.err
+
+
+def test_init_adopts_a_table_with_its_rules(
+    memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str
+) -> None:
+    lance.write_dataset(pa.table({"id": [1, 2], "name": ["a", "b"]}), uri)
+    ran = memwal("init", small_config(table={"upsert": "insert", "columns": {"id": "int64"}, "indexes": {}}))
+    assert (ran.code, ran.err) == (0, "")
+    assert "adopted" in ran.out
+    assert "upsert insert" in ran.out
+    with ingest.open(uri) as table:
+        assert table.put([{"id": 2, "name": "other"}, {"id": 3, "name": "c"}]).skipped == 1
+        assert table.scan().sort_by("id")["name"].to_pylist() == ["a", "b", "c"]
+
+
+def test_a_daemon_merges_what_its_clients_give(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
+) -> None:
+    running, endpoint = serve(small_config(table={"upsert": "merge", "on_duplicate": "fail"}))
+    with ingest.connect(endpoint) as table:
+        assert table.upsert == "merge"
+        table.put(made.table(range(30)))
+        table.put(pa.table({"id": range(10, 40), "price": range(30)}), token="prices:1")
+        with pytest.raises(Invalid, match=r"the key id = 1 is in row 0 and in row 1 of one put"):
+            table.put([{"id": 1}, {"id": 1}])
+        expected = {id: made.row(id) for id in range(30)}
+        for id in range(10, 40):
+            old = expected.get(id, dict.fromkeys(made.schema.names) | {"id": id})
+            expected[id] = {**old, "price": id - 10}
+        assert {each["id"]: each for each in table.scan().to_pylist()} == expected
+        table.flush()
+        table.commit()
+        table.put(pa.table({"id": [39], "name": ["late"]}))
+        assert table.get([39]).to_pylist() == [{**expected[39], "name": "late"}]
+    assert running.errors == []

@@ -1,0 +1,180 @@
+"""The write rules over whole groups against an oracle that knows one row at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingest.errors import Invalid
+from ingest.write_rules import NOWHERE, Group, inserted, key_codes, merged, merged_from, one_row_per_key
+
+SCHEMA = pa.schema(
+    [
+        pa.field("a", pa.int64(), nullable=False),
+        pa.field("b", pa.string(), nullable=False),
+        pa.field("n", pa.int32()),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+    ]
+)
+KEY, VALUES = ["a", "b"], ["n", "text", "vector"]
+Key = tuple[int, str]
+Row = dict[str, Any]
+
+KEYS = st.tuples(st.integers(-1, 1), st.sampled_from(["", "x", "xy"]))
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "n": st.one_of(st.none(), st.integers(0, 99)),
+    "text": st.one_of(st.none(), st.sampled_from(["", "one", "two"])),
+    "vector": st.one_of(st.none(), st.just([1.0, 2.0]), st.just([3.0, 4.0])),
+}
+
+
+@dataclass
+class OneWrite:
+    """A put (the columns it has, by row) or a delete."""
+
+    keys: list[Key]
+    rows: list[Row]
+    columns: list[str]
+    deletes: bool
+
+
+@st.composite
+def a_write(draw: st.DrawFn) -> OneWrite:
+    keys = draw(st.lists(KEYS, max_size=4))
+    if draw(st.integers(0, 3)) == 0:
+        return OneWrite(keys, [{} for _ in keys], VALUES, True)
+    columns = draw(st.lists(st.sampled_from(VALUES), unique=True))
+    return OneWrite(keys, [{name: draw(FIELDS[name]) for name in columns} for _ in keys], columns, False)
+
+
+GROUPS = st.lists(a_write(), max_size=6)
+STORED = st.dictionaries(KEYS, st.fixed_dictionaries(FIELDS), max_size=6)
+
+
+def table(writes: list[OneWrite]) -> pa.Table:
+    """All rows of a group, columns that are not given null."""
+    rows = [
+        {"a": key[0], "b": key[1], **dict.fromkeys(VALUES), **row}
+        for write in writes
+        for key, row in zip(write.keys, write.rows, strict=True)
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def group_of(writes: list[OneWrite]) -> Group:
+    rows = table(writes).select(KEY)
+    return Group(rows, [len(write.keys) for write in writes], [write.deletes for write in writes])
+
+
+def stored_table(stored: dict[Key, Row]) -> pa.Table:
+    return pa.Table.from_pylist([{"a": key[0], "b": key[1], **row} for key, row in stored.items()], schema=SCHEMA)
+
+
+def keys_of(group: Group, rows: pa.Table) -> list[Key]:
+    """The key of each key's number."""
+    return [(row["a"], row["b"]) for row in rows.select(KEY).take(pa.array(group.first)).to_pylist()]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(GROUPS, STORED)
+def test_inserts_take_what_one_put_after_the_other_would_take(writes: list[OneWrite], stored: dict[Key, Row]) -> None:
+    there, expected = set(stored), []
+    for write in writes:
+        if write.deletes:
+            expected += [True] * len(write.keys)
+            there -= set(write.keys)
+        else:
+            expected += [key not in there for key in write.keys]
+            there |= set(write.keys)
+    group = group_of(writes)
+    found = inserted(group, np.array([key in stored for key in keys_of(group, table(writes))], dtype=bool))
+    assert found.tolist() == expected
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(GROUPS, STORED)
+def test_merges_give_the_rows_that_one_put_after_the_other_would_give(
+    writes: list[OneWrite], stored: dict[Key, Row]
+) -> None:
+    state, expected = {key: dict(row) for key, row in stored.items()}, []
+    for write in writes:
+        for key, row in zip(write.keys, write.rows, strict=True):
+            if write.deletes:
+                state.pop(key, None)
+                expected.append(dict.fromkeys(VALUES))
+            else:
+                state[key] = {**dict.fromkeys(VALUES), **state.get(key, {}), **row}
+                expected.append(state[key])
+    group, rows, order = group_of(writes), table(writes), list(stored)
+    at = np.array([order.index(key) if key in stored else NOWHERE for key in keys_of(group, rows)], dtype=np.int64)
+    sources = {
+        name: merged_from(group, np.array([name in write.columns for write in writes], dtype=bool), at)
+        for name in VALUES
+    }
+    found = merged(rows, stored_table(stored), sources)
+    assert found.schema == SCHEMA
+    assert found.select(VALUES).to_pylist() == expected
+    assert found.select(KEY) == rows.select(KEY)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.int8(), pa.uint64(), pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary()],
+    ids=str,
+)
+def test_codes_are_equal_for_equal_keys_only(kind: pa.DataType) -> None:
+    values: list[Any] = [0, 1, 127] if pa.types.is_integer(kind) else [b"", b"a", b"a\0"]
+    if pa.types.is_boolean(kind):
+        values = [True, False]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        values = ["", "a", "é"]
+    if kind == pa.uint64():
+        values.append(2**64 - 1)
+    column = pa.chunked_array([pa.array(values * 2, kind), pa.array(values[::-1], kind), pa.array([], kind)])
+    for keys in (
+        pa.table({"k": column}),
+        pa.table({"k": column, "l": column}),
+        pa.table({"l": [7] * len(column), "k": column}),
+    ):
+        by_code: dict[int, set[Any]] = {}
+        for code, value in zip(key_codes(keys).tolist(), column.to_pylist(), strict=True):
+            by_code.setdefault(code, set()).add(value)
+        assert sorted(map(len, by_code.values())) == [1] * len(values)
+
+
+def test_codes_of_two_columns_do_not_meet() -> None:
+    keys = pa.table({"a": [1, 1, 2, 2, 1], "b": ["x", "y", "x", "y", "x"]})
+    codes = key_codes(keys).tolist()
+    assert len(set(codes)) == 4
+    assert codes[0] == codes[4]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(KEYS, max_size=8))
+def test_the_first_row_of_a_key_counts_or_the_put_is_refused(keys: list[Key]) -> None:
+    rows = pa.table(
+        {
+            "a": pa.array([a for a, _ in keys], pa.int64()),
+            "b": pa.array([b for _, b in keys], pa.string()),
+            "at": pa.array(range(len(keys)), pa.int64()),
+        }
+    )
+    once = list(dict.fromkeys(keys))
+    assert one_row_per_key(rows, KEY, refuse=False)["at"].to_pylist() == [keys.index(key) for key in once]
+    if len(once) == len(keys):
+        assert one_row_per_key(rows, KEY, refuse=True) is rows
+        return
+    second = next(at for at, key in enumerate(keys) if key in keys[:at])
+    with pytest.raises(Invalid) as refused:
+        one_row_per_key(rows, KEY, refuse=True)
+    a, b = keys[second]
+    assert str(refused.value).startswith(
+        f"the key a = {a}, b = {b!r} is in row {keys.index(keys[second])} and in row {second} of one put"
+    )
