@@ -34,6 +34,7 @@ from lance.mem_wal import CompactedSsTable
 from flush.base_table import BaseTable
 from flush.commit_plan import RegionPlan
 from flush.errors import CountMismatch
+from flush.field_ids import row_field_ids
 from flush.merge_passes import Written
 from flush.sst import sst_batches
 from flush.table_manifest import COMMITTED, highest
@@ -46,16 +47,30 @@ NEW = 0
 class AppendedRows:
     """Steps 1 and 2 for the SSTs of `plans`.
 
+    What is written once serves as often as it takes, since at most one append of a range ever passes: after a conflict
+    with a stranger the files are not written again.
     Thread safety. One thread.
     """
 
     def __init__(self, store: ObjectStore, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
-        self._store, self._base, self._plans = store, base, plans
+        self._store, self._base, self._plans = store, base, tuple(plans)
         self._rows = 0
         self._error: BaseException | None = None
+        self._fragments: list[FragmentMetadata] = []
 
-    def write(self) -> list[FragmentMetadata]:
-        """Step 1; the fragments that no version refers to yet.
+    def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
+        """Whether what is written are the rows of `plans` in the columns of `base`."""
+
+        def ssts(each: Sequence[RegionPlan]) -> list[object]:
+            return [(plan.region, plan.ssts) for plan in each]
+
+        def form(each: BaseTable) -> tuple[object, ...]:
+            return each.schema, tuple(row_field_ids(each.dataset)), each.storage_version
+
+        return ssts(plans) == ssts(self._plans) and form(base) == form(self._base)
+
+    def write(self) -> None:
+        """Step 1: files that no version refers to yet.
 
         Raises Corrupt where an SST is missing or short; StoreUnavailable, StoreRefused, OSError of storage.
         """
@@ -79,18 +94,18 @@ class AppendedRows:
             raise CountMismatch(
                 f"{base.uri}: {found} rows were written of {self._rows}; nothing was appended, commit again"
             )
-        return [FragmentMetadata.from_json(json.dumps({**each.to_json(), "id": NEW})) for each in written]
+        self._fragments = [FragmentMetadata.from_json(json.dumps({**each.to_json(), "id": NEW})) for each in written]
 
-    def append(self, fragments: Sequence[FragmentMetadata]) -> Written:
+    def append(self, base: BaseTable) -> Written:
         """Step 2, on top of the version of `base`, whose dataset stays there.
 
         Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the deed, where the new version
         does not hold these rows more than the one below it.
         """
-        base = self._base
         done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
         operation = lance.LanceOperation.Merge(
-            [*(each.metadata for each in base.dataset.get_fragments()), *fragments], _with_progress(base.dataset, done)
+            [*(each.metadata for each in base.dataset.get_fragments()), *self._fragments],
+            _with_progress(base.dataset, done),
         )
         transaction = lance.Transaction(read_version=base.version, operation=operation)
         made = lance.LanceDataset.commit(
@@ -102,7 +117,7 @@ class AppendedRows:
                 f"{base.uri}: version {made.version} holds {made.count_rows()} rows; {before} before and {self._rows} "
                 f"appended make another number; compare it with version {base.version}, and stop other writers"
             )
-        sizes = [file.file_size_bytes or 0 for each in fragments for file in each.files]
+        sizes = [file.file_size_bytes or 0 for each in self._fragments for file in each.files]
         return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
 
     def _batches(self) -> Iterator[pa.RecordBatch]:

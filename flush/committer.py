@@ -157,6 +157,8 @@ class _Rounds:
     tally: Tally = field(default_factory=Tally)
     unchecked: pa.Table | None = None
     """Keys of an upserts pass that Lance put on top of versions nobody had read."""
+    appended: AppendedRows | None = None
+    """Without a key: what was written last, and is written no more where a conflict has it appended again."""
 
     def next(self) -> BaseTable | None:
         """One round; the base table once nothing is left to do."""
@@ -203,8 +205,10 @@ class _Rounds:
     def _commit(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
         """Steps 3 to 6. `base` was opened for this round alone: the passes move its dataset on."""
         if not base.key:
-            rows = AppendedRows(self.store, base, plans)
-            self.tally.wrote(rows.append(rows.write()))
+            if self.appended is None or not self.appended.serves(base, plans):
+                self.appended = AppendedRows(self.store, base, plans)
+                self.appended.write()
+            self.tally.wrote(self.appended.append(base))
             self.tally.committed(plans, sum(sst.physical_rows or 0 for plan in plans for sst in plan.ssts))
             return
         changes = read_changes(self.store, plans, base.schema, base.key, base.shape.rows)

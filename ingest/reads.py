@@ -32,6 +32,7 @@ class Reads(ABC):
         """The rows of `keys`, in the order in which these are named; missing and deleted keys are left out.
 
         `keys`: a scalar or a list of them (one key column), tuples or dicts (several), or an Arrow table of the key.
+        Raises: Invalid where the table has no key.
         """
         found: pa.Table = self._answer("get", level, keys=keys, columns=_listed(columns))
         return found

@@ -13,7 +13,7 @@ One micro-batch, in order:
    regions that applied it already only ack it.
 
 A replayed micro-batch must have the same rows: a query with `rand()` or `current_timestamp()` in a column of the key
-does not, and may put a row into two regions.
+does not, and may put a row into two regions; where there is no key, in a column of `regions.by`, or in any at all.
 """
 
 from __future__ import annotations

@@ -66,8 +66,11 @@ def test_collected_garbage_loses_no_row(uri: str, run: Callable[..., Any], tmp_p
 # ---- a table that is there -----------------------------------------------------------------------------------------
 
 
-def test_a_table_is_adopted_with_the_rows_it_has(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
-    lance.write_dataset(rows([1, 1, 2]), uri)
+@pytest.mark.parametrize("version", ["legacy", "2.0", "2.2"])
+def test_a_table_is_adopted_with_its_rows_and_its_files_format(
+    uri: str, run: Callable[..., Any], tmp_path: Path, version: Any
+) -> None:
+    found = lance.write_dataset(rows([1, 1, 2]), uri, data_storage_version=version).data_storage_version
     config = configured(tmp_path, uri)
     code, out, _ = run("init", config)
     assert (code, "adopted" in out, "none (append only)" in out) == (0, True, True)
@@ -76,6 +79,9 @@ def test_a_table_is_adopted_with_the_rows_it_has(uri: str, run: Callable[..., An
         table.flush()
         table.commit()
         assert counted(table) == counted(table, "committed") == {1: 3, 2: 1}
+    files = [file for fragment in lance.dataset(uri).get_fragments() for file in fragment.metadata.files]
+    assert len({(file.file_major_version, file.file_minor_version) for file in files}) == 1
+    assert lance.dataset(uri).data_storage_version == found
     clean(uri)
 
 

@@ -143,14 +143,38 @@ def act_once_before(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[
     monkeypatch.setattr(owner, where, acting)
 
 
-def test_a_conflict_leaves_orphans_that_are_collected(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def data_files(world: AppendWorld) -> int:
+    return len(list(Path(world.uri).glob("data/*")))
+
+
+def test_after_a_conflict_with_a_stranger_rows_are_not_written_again(
+    world: AppendWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.put(range(30))
     act_once_before(monkeypatch, "append", lambda: world.stranger([5]))
     world.commit()
+    assert data_files(world) == 2
+    settled(world)
+
+
+def test_they_are_where_the_columns_changed_meanwhile(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(30))
+    act_once_before(monkeypatch, "append", lambda: lance.dataset(world.uri).drop_columns(["vector"]))
+    world.commit()
+    assert lance.dataset(world.uri).to_table().column_names == ["n", "note"]
+    assert lance.dataset(world.uri).count_rows() == 30
+
+
+def test_a_lost_race_leaves_orphans_that_are_collected(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(30))
+    act_once_before(monkeypatch, "append", lambda: world.commit(courtesy=0))
+    world.commit()
+    assert data_files(world) == 2
     clock = FakeClock()
     clock.sleep(4e9)  # the files' own times are the system's
     found = collect_orphans(world.store, lance.dataset(world.uri), clock, 86_400.0)
     assert [key for key in found.files if key.startswith("data/")]
+    assert data_files(world) == 1
     settled(world)
 
 
@@ -181,9 +205,9 @@ def test_committers_at_once(world: AppendWorld) -> None:
 def test_without_the_swap_rows_would_double(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the tests above must find: a plain append, which conflicts with no other."""
 
-    def plain(self: Any, fragments: Any) -> Any:
-        operation = lance.LanceOperation.Append(list(fragments))
-        lance.LanceDataset.commit(self._base.dataset, operation, read_version=self._base.version)
+    def plain(self: Any, base: Any) -> Any:
+        operation = lance.LanceOperation.Append(self._fragments)
+        lance.LanceDataset.commit(base.dataset, operation, read_version=base.version)
         raise Killed
 
     world.put([1, 2])
