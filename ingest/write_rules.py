@@ -118,8 +118,10 @@ def merged(rows: pa.Table, stored: pa.Table, sources: Mapping[str, Places]) -> p
     """`rows` with the columns that `sources` names replaced by what these say; see `merged_from`."""
     for name, places in sources.items():
         at, field = rows.schema.get_field_index(name), rows.schema.field(name)
-        chunks = [*rows.column(name).chunks, *stored.column(name).cast(field.type).chunks]
-        values = pa.chunked_array(chunks, field.type).take(pa.array(places, mask=places == NOWHERE))
+        kept = stored.column(name)
+        kept = kept if kept.type == field.type else kept.cast(field.type)
+        values = pa.chunked_array([*rows.column(name).chunks, *kept.chunks], field.type)
+        values = values.take(pa.array(places, mask=places == NOWHERE))
         rows = rows.set_column(at, field, values)
     return rows
 

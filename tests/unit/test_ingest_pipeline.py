@@ -6,10 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from flush import BaseTable, WriteRules
 from ingest.errors import Invalid
-from ingest.pipeline import stop_signals
+from ingest.pipeline import stop_signals, written_schema
 from ingest.settings import load
 from ingest.spark_sink import daemon_ended, only_endpoint
 
@@ -28,6 +30,16 @@ def test_how_a_daemon_ended_is_told() -> None:
     assert "(signal 9)" in str(daemon_ended(-9))
     assert "(exit code 3)" in str(daemon_ended(3))
     assert daemon_ended(-9).exit_code == 1
+
+
+def test_a_configuration_may_name_some_columns_where_upserts_merge(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
+    for upsert, read in (("merge", ["id", "b"]), ("insert", ["id", "a", "b"])):
+        uri = str(tmp_path / upsert)
+        base = BaseTable.create(uri, schema, ["id"], 1, [], rules=WriteRules(upsert))
+        some = {"table": {"uri": uri, "key": ["id"], "columns": {"b": "int64", "id": "int64"}}}
+        assert written_schema(load(some, {}), base).names == read
+        assert written_schema(load({"table": {"uri": uri}}, {}), base).names == schema.names
 
 
 def test_one_daemon_owns_all_regions(tmp_path: Path) -> None:

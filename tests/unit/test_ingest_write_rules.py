@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,33 @@ def test_merges_give_the_rows_that_one_put_after_the_other_would_give(
     assert found.schema == SCHEMA
     assert found.select(VALUES).to_pylist() == expected
     assert found.select(KEY) == rows.select(KEY)
+
+
+VALUES_BY_TYPE: dict[str, pa.Array] = {
+    "bool": pa.array([True, False, None]),
+    "decimal": pa.array([decimal.Decimal("1.5"), None, decimal.Decimal("2.5")]),
+    "timestamp": pa.array([1, 2, None], pa.timestamp("us", "UTC")),
+    "date": pa.array([1, 2, 3], pa.date32()),
+    "large_string": pa.array(["a", None, "b"], pa.large_string()),
+    "binary": pa.array([b"a", None, b""]),
+    "fixed_binary": pa.array([b"xx", b"yy", None], pa.binary(2)),
+    "list": pa.array([[1, 2], [], None]),
+    "struct": pa.array([{"a": 1, "b": ["x"]}, None, {"a": 2, "b": []}]),
+    "float16_vector": pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float16(), 2)),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16, None, b"1" * 16], pa.binary(16))),
+    "null": pa.nulls(3),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES_BY_TYPE)
+def test_a_value_of_every_type_is_taken_from_rows_and_from_what_is_stored(kind: str) -> None:
+    column = VALUES_BY_TYPE[kind]
+    rows = pa.table({"k": [5, 6, 7], "c": pa.chunked_array([column.slice(0, 1), column.slice(1)])})
+    stored = pa.table({"k": [8, 9, 10], "c": pa.concat_arrays([column.slice(2), column.slice(0, 2)])})
+    found = merged(rows, stored, {"c": np.array([2, 3, NOWHERE])})
+    assert found.schema == rows.schema
+    assert found.column("c").to_pylist() == [column[2].as_py(), column[2].as_py(), None]
+    assert found.column("k").to_pylist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize(
