@@ -62,7 +62,7 @@ class BaseTable:
     key: tuple[str, ...]
     """Its columns; () where the table has none and rows are only appended."""
     append_by: tuple[str, ...] | None
-    """None where there is a key. Else the columns that rows are routed by, () for all."""
+    """None where there is a key. Else the columns that rows are routed by, () for all that there were at its set-up."""
     indexes: tuple[IndexSpec, ...]
     regions: Regions
     """Ids of the regions; rows of bucket n go to region n."""
@@ -201,7 +201,12 @@ class BaseTable:
     @property
     def routed_by(self) -> tuple[str, ...]:
         """The columns that tell the region of a row."""
-        return self.key or self.append_by or tuple(self.schema.names)
+        return self.key or self._hash.columns
+
+    @property
+    def routes_alike(self) -> bool:
+        """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
+        return self._hash.whole
 
     @property
     def codec(self) -> EntryCodec:
@@ -270,7 +275,8 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     schema = pa.schema(list(dataset.schema))
     # What is said of a primary key later means nothing to a table that was set up without one.
     key = key_columns(schema) if setup.append_by is None else ()
-    if (not key and setup.append_by is None) or not set(setup.append_by or ()) <= set(schema.names):
+    by, route = setup.append_by, RowHash(dataset, setup.append_ids, setup.buckets)
+    if (not key) if by is None else (by and not route.whole):
         raise UnsupportedTable(
             f"{uri}: columns that rows are routed by are gone from version {dataset.version}; restore a version that "
             "has them"
@@ -279,14 +285,13 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
     done = read_progress(store, dataset.version)
-    by = setup.append_by
     return BaseTable(
         uri=uri if "://" in uri else store.url(""),
         dataset=dataset,
         version=dataset.version,
         schema=schema,
         key=key,
-        append_by=by,
+        append_by=route.columns if by else by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         wal_format=setup.wal_format,
@@ -295,7 +300,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         marked=done.marked,
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
-        _hash=BucketHash(dataset, key[0], len(regions)) if by is None else RowHash(dataset, by, len(regions)),
+        _hash=BucketHash(dataset, key[0], len(regions)) if by is None else route,
     )
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance.mem_wal import ShardingField, ShardingSpec, evaluate_sharding_spec
 
-from flush.field_ids import field_id
+from flush.field_ids import column_ids
 from flush.row_hash import row_hashes
 from flush.siphash import siphash13
 
@@ -29,6 +29,8 @@ class BucketHash:
 
     def __init__(self, dataset: lance.LanceDataset, column: str, buckets: int) -> None:
         """`column` is a column of `dataset` whose rows are never null in it."""
+        self.columns, self.whole = (column,), True
+        """As of `RowHash`."""
         self._column = column
         self._buckets = buckets
         self._schema: Any = dataset.lance_schema
@@ -57,10 +59,18 @@ class BucketHash:
 class RowHash:
     """Rows to buckets 0 .. buckets-1 by several columns. Thread safety: any thread; immutable."""
 
-    def __init__(self, dataset: lance.LanceDataset, by: Sequence[str], buckets: int) -> None:
-        """`by`: columns of `dataset`, () for all."""
-        self._fields = [(field_id(dataset, name), name) for name in by or dataset.schema.names]
+    def __init__(self, dataset: lance.LanceDataset, ids: Sequence[int], buckets: int) -> None:
+        """`ids`: field ids of columns; those that `dataset` has no more count as null."""
+        names = {number: name for name, number in column_ids(dataset).items()}
+        self._fields = [(number, names[number]) for number in ids if number in names]
         self._buckets = buckets
+        self.whole = len(self._fields) == len(ids)
+        """Whether all columns are still there; else a row may have been sent elsewhere while they were."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that count, as they are called now."""
+        return tuple(name for _, name in self._fields)
 
     def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
         """Bucket of every row, int32 in row order. A column that `rows` lacks counts as null."""

@@ -13,7 +13,8 @@ The set-up is schema metadata of the base table:
     memwal:indexes     JSON list of {"column", "kind", "parameters"}
     memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
-    memwal:append_by   only where rows have no key and are appended: JSON list of columns to route by, [] = all
+    memwal:append_by   only where rows have no key and are appended: JSON {"columns": those to route by, [] = all that
+                       there were, "ids": their field ids, by which they are found whatever is added or renamed}
     memwal:upsert      "replace", "insert" or "merge"; absent: replace
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
 
@@ -72,14 +73,18 @@ class Setup(NamedTuple):
     index_ids: Mapping[str, int] = MappingProxyType({})
     """Field id of each column in `indexes`, {} where they are not recorded."""
     append_by: tuple[str, ...] | None = None
-    """None: rows have a key. Else they are only appended, and routed by these columns, () for all."""
+    """None: rows have a key. Else they are only appended, and routed by these columns, () for all there were."""
+    append_ids: tuple[int, ...] = ()
+    """Field ids of the columns that rows are routed by, where there is no key; known once the table is there."""
     rules: WriteRules = WriteRules()
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
     """The set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
     listed = [{"column": s.column, "kind": s.kind, "parameters": dict(s.parameters)} for s in setup.indexes]
-    append = {} if setup.append_by is None else {APPEND_BY.decode(): json.dumps(setup.append_by)}
+    by = setup.append_by
+    routed = {"columns": by, "ids": [ids[name] for name in by or ids]}
+    append = {} if by is None else {APPEND_BY.decode(): json.dumps(routed)}
     return {
         **append,
         TABLE.decode(): SystemIds().entry_id(),
@@ -107,10 +112,11 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         if wal_format not in WAL_FORMATS:
             raise ValueError(f"{wal_format!r} is no WAL format")
         specs, ids = tuple(IndexSpec(**each) for each in listed), json.loads(metadata.get(INDEX_IDS, b"{}"))
-        by = tuple(map(str, json.loads(metadata[APPEND_BY]))) if APPEND_BY in metadata else None
+        routed = json.loads(metadata.get(APPEND_BY, b"null"))
+        by, by_ids = (None, ()) if routed is None else (tuple(routed["columns"]), tuple(routed["ids"]))
         ids = {str(name): int(id) for name, id in ids.items()}
-        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by, _read_rules(metadata))
-    except (ValueError, TypeError) as error:
+        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by, by_ids, _read_rules(metadata))
+    except (ValueError, TypeError, KeyError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
             "open it with the version of memwal that created it"

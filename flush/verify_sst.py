@@ -23,12 +23,14 @@ import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
 from flush.bloom import BLOOM_NAME, contains
+from flush.field_ids import column_ids
 from flush.finding import Finding, View, said, spans, unreadable
 from flush.key_encoding import sort_form
 from flush.key_sidecar import PAGE_ROWS, SIDECAR_DIR
 from flush.restored import taken_back
 from flush.row_diff import Mask, repeated
 from wal import SsTable
+from wal.entry_columns import field_ids, sources
 from wal.layout import manifest_prefix, sst_key
 
 _RESTORE = "restore the directory from a backup"
@@ -171,7 +173,7 @@ def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterat
         return  # check_list says so
     if base.key and any(column.null_count for column in keys.columns):
         return  # said already; a null has no region
-    if base.append_by == () and base.row_field_ids is not None:
+    if not base.routes_alike:
         return  # a column was dropped, which had its part in where the rows went
     strangers = np.flatnonzero(view.base.route(keys) != list(view.base.regions).index(region))
     if len(strangers):
@@ -228,12 +230,14 @@ def _dataset(view: View, region: UUID, sst: SsTable) -> lance.LanceDataset:
 def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
     """Reads every column, so that a damaged page of any is met; keeps the keys."""
     dataset, keys, live = _dataset(view, region, sst), [], []
-    names = [name for name in view.base.routed_by if name in dataset.schema.names]
+    now = view.base.shape.rows
+    there = sources(now, field_ids(now), dataset.schema, column_ids(dataset))  # columns may have been renamed since
+    names = [name for name in view.base.routed_by if name in there]
     for batch in dataset.scanner(with_row_id=True, include_deleted_rows=True, scan_in_order=True).to_batches():
         rows = pa.Table.from_batches([batch])
-        keys.append(rows.select(names))
+        keys.append(rows.select([there[name] for name in names]).rename_columns(names))
         live.append(rows.column(_ROW_ID).is_valid().to_numpy(zero_copy_only=False))
-    empty = pa.schema([dataset.schema.field(name) for name in names]).empty_table()
+    empty = pa.schema([dataset.schema.field(there[name]).with_name(name) for name in names]).empty_table()
     return _Rows(pa.concat_tables(keys) if keys else empty, np.concatenate([np.zeros(0, dtype=bool), *live]))
 
 

@@ -100,13 +100,21 @@ class Reader:
         """By column that the table had once: what became of it."""
         return self._columns.gone
 
-    def get(self, views: Sequence[RegionView], keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
+    def get(
+        self,
+        views: Sequence[RegionView],
+        keys: Any,
+        columns: Sequence[str] | None = None,
+        shape: Shape | None = None,
+    ) -> pa.Table:
         """The live rows of `keys`, in the order in which these are first named; what is not there is left
         out.
 
-        `keys`: whatever `ingest.keys.normalise_keys` takes.
+        `keys`: whatever `ingest.keys.normalise_keys` takes. `shape`: that the base must have. Raises: Reshaped.
         """
         base, known = self._known()
+        if shape is not None and known.shape != shape:
+            raise Reshaped
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
         found = list(self._moment(views, base, known).rows_of(asked, out))

@@ -38,7 +38,7 @@ from ingest.region_indexes import RegionIndexes
 from ingest.region_levels import RegionLevels
 from ingest.region_log import RegionLog
 from ingest.reshaping import fitted
-from ingest.resolver import Refused, Resolver
+from ingest.resolver import Refused, resolver_of
 from ingest.write_queue import Ack, Write
 from memtable import Checked
 
@@ -84,7 +84,7 @@ class RegionCore:
         self.region, self.guard = region, claim.guard
         self._context = context
         self._admission = Admission(context)
-        self._resolver = _resolver(context, self._admission)
+        self._resolver = resolver_of(context, self._admission)
         self._manifests = wal.ManifestStore(
             context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
         )
@@ -233,7 +233,7 @@ class RegionCore:
                 self._log.recode(context.codec)
                 self.levels.reshape(context)
                 self._context, self._admission = context, Admission(context)
-                self._resolver = _resolver(context, self._admission)
+                self._resolver = resolver_of(context, self._admission)
                 self._index_at_once = context.index_at_once
             return self.levels.last_unlike(self._context)
 
@@ -495,7 +495,3 @@ def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.Wal
         context.clock,
         context.wal_options,
     )
-
-
-def _resolver(context: RegionContext, admission: Admission) -> Resolver | None:
-    return None if context.rules.upsert == "replace" else Resolver(context, admission)

@@ -40,8 +40,8 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
 def fitted(rows: pa.Table, of: Shape, to: Shape, *, partly: bool = False) -> pa.Table:
     """Conforming rows (no `_tombstone`) of one shape in another: renamed columns follow, new ones are null.
 
-    `partly`: `rows` may lack columns, which stay away, new ones too. Raises: Corrupt where a column that may not be null
-    is missing.
+    `partly`: `rows` may lack columns, which stay away, new ones too.
+    Raises: Corrupt where a column that may not be null is missing.
     """
     whole = EntryColumns(to.rows).conform(rows, of.ids).drop_columns(TOMBSTONE)
     if not partly:

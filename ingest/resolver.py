@@ -49,7 +49,7 @@ class Resolver:
         """Requires: `context.find`, and rules that are not "replace"."""
         if context.find is None:
             raise ValueError("a table whose puts depend on what is stored needs a way to look that up")
-        self._find = context.find
+        self._find, self._shape = context.find, context.shape
         self._admission = admission
         self._key, self._required = list(context.key), frozenset(context.required)
         self._columns = [name for name in context.schema.names if name not in (*self._key, TOMBSTONE)]
@@ -144,7 +144,12 @@ class Resolver:
     def _look_up(self, keys: pa.Table, columns: Sequence[str], view: View) -> pa.Table:
         for _ in range(ATTEMPTS):
             try:
-                return self._find(view(), keys, columns)
+                return self._find(view(), keys, columns, self._shape)
             except OverTaken:
                 continue
         raise Unavailable(f"{ATTEMPTS} commits overtook the look at what is stored; retry with the same token")
+
+
+def resolver_of(context: RegionContext, admission: Admission) -> Resolver | None:
+    """What resolves the writes of a region; None where a put just replaces what is there."""
+    return None if context.rules.upsert == "replace" else Resolver(context, admission)

@@ -50,6 +50,12 @@ def of_append(settings: Settings) -> Iterator[Problem]:
     if table.append_only and settings.wal.format == "arrow":
         text = 'format = "arrow" needs a table with a key; take it out, or append_only'
         yield Problem("wal", "format", text)
+    for rule in ("upsert", "on_duplicate") if table.append_only else ():
+        if rule in table.model_fields_set:
+            text = (
+                f"{rule} is for keys that are put again, and append_only = true says that there are none; take it out"
+            )
+            yield Problem("table", rule, text)
     if by and not table.append_only:
         yield Problem(
             "regions", "by", "by is for tables with append_only = true; others are spread by their key, take it out"

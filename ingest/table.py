@@ -264,10 +264,10 @@ class Table(LevelReads):
         admission.check(rows, deletes=False)  # a null is no key, and its row is told by the caller's number
         return one_row_per_key(rows, self.base.key, refuse=rule == "fail")
 
-    def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+    def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
         """See `region_context.Find`; called by the regions' own threads."""
         try:
-            return self._reader.get([view], keys, columns)
+            return self._reader.get([view], keys, columns, shape)
         except (pa.ArrowInvalid, OSError):
             self._reader.ask_storage()
             raise
