@@ -21,12 +21,14 @@ from flush.flusher import flush
 from flush.garbage import SstCollector, SstGarbage
 from flush.key_sidecar import write_key_sidecar
 from flush.orphans import OrphanGarbage, collect_orphans
+from flush.plan_garbage import PLANS_MIN, PlanCollector, PlanGarbage
 from flush.retained import BaseNeeds, base_needs
 from flush.sst import read_sst, verify, write_sst
 from flush.sst_indexes import SstIndexes
 from flush.table_setup import OnDuplicate, Upsert, WriteRules
 
 __all__ = [
+    "PLANS_MIN",
     "BaseNeeds",
     "BaseTable",
     "CommitConflict",
@@ -40,6 +42,8 @@ __all__ = [
     "NotInitialised",
     "OnDuplicate",
     "OrphanGarbage",
+    "PlanCollector",
+    "PlanGarbage",
     "SstCollector",
     "SstGarbage",
     "SstIndexes",

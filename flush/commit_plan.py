@@ -10,7 +10,8 @@ commits that range. With it the marker is a compare-and-swap: of any number of c
 one is accepted. A commit that crashed between its two passes is repeated with the same range too.
 
 The objects are tiny and are never deleted by a commit: a committer asleep since before the plan was made
-could otherwise make another one for the same start.
+could otherwise make another one for the same start. Once every retained base version has committed that start they are
+garbage (`flush.plan_garbage`), and a committer looks at the newest version between its plan and its first write.
 """
 
 from __future__ import annotations
@@ -54,9 +55,14 @@ class PlanBehind(Exception):
     """
 
 
+def plan_prefix(region: UUID) -> str:
+    """What the keys of a region's plans begin with."""
+    return f"{region_prefix(region)}commits/"
+
+
 def plan_key(region: UUID, first: int) -> str:
     """Key of the plan of the range that starts at generation `first`."""
-    return f"{region_prefix(region)}commits/{rev(first)}.json"
+    return f"{plan_prefix(region)}{rev(first)}.json"
 
 
 def parse_plan_key(key: str) -> tuple[UUID, int] | None:

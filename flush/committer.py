@@ -2,7 +2,9 @@
 
  1. Read the regions' manifests, then the base table (in this order: see flush.commit_plan.uncommitted).
  2. Take per region the contiguous generations above the committed one, no more than `memory_max` holds, and agree on
-    the range with other committers. A range that another one planned is left to it for `courtesy` seconds.
+    the range with other committers. A range that another one planned is left to it for `courtesy` seconds. Then look at
+    the newest base version: where it says another generation than the ranges begin with, back to 1. A plan may be one
+    that this committer made after the right one was collected (flush.plan_garbage).
  3. Reduce them to the newest row of each key: a tombstone is a delete, any other an upsert.
  4. Look whether strangers wrote since the last commit, and where they did, whether a key stands twice: see
     flush.strangers. A row to repair is deleted, and back to 1.
@@ -169,6 +171,7 @@ class _Rounds:
             if not plans and self.unchecked is None:
                 return base
             if not self._gave_way(plans, base):
+                _expect_unmoved(base.latest(), base, plans)
                 self._commit(base, plans)
         except (PlanBehind, _Overtaken) as news:
             self.patience.wait(news)
@@ -288,6 +291,13 @@ def _caught_up(base: BaseTable, patience: Patience, tally: Tally) -> BaseTable:
             return base
         tally.versions += base.dataset.version - before
         return BaseTable.open(base.uri, base.storage_options)
+
+
+def _expect_unmoved(newest: BaseTable, read: BaseTable, plans: Sequence[RegionPlan]) -> None:
+    """The last part of step 2."""
+    for region in (plan.region for plan in plans):
+        if (done := newest.committed.get(region, 0)) != read.committed.get(region, 0):
+            raise _Overtaken(f"{newest.uri}: version {newest.version} has committed generation {done} of {region}")
 
 
 def _expect_not_overtaken(base: BaseTable) -> None:

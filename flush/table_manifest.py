@@ -95,6 +95,14 @@ def read_progress(store: ObjectStore, version: int) -> Progress:
         return progress(data)
 
 
+def set_up_generations(store: ObjectStore, version: int) -> dict[UUID, int] | None:
+    """As `compacted_generations`, but None for a version from before the table was set up for ingestion."""
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        details = _mem_wal_details(data)
+        return None if details is None else _generations(details.compacted_sstables)
+
+
 def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID, int]]:
     """Per index and region the highest generation whose rows the index was last extended by, as Lance records it.
 

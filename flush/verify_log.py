@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from uuid import UUID
 
-from flush.commit_plan import parse_plan_key, plan_key
+from flush.commit_plan import parse_plan_key, plan_key, plan_prefix
 from flush.finding import Finding, View, said, spans
 from wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionManifest, check_succession
 from wal.entry_reader import EntryReader
-from wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key, region_prefix
+from wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
 from wal.layout import wal_prefix as wal_keys
 
 _READERS = 8
@@ -152,7 +152,7 @@ def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], damage
 def check_plans(view: View, region: UUID) -> Iterator[Finding]:
     """The ranges that committers agreed on."""
     ranges = []
-    for key in view.store.list(f"{region_prefix(region)}commits/"):
+    for key in view.store.list(plan_prefix(region)):
         parsed, data = parse_plan_key(key), view.store.get(key)
         if parsed is None or data is None:
             continue

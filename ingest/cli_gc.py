@@ -44,7 +44,12 @@ def as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
         "table": uri,
         "dry_run": found.dry_run,
         "regions": [
-            {"region": each.region, "wal": _without_ids(each.wal), "ssts": _without_ids(each.ssts)}
+            {
+                "region": each.region,
+                "wal": _without_ids(each.wal),
+                "ssts": _without_ids(each.ssts),
+                "plans": _without_ids(each.plans),
+            }
             for each in found.regions
         ],
         "orphans": _without_ids(found.orphans),
@@ -87,6 +92,9 @@ def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
     yield "SSTs", ssts.committed, ssts.bytes - ssts.abandoned_bytes, _kept(kept)
     if ssts.abandoned or ssts.unpublished:
         yield "abandoned SSTs", ssts.abandoned, ssts.abandoned_bytes, _kept({"maybe under way": ssts.unpublished})
+
+    if found.plans.plans or found.plans.needed:
+        yield "commit plans", found.plans.plans, found.plans.bytes, _kept({"still needed": found.plans.needed})
 
 
 def _kept(counts: Mapping[str, int]) -> str:

@@ -1,7 +1,7 @@
 """`memwal gc`, and what a table does by itself at intervals: delete what nobody can need again.
 
 What stays and why is told where it is decided: entries of the WAL in `wal.garbage`, SST directories in `flush.garbage`,
-files of the base table that no version refers to in `flush.orphans`.
+commit plans in `flush.plan_garbage`, files of the base table that no version refers to in `flush.orphans`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class RegionGarbage:
     region: UUID
     wal: wal.WalGarbage
     ssts: flush.SstGarbage
+    plans: flush.PlanGarbage
 
     @property
     def bytes(self) -> int:
         """Size of everything deleted."""
-        return self.wal.bytes + self.ssts.bytes
+        return self.wal.bytes + self.ssts.bytes + self.plans.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class TableGarbage:
         return sum(each.ssts.abandoned for each in self.regions)
 
     @property
+    def plans(self) -> int:
+        """Commit plans deleted."""
+        return sum(each.plans.plans for each in self.regions)
+
+    @property
     def bytes(self) -> int:
         """Size of everything deleted."""
         return sum(each.bytes for each in self.regions) + self.orphans.bytes
@@ -95,6 +101,7 @@ class TableGarbage:
             (self.committed, "SSTs", "SST"),
             (self.abandoned, "abandoned SSTs", "abandoned SST"),
             (len(self.orphans.files), "orphan files", "orphan file"),
+            *([(self.plans, "commit plans", "commit plan")] if self.plans else []),
         )
         said = ", ".join(f"{count:,} {one if count == 1 else many}" for count, many, one in counts)
         return f"{'would delete' if self.dry_run else 'deleted'} {said}: {decimal(self.bytes)}"
@@ -112,6 +119,7 @@ class TableCollector:
         self._store, self._clock = store, clock
         self._wals = {region: wal.WalCollector(store, region, codec, clock) for region in regions}
         self._ssts = {region: flush.SstCollector(store, region, clock) for region in self._wals}
+        self._plans = flush.PlanCollector(store)
         self._orphans_due = clock.monotonic()
 
     def names(self) -> Mapping[UUID, tuple[str, ...]]:
@@ -123,9 +131,10 @@ class TableCollector:
         for region, epoch in epochs.items():
             self._ssts[region].outlived(names[region], epoch)
 
-    def collect(self, base: flush.BaseTable, ages: Ages, *, dry_run: bool = False) -> TableGarbage:
+    def collect(self, base: flush.BaseTable, ages: Ages, *, dry_run: bool = False, plans_min: int = 1) -> TableGarbage:
         """Delete what is not needed; with `dry_run` only say what that is. Raises: wal and flush errors, OSError.
 
+        `plans_min`: commit plans of a region that are worth a look at every version of the base table.
         `base`: any version of the table; the newest is opened when the regions have been looked at.
         """
         sights = {region: collector.look() for region, collector in self._ssts.items()}
@@ -136,6 +145,7 @@ class TableCollector:
                 region,
                 self._wals[region].collect(ages.wal, dry_run=dry_run),
                 self._ssts[region].collect(sight, needs, ages.sst, dry_run=dry_run),
+                self._plans.collect(region, at_least=plans_min, dry_run=dry_run),
             )
             for region, sight in sights.items()
         )

@@ -397,7 +397,7 @@ class Table(LevelReads):
         return rows if found is None else fitted(rows, found, now, partly=self.upsert == "merge")
 
     def _collect(self, ages: Ages) -> None:
-        found = self._collector.collect(self._reader.base(), ages)
+        found = self._collector.collect(self._reader.base(), ages, plans_min=flush.PLANS_MIN)
         if found.bytes:
             _LOG.info("%s", found.summary())
         if found.unreadable or found.unaccounted:

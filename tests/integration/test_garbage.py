@@ -121,9 +121,13 @@ def test_the_last_line_has_the_sum_of_everything() -> None:
         REGION,
         wal.WalGarbage(REGION, 9, entries=1_234, bytes=1_000),
         flush.SstGarbage(REGION, committed=1, abandoned=2, bytes=10_000, abandoned_bytes=4_000),
+        flush.PlanGarbage(REGION, plans=3, bytes=50),
     )
     found = TableGarbage((region, region), flush.OrphanGarbage(("data/x",), 500), dry_run=True)
-    assert found.summary() == "would delete 2,468 WAL entries, 2 SSTs, 4 abandoned SSTs, 1 orphan file: 22.5 kB"
+    assert (
+        found.summary()
+        == "would delete 2,468 WAL entries, 2 SSTs, 4 abandoned SSTs, 1 orphan file, 6 commit plans: 22.6 kB"
+    )
 
 
 # ---- an open table ---------------------------------------------------------------------------------------------------
