@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import lance
 
@@ -47,7 +48,8 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     synced in its time. A table on an object store is left alone, and so is a file that is removed meanwhile. Raises
     OSError.
     """
-    root = Path(dataset.uri.removeprefix("file://"))
+    uri = dataset.uri
+    root = Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri)
     if not root.is_dir():
         return
     found = [root / _DATA, root / _DELETIONS, root / _INDICES, root / _VERSIONS, root / _TRANSACTIONS, root]
