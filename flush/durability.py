@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import lance
 
@@ -52,7 +53,8 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     synced in its time. Files first, side by side, then the directories that name them. A table on an object store is
     left alone, and so is a file that is removed meanwhile. Raises OSError.
     """
-    root = Path(dataset.uri.removeprefix("file://"))
+    uri = dataset.uri
+    root = Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri)
     if not root.is_dir():
         return
     found, holding = [], [root / each for each in (_DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS, "")]

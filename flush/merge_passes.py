@@ -80,23 +80,34 @@ def upsert_pass(dataset: lance.LanceDataset, rows: pa.Table, key: Sequence[str],
 def _execute(
     dataset: lance.LanceDataset, builder: MergeInsertBuilder, rows: pa.Table, marker: Mapping[UUID, int] | None
 ) -> Written:
-    read, rows_before = dataset.version, dataset.count_rows()
+    read = dataset.version
+    rows_before: int | None = dataset.count_rows()
     builder = builder.use_index(False).conflict_retries(0)
     if marker:
         done = [CompactedSsTable(str(region), generation) for region, generation in marker.items()]
         builder = builder.mark_sstables_as_compacted(done)
     counts: Mapping[str, int] = builder.execute(rows)
     if dataset.version != read + 1:  # Lance put it on top of versions that touch other rows
-        rows_before = dataset.checkout_version(dataset.version - 1).count_rows()
+        rows_before = _rows_of(dataset, dataset.version - 1)
     written = _written(dataset, counts)
     rows_after = dataset.count_rows()
-    if rows_after != rows_before + written.inserted - written.deleted:
+    if rows_before is not None and rows_after != rows_before + written.inserted - written.deleted:
         raise CountMismatch(
             f"{dataset.uri}: version {dataset.version} holds {rows_after} rows; {rows_before} before, "
             f"{written.inserted} inserted and {written.deleted} deleted make another number; compare it with version "
             f"{dataset.version - 1}, and stop other writers"
         )
     return written
+
+
+def _rows_of(dataset: lance.LanceDataset, version: int) -> int | None:
+    """Rows of an older version; None where it was cleaned up, and there is nothing to hold the pass against."""
+    try:
+        return int(dataset.checkout_version(version).count_rows())
+    except (OSError, ValueError):
+        if version in {each["version"] for each in dataset.version_refs()}:
+            raise
+        return None
 
 
 def _written(dataset: lance.LanceDataset, counts: Mapping[str, int]) -> Written:

@@ -10,7 +10,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable
+from flush import BaseTable, committer
+from flush.strangers import Beside, look_back
 from memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World, before_writing
 
@@ -86,3 +87,52 @@ def test_an_error_that_is_no_conflict_is_told(tmp_path: Path, monkeypatch: pytes
     before_writing(monkeypatch, broken)
     with pytest.raises(ValueError, match="no conflict"):
         world.commit()
+
+
+def clean_up(world: World) -> None:
+    lance.dataset(world.uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+
+
+def test_versions_of_strangers_that_are_cleaned_up_before_their_keys_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(str(tmp_path / "table"))
+    world.put(range(20), 1)
+    world.commit()
+    world.stranger_row(50, 7)
+    lance.dataset(world.uri).delete("id = 3")
+    world.put(range(10, 40), 3)
+
+    def looked_back(*args: object) -> Beside:
+        found = look_back(*args)  # type: ignore[arg-type]
+        clean_up(world)
+        return found
+
+    monkeypatch.setattr(committer, "look_back", looked_back)
+    world.commit()
+    expected = {id: n for id, n in world.oracle.items() if id != 3} | {50: 7}
+    assert (world.found(), world.listed()) == (expected, [0, 0])
+
+
+def test_the_version_below_a_pass_is_cleaned_up_before_its_rows_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(str(tmp_path / "table"))
+    world.put(range(20), 1)
+    world.commit()
+    world.put(range(20, 40), 2)
+    world.commit()
+    world.put(range(5), 3)
+    before_writing(monkeypatch, lambda: lance.dataset(world.uri).delete("id = 30"))  # another fragment: no conflict
+    checkout, seen = lance.LanceDataset.checkout_version, []
+
+    def cleaned_up(self: lance.LanceDataset, version: int) -> lance.LanceDataset:
+        seen.append(version)
+        clean_up(world)
+        return checkout(self, version)
+
+    monkeypatch.setattr(lance.LanceDataset, "checkout_version", cleaned_up)
+    world.commit()
+    assert seen
+    world.oracle.pop(30)
+    assert (world.found(), world.listed()) == (world.oracle, [0, 0])

@@ -49,15 +49,17 @@ def test_all_that_the_newest_version_is_made_of_and_no_more_as_versions_pass(
     assert max(syncs[12:]) < 1.5 * max(syncs[:12])
 
 
+@pytest.mark.parametrize("name", ["table", "a b", "100%"])
 def test_a_table_given_as_a_url_of_a_file_is_synced_too(
-    open_small: Callable[..., Any], uri: str, made: Made, synced: set[Path]
+    open_small: Callable[..., Any], tmp_path: Path, made: Made, synced: set[Path], name: str
 ) -> None:
-    with open_small() as table:
+    uri = str(tmp_path / name)
+    with open_small(uri) as table:
         table.put(made.rows(range(5)))
         table.flush()
         table.commit()
     synced.clear()
-    sync_table(lance.dataset(f"file://{uri}"))
+    sync_table(lance.dataset((tmp_path / name).as_uri()))
     assert any(path.suffix == ".lance" for path in synced)
 
 
