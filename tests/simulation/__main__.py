@@ -23,18 +23,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this one seed")
     parser.add_argument("--trace", action="store_true", help="show every step of it")
+    parser.add_argument("--append", action="store_true", help="on tables without a key")
     parser.add_argument("--start", type=int, default=1, help="first of many seeds")
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     asked = parser.parse_args(arguments)
     if asked.seed is not None:
-        return _one(asked.seed, trace=asked.trace)
-    return _many(asked.start, asked.seeds, asked.workers)
+        return _one(asked.seed, trace=asked.trace, append=asked.append)
+    return _many(asked.start, asked.seeds, asked.workers, append=asked.append)
 
 
-def _one(seed: int, *, trace: bool) -> int:
+def _one(seed: int, *, trace: bool, append: bool) -> int:
     try:
-        outcome = simulate(seed, print if trace else None)
+        outcome = simulate(seed, print if trace else None, append=append)
     except SeedFailed as error:
         if trace:
             traceback.print_exception(error.__cause__)
@@ -44,9 +45,9 @@ def _one(seed: int, *, trace: bool) -> int:
     return 0
 
 
-def _many(start: int, seeds: int, workers: int) -> int:
+def _many(start: int, seeds: int, workers: int, *, append: bool) -> int:
     began, failed = time.monotonic(), list[str]()
-    for done, said in enumerate(outcomes(start, seeds, workers), 1):
+    for done, said in enumerate(outcomes(start, seeds, workers, append=append), 1):
         if said:
             failed.append(said)
             print(f"\r{said}", flush=True)

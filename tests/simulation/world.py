@@ -5,6 +5,9 @@
 3. The storage is well again; puts that are still under way land now, later, or never.
 4. Every region is claimed once more, read, flushed and committed; at each step the oracle is asked, and the log, the
    manifests and the base table are checked object by object.
+
+With `append` the table has no key: each write has ids that no other has, so that a row that is there twice, or is lost,
+is told from any other; the rest is the same.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -29,7 +32,7 @@ from ingest.region_core import RegionCore
 from ingest.stored_table import StoredTable
 from ingest.tokens import Token
 from ingest.write_queue import Write
-from memtable import row_schema
+from memtable import TOMBSTONE, row_schema
 from tests.simulation.actors import Chaos, Collector, Committer, Driver, StorageReader, Stranger, Tailer, Visitor
 from tests.simulation.lance_calls import simulated_machine
 from tests.simulation.oracle import Attempt, Oracle, Wrong
@@ -41,14 +44,16 @@ from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 _RAM_DISK = Path("/dev/shm")
 _ATTEMPTS_MAX = 200
+_IDS = 9_000
+"""More than any run writes; strangers' begin above."""
 
 
 class SeedFailed(AssertionError):
     """A run broke a promise, or broke down. The text holds the seed and the last steps; `reason` is its own line."""
 
-    def __init__(self, seed: int, steps: str, error: Exception) -> None:
+    def __init__(self, seed: int, steps: str, error: Exception, *, append: bool = False) -> None:
         self.reason = f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        again = f"see every step: python -m tests.simulation --seed {seed} --trace"
+        again = f"see every step: python -m tests.simulation --seed {seed} --trace{' --append' * append}"
         super().__init__(f"{steps}\n{self.reason}\n{again}")
 
 
@@ -90,19 +95,23 @@ class Outcome:
 class World:
     """Everything that one run consists of. One thread."""
 
-    def __init__(self, seed: int, directory: str, trace: Trace) -> None:
+    def __init__(self, seed: int, directory: str, trace: Trace, *, append: bool = False) -> None:
+        self.append = append
         self.random = random.Random(f"world {seed}")
         self.scheduler = Scheduler(f"schedule {seed}", trace)
         self.shape = _shape(self.random)
+        if append:
+            self.shape = replace(self.shape, keys=_IDS, wal_format="lance")
         self.weather = _weather(self.random)
-        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory)
+        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory, append=append)
         self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)
         self.base = flush.BaseTable.open(self.uri)
         self.codec = self.base.codec
         self.wal_options = wal.WalOptions(put_timeout=2.0, retry_budget=self.random.choice((4.0, 12.0)))
         self.region_ids: list[UUID] = [wal.bucket_region(bucket) for bucket in range(self.shape.regions)]
         self.keys = _keys_by_region(self.base, self.shape)
-        self.oracle = Oracle({key: region for region, keys in enumerate(self.keys) for key in keys})
+        known = () if append else enumerate(self.keys)
+        self.oracle = Oracle({key: region for region, keys in known for key in keys})
         self.strangers: dict[int, bool] = {}
         """Keys of the strangers, and whether they are there."""
         self.tokens: dict[tuple[str, int], tuple[int, bool]] = {}
@@ -156,7 +165,11 @@ class World:
         )
 
     def random_rows(self, region: int, most: int) -> dict[int, bool]:
-        """Some keys of a region; all put or all deleted."""
+        """Some keys of a region, all put or all deleted; without a key fresh ids."""
+        if self.append:
+            fresh, self.keys[region] = self.keys[region][:most], self.keys[region][most:]
+            self.oracle.region_of.update(dict.fromkeys(fresh, region))
+            return dict.fromkeys(fresh, False)
         keys = self.random.sample(self.keys[region], min(most, len(self.keys[region])))
         return dict.fromkeys(keys, self.random.random() < 0.2)
 
@@ -164,7 +177,8 @@ class World:
         """The rows of an attempt on their way into a region."""
         deletes = any(attempt.rows.values())
         values = pa.array([None if deletes else attempt.number] * len(attempt.rows), pa.int64())
-        rows = pa.table([pa.array(list(attempt.rows), pa.int64()), values], schema=self.base.schema)
+        columns = [field for field in row_schema(self.base.schema, self.base.key) if field.name != TOMBSTONE]
+        rows = pa.table([pa.array(list(attempt.rows), pa.int64()), values], schema=pa.schema(columns))
         token = None if attempt.token is None else Token(*attempt.token)
         return Write(rows, durable, token, deletes)
 
@@ -269,16 +283,19 @@ def check_region(store: wal.ObjectStore, region: UUID, suffix: str) -> None:
         raise Wrong(f"region {region}: {entry_key(region, current.last_seen, suffix)} was seen once and is missing")
 
 
-def simulate(seed: int, show: Callable[[str], None] | None = None) -> Outcome:
-    """Run one seed. Raises SeedFailed, with the seed and the last steps, where something is wrong."""
+def simulate(seed: int, show: Callable[[str], None] | None = None, *, append: bool = False) -> Outcome:
+    """Run one seed, with `append` on a table without a key.
+
+    Raises SeedFailed, with the seed and the last steps, where something is wrong.
+    """
     trace = Trace(show)
     directory = tempfile.mkdtemp(prefix="memwal-simulation-", dir=_RAM_DISK if _RAM_DISK.is_dir() else None)
     try:
-        world = World(seed, directory, trace)
+        world = World(seed, directory, trace, append=append)
         with simulated_machine(world.scheduler, world.weather):
             world.live()
     except Exception as error:
-        raise SeedFailed(seed, "\n".join(trace.last), error) from error
+        raise SeedFailed(seed, "\n".join(trace.last), error, append=append) from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     acked = sum(attempt.state == "acked" for attempt in world.oracle.attempts)
@@ -338,16 +355,18 @@ def _some(chance: random.Random, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _template(regions: int, wal_format: wal.WalFormat) -> dict[str, bytes]:
+def _template(regions: int, wal_format: wal.WalFormat, append: bool) -> dict[str, bytes]:
     """The files of an empty table, made once for all runs of this process."""
     with tempfile.TemporaryDirectory() as directory:
-        flush.BaseTable.create(f"{directory}/table.lance", _SCHEMA, ["id"], regions, [], wal_format=wal_format)
+        key, by = ([], ["id"]) if append else (["id"], None)
+        uri = f"{directory}/table.lance"
+        flush.BaseTable.create(uri, _SCHEMA, key, regions, [], wal_format=wal_format, append_by=by)
         files = [each for each in Path(directory).rglob("*") if each.is_file()]
         return {str(each.relative_to(directory)): each.read_bytes() for each in files}
 
 
-def _new_table(regions: int, wal_format: wal.WalFormat, directory: str) -> str:
-    for name, data in _template(regions, wal_format).items():
+def _new_table(regions: int, wal_format: wal.WalFormat, directory: str, *, append: bool) -> str:
+    for name, data in _template(regions, wal_format, append).items():
         path = Path(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
