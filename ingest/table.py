@@ -87,6 +87,7 @@ class Table(LevelReads):
         try:
             for bucket, region in enumerate(base.regions):
                 self._regions.append(RegionWriter(context, region, bucket))
+                self._refuse_a_clone(self._regions[-1])
         except BaseException:
             self.close()
             raise
@@ -212,6 +213,18 @@ class Table(LevelReads):
         self._owner = endpoint
         for writer in self._regions:
             owners.announce(self._context.store, writer.region, writer.guard.epoch, endpoint)
+
+    def _refuse_a_clone(self, writer: RegionWriter) -> None:
+        """A clone made by Lance says that generations of the other table are committed; its own, from 1 on, would be
+        taken for those, and their rows dropped. Raises: Corrupt.
+        """
+        done, generation = self.base.committed.get(writer.region, 0), writer.status()["generation"]
+        if generation <= done:
+            raise wal.Corrupt(
+                f"{self.base.uri}: generation {done} of region {writer.region} is committed, but its log is at "
+                f"{generation}: the table is a clone, or its _mem_wal directory was removed; put that back, or copy "
+                "the rows into a new table"
+            )
 
     def _withdraw(self, writer: RegionWriter) -> None:
         with suppress(wal.WalError):  # the note is a hint
