@@ -78,7 +78,7 @@ class AppendedRows:
         version_of_files: Any = version  # any string there, a list of literals here
         try:
             written = write_fragments(
-                pa.RecordBatchReader.from_batches(base.schema, self._batches()),
+                self._reader(),
                 base.dataset,
                 schema=base.schema,
                 mode="append",
@@ -119,6 +119,9 @@ class AppendedRows:
             )
         sizes = [file.file_size_bytes or 0 for each in self._fragments for file in each.files]
         return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
+
+    def _reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:

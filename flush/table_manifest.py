@@ -193,7 +193,9 @@ def manifest_position(data: bytes) -> int:
 def progress(data: bytes) -> Progress:
     """As `read_progress`, of the bytes of a manifest file. Raises what `named_errors` names."""
     details, (_, manifest) = _mem_wal_details(data), _manifest(data)
-    marked = {} if details is None else _generations(details.compacted_sstables)
+    if details is None:
+        return Progress({}, {})  # not set up: the metadata came with rows that were copied from another table
+    marked = _generations(details.compacted_sstables)
     said = next((each.value for each in manifest.schema_metadata if each.key == COMMITTED), b"{}")
     appended = {UUID(region): int(generation) for region, generation in json.loads(said).items()}
     return Progress(highest(marked, appended), marked)

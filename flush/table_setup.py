@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from flush.errors import UnsupportedTable
 from flush.field_ids import column_ids
+from flush.table_manifest import COMMITTED
 from memtable import IndexSpec
 from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
 from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
@@ -182,6 +183,9 @@ def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
     """Steps 2 and 3, whatever of them is left to do."""
     create_scalar_indexes(dataset, setup.indexes)
     if dataset.mem_wal_index_details() is None:
+        if COMMITTED.encode() in (dataset.schema.metadata or {}):
+            # Rows copied from another table bring its metadata along: its generations are none of this table's.
+            dataset.update_schema_metadata({COMMITTED: None})
         # In lance format no sharding spec, so that nobody routes rows of Lance's own writer into our regions; in arrow
         # format the spec by which that writer computes the regions that we do. Maintained inside SSTs are all indexes,
         # those built later too: the default, which names none, since a vector index does not exist yet.

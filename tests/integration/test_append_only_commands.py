@@ -24,7 +24,7 @@ from ingest.source import read_stream
 from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import MemWalSink
 from ingest.tokens import Token
-from tests.append_rows import clean, configured, counted, opened, rows
+from tests.append_rows import QUIET, clean, configured, counted, opened, rows
 from wal import open_store
 
 
@@ -83,6 +83,47 @@ def test_a_table_is_adopted_with_its_rows_and_its_files_format(
     assert len({(file.file_major_version, file.file_minor_version) for file in files}) == 1
     assert lance.dataset(uri).data_storage_version == found
     clean(uri)
+
+
+@pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])
+def test_rows_copied_into_a_new_table_bring_no_progress_along(uri: str, tmp_path: Path, key: Any) -> None:
+    """Lance copies the schema's metadata with the rows, and with it what is committed of the table they come from."""
+    schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
+    with ingest.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
+        for n in range(3):
+            table.put(pa.table({"n": [n]}))
+            table.flush()
+            table.commit()
+    lance.write_dataset(lance.dataset(uri).to_table(), copy)
+    with ingest.open(copy, settings=QUIET) as table:
+        table.put(pa.table({"n": [9]}))
+        for step in (table.flush, table.commit, lambda: None):
+            assert counted(table) == Counter([0, 1, 2, 9])
+            step()
+        assert counted(table, "committed") == Counter([0, 1, 2, 9])
+
+
+@pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])
+@pytest.mark.parametrize("clone", ["shallow_clone", "deep_clone"])
+def test_a_clone_takes_rows_of_its_own(uri: str, tmp_path: Path, key: Any, clone: str) -> None:
+    """It says that generations are committed of which it has no log: its own begin above them."""
+    schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
+    with ingest.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
+        table.put(pa.table({"n": [1]}))
+        table.flush()
+        table.commit()
+    dataset = lance.dataset(uri)
+    getattr(dataset, clone)(copy, dataset.version)
+    for value in (2, 3):
+        with ingest.open(copy, settings=QUIET) as table:
+            table.put(pa.table({"n": [value]}))
+            table.flush()
+            table.commit()
+            expected = list(range(1, value + 1))
+            assert sorted(table.scan(level="committed")["n"].to_pylist()) == expected
+            assert sorted(lance.dataset(copy).to_table()["n"].to_pylist()) == expected
+    clean(copy)
+    assert lance.dataset(uri).to_table()["n"].to_pylist() == [1]
 
 
 def test_stable_row_ids_stay(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:

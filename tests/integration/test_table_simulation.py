@@ -27,7 +27,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.timeout(900)
 def test_no_seed_breaks_a_promise() -> None:
-    failed = [said for said in outcomes(1, SEEDS, workers=2, table=True) if said]
+    failed = [said for said in outcomes(1, SEEDS, workers=2, kind="table") if said]
     assert failed == []
 
 

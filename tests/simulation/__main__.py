@@ -21,9 +21,11 @@ os.environ.setdefault("LANCE_LOG", "error")  # a compaction that lost a race is 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 where a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument(
-        "--table", action="store_true", help="flush, commit, collection and the base table, not the log"
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--table", action="store_const", dest="kind", const="table", help="flush, commit, collection and the base table"
     )
+    kinds.add_argument("--append", action="store_const", dest="kind", const="append", help="a table without a key")
     parser.add_argument("--seed", type=int, help="run this one seed")
     parser.add_argument("--trace", action="store_true", help="show every step of it")
     parser.add_argument("--start", type=int, default=1, help="first of many seeds")
@@ -31,13 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     asked = parser.parse_args(arguments)
     if asked.seed is not None:
-        return _one(asked.seed, trace=asked.trace, table=asked.table)
-    return _many(asked.start, asked.seeds, asked.workers, table=asked.table)
+        return _one(asked.seed, trace=asked.trace, kind=asked.kind or "log")
+    return _many(asked.start, asked.seeds, asked.workers, kind=asked.kind or "log")
 
 
-def _one(seed: int, *, trace: bool, table: bool) -> int:
+def _one(seed: int, *, trace: bool, kind: str) -> int:
     try:
-        outcome = simulate(seed, print if trace else None, KINDS[table])
+        outcome = simulate(seed, print if trace else None, KINDS[kind])
     except SeedFailed as error:
         if trace:
             traceback.print_exception(error.__cause__)
@@ -47,9 +49,9 @@ def _one(seed: int, *, trace: bool, table: bool) -> int:
     return 0
 
 
-def _many(start: int, seeds: int, workers: int, *, table: bool) -> int:
+def _many(start: int, seeds: int, workers: int, *, kind: str) -> int:
     began, failed = time.monotonic(), list[str]()
-    for done, said in enumerate(outcomes(start, seeds, workers, table=table), 1):
+    for done, said in enumerate(outcomes(start, seeds, workers, kind=kind), 1):
         if said:
             failed.append(said)
             print(f"\r{said}", flush=True)

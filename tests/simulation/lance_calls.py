@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import lance
+import pyarrow as pa
 from lance.dataset import MergeInsertBuilder
 
+import flush.append_pass
 import flush.changes
 import flush.committer
 import flush.sst
@@ -58,9 +60,12 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
         patches.enter_context(patch.object(ingest.storage_reader, "_READ_OPTIONS", one_reader))
         patches.enter_context(patch.object(flush.changes, "_READERS", 1))
+        patches.enter_context(patch.object(flush.append_pass.AppendedRows, "_reader", _read_before))
         for owner, attribute, faults in (
             (lance, "dataset", _READ_FAULTS),
             (lance, "write_dataset", _FAULTS),
+            (flush.append_pass, "write_fragments", _FAULTS),
+            (lance.LanceDataset, "commit", _FAULTS),
             (MergeInsertBuilder, "execute", _FAULTS),
             (MergeInsertBuilder, "execute_uncommitted", _READ_FAULTS),
             (flush.sst, "write_key_sidecar", _FAULTS),
@@ -71,6 +76,11 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
             replacement = wrapped(f"lance {attribute}", getattr(owner, attribute), faults)
             patches.enter_context(patch.object(owner, attribute, replacement))
         yield
+
+
+def _read_before(rows: flush.append_pass.AppendedRows) -> pa.RecordBatchReader:
+    """All rows first, in the actor's own thread: Lance pulls them from one of its own, where no actor may pause."""
+    return pa.Table.from_batches(list(rows._batches()), rows._base.schema).to_reader()
 
 
 def _no_chance(_: SystemIds) -> NoReturn:

@@ -8,23 +8,23 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.simulation.table_world import TableWorld
-from tests.simulation.world import SeedFailed, World, simulate
+from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 
 _CHUNK = 4
-KINDS: dict[bool, type[World]] = {False: World, True: TableWorld}
-"""By whether it is the table's second half that is simulated."""
+KINDS: dict[str, type[World]] = {"log": World, "append": AppendWorld, "table": TableWorld}
+"""The log with a table's reads and commits; the same without a key; flush, commit and collection of a table."""
 
 
-def outcomes(start: int, seeds: int, workers: int, *, table: bool = False) -> Iterator[str]:
-    """For each seed, in order, why it failed: one line, "" where it did not. `table`: worlds of `table_world`."""
+def outcomes(start: int, seeds: int, workers: int, *, kind: str = "log") -> Iterator[str]:
+    """For each seed, in order, why it failed: one line, "" where it did not. `kind`: of world, see `KINDS`."""
     # Not forked: pylance's threads would not be in the child.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_said, table), range(start, start + seeds), chunksize=_CHUNK)
+        yield from pool.map(partial(_said, kind), range(start, start + seeds), chunksize=_CHUNK)
 
 
-def _said(table: bool, seed: int) -> str:
+def _said(kind: str, seed: int) -> str:
     try:
-        simulate(seed, kind=KINDS[table])
+        simulate(seed, kind=KINDS[kind])
     except SeedFailed as error:
         return error.reason
     return ""

@@ -51,7 +51,7 @@ class Attempt:
 class Oracle:
     """All attempts of a run and what they allow."""
 
-    region_of: Mapping[int, int]
+    region_of: dict[int, int]
     """Keys to regions, of every key that may be written."""
     attempts: list[Attempt] = field(default_factory=list)
     durable: Floors = field(default_factory=dict)

@@ -11,13 +11,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import lance
+
+import flush.append_pass
 import wal.appender
 import wal.fence
 import wal.slot
-from flush import SstCollector
+from flush import BaseTable, SstCollector
+from flush.append_pass import AppendedRows, mark
 from flush.garbage import Verdict
+from flush.merge_passes import Written
 from ingest.region_levels import RegionLevels
-from tests.simulation.world import SeedFailed, simulate
+from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 from wal import ManifestStore, ObjectStore, PutOutcome, WalAppender, WalCollector
 from wal.assembler import BatchAssembler
 from wal.entry_reader import EntryReader
@@ -140,6 +145,23 @@ def publishes_though_fenced() -> Planted:
     return patch.object(ManifestStore, "owned", lambda self, guard: self._newest())
 
 
+def appends_without_the_swap() -> Planted:
+    """Rows by Lance's Append, which conflicts with no other, and the marker behind them, as a merge sets it."""
+
+    def append(self: AppendedRows, base: BaseTable) -> Written:
+        operation = lance.LanceOperation.Append(self._fragments)
+        lance.LanceDataset.commit(base.dataset, operation, read_version=base.version)
+        mark(lance.dataset(base.uri), {plan.region: plan.last for plan in self._plans})
+        return Written(inserted=self._rows)
+
+    return patch.object(AppendedRows, "append", append)
+
+
+def appends_without_progress() -> Planted:
+    """The rows are in one version, that they are committed in the next."""
+    return patch.object(flush.append_pass, "_with_progress", lambda dataset, _: dataset.lance_schema)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (
@@ -159,12 +181,18 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 }
 
 
+WITHOUT_A_KEY: dict[str, Callable[[], Planted]] = {
+    each.__name__: each for each in (appends_without_the_swap, appends_without_progress)
+}
+"""Those of commits into tables without a key."""
+
+
 def found_by(name: str, seeds: range) -> tuple[int, str] | None:
     """The first of `seeds` that fails with the fault planted, and what it says; None where none does."""
     for seed in seeds:
         try:
-            with PLANTED[name]():
-                simulate(seed)
+            with (PLANTED | WITHOUT_A_KEY)[name]():
+                simulate(seed, kind=AppendWorld if name in WITHOUT_A_KEY else World)
         except SeedFailed as error:
             return seed, error.reason
     return None

@@ -5,6 +5,9 @@
 3. The storage is well again; puts that are still under way land now, later, or never.
 4. Every region is claimed once more, read, flushed and committed; at each step the oracle is asked, and the log, the
    manifests and the base table are checked object by object.
+
+In an `AppendWorld` the table has no key: each write has ids that no other has, so that a row that is there twice, or is
+lost, is told from any other; the rest is the same.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -30,7 +33,7 @@ from ingest.region_core import RegionCore
 from ingest.stored_table import StoredTable
 from ingest.tokens import Token
 from ingest.write_queue import Write
-from memtable import IndexSpec, row_schema
+from memtable import TOMBSTONE, IndexSpec, row_schema
 from memtable.index_spec import IndexKind
 from tests.simulation.actors import Chaos, Collector, Committer, Driver, StorageReader, Stranger, Tailer, Visitor
 from tests.simulation.lance_calls import simulated_machine
@@ -44,6 +47,8 @@ _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", p
 _RAM_DISK = Path("/dev/shm")
 _ATTEMPTS_MAX = 200
 _Indexes = tuple[tuple[str, IndexKind], ...]
+_IDS = 9_000
+"""More than any run writes; strangers' begin above."""
 
 
 class SeedFailed(AssertionError):
@@ -95,6 +100,8 @@ class World:
 
     indexes: _Indexes = ()
     """Columns and kinds of the indexes of the table and its SSTs."""
+    append = False
+    """Whether the table has no key."""
     chaos: type[Chaos] = Chaos
     option = ""
     """What of the command line chooses this kind."""
@@ -103,14 +110,15 @@ class World:
         self.random = random.Random(f"world {seed}")
         self.scheduler = Scheduler(f"schedule {seed}", trace)
         self.shape, self.weather = self.drawn()
-        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory, self.indexes)
+        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory, self.indexes, append=self.append)
         self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)
         self.base = flush.BaseTable.open(self.uri)
         self.codec = self.base.codec
         self.wal_options = wal.WalOptions(put_timeout=2.0, retry_budget=self.random.choice((4.0, 12.0)))
         self.region_ids: list[UUID] = [wal.bucket_region(bucket) for bucket in range(self.shape.regions)]
         self.keys = _keys_by_region(self.base, self.shape)
-        self.oracle = Oracle({key: region for region, keys in enumerate(self.keys) for key in keys})
+        known = () if self.append else enumerate(self.keys)
+        self.oracle = Oracle({key: region for region, keys in known for key in keys})
         self.strangers: dict[int, bool] = {}
         """Keys of the strangers, and whether they are there."""
         self.tokens: dict[tuple[str, int], tuple[int, bool]] = {}
@@ -179,7 +187,11 @@ class World:
         )
 
     def random_rows(self, region: int, most: int) -> dict[int, bool]:
-        """Some keys of a region; all put or all deleted."""
+        """Some keys of a region, all put or all deleted; without a key fresh ids."""
+        if self.append:
+            fresh, self.keys[region] = self.keys[region][:most], self.keys[region][most:]
+            self.oracle.region_of.update(dict.fromkeys(fresh, region))
+            return dict.fromkeys(fresh, False)
         keys = self.random.sample(self.keys[region], min(most, len(self.keys[region])))
         return dict.fromkeys(keys, self.random.random() < 0.2)
 
@@ -187,7 +199,8 @@ class World:
         """The rows of an attempt on their way into a region."""
         deletes = any(attempt.rows.values())
         values = pa.array([None if deletes else attempt.number] * len(attempt.rows), pa.int64())
-        rows = pa.table([pa.array(list(attempt.rows), pa.int64()), values], schema=self.base.schema)
+        columns = [field for field in row_schema(self.base.schema, self.base.key) if field.name != TOMBSTONE]
+        rows = pa.table([pa.array(list(attempt.rows), pa.int64()), values], schema=pa.schema(columns))
         token = None if attempt.token is None else Token(*attempt.token)
         return Write(rows, durable, token, deletes)
 
@@ -292,6 +305,17 @@ def check_region(store: wal.ObjectStore, region: UUID, suffix: str) -> None:
         raise Wrong(f"region {region}: {entry_key(region, current.last_seen, suffix)} was seen once and is missing")
 
 
+class AppendWorld(World):
+    """A table without a key. One thread."""
+
+    append = True
+    option = " --append"
+
+    def drawn(self) -> tuple[Shape, Weather]:
+        shape, weather = super().drawn()
+        return replace(shape, keys=_IDS, wal_format="lance"), weather
+
+
 def simulate(seed: int, show: Callable[[str], None] | None = None, kind: type[World] = World) -> Outcome:
     """Run one seed. Raises SeedFailed, with the seed and the last steps, where something is wrong."""
     trace = Trace(show)
@@ -361,17 +385,18 @@ def _some(chance: random.Random, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _template(regions: int, wal_format: wal.WalFormat, indexes: _Indexes) -> dict[str, bytes]:
+def _template(regions: int, wal_format: wal.WalFormat, indexes: _Indexes, append: bool) -> dict[str, bytes]:
     """The files of an empty table, made once for all runs of this process."""
     with tempfile.TemporaryDirectory() as directory:
         uri, specs = f"{directory}/table.lance", [IndexSpec(*each) for each in indexes]
-        flush.BaseTable.create(uri, _SCHEMA, ["id"], regions, specs, wal_format=wal_format)
+        key, by = ([], ["id"]) if append else (["id"], None)
+        flush.BaseTable.create(uri, _SCHEMA, key, regions, specs, wal_format=wal_format, append_by=by)
         files = [each for each in Path(directory).rglob("*") if each.is_file()]
         return {str(each.relative_to(directory)): each.read_bytes() for each in files}
 
 
-def _new_table(regions: int, wal_format: wal.WalFormat, directory: str, indexes: _Indexes) -> str:
-    for name, data in _template(regions, wal_format, indexes).items():
+def _new_table(regions: int, wal_format: wal.WalFormat, directory: str, indexes: _Indexes, *, append: bool) -> str:
+    for name, data in _template(regions, wal_format, indexes, append).items():
         path = Path(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable, CommitConflict, append_pass, committer
+from flush import BaseTable, CommitConflict, CountMismatch, append_pass, committer
 from flush.history import read_history
 from flush.orphans import collect_orphans
 from flush.verification import verify_table
@@ -217,6 +217,36 @@ def test_without_the_swap_rows_would_double(world: AppendWorld, monkeypatch: pyt
             world.commit()
     world.commit()
     assert world.found() != world.oracle
+
+
+def test_rows_that_lance_did_not_write_are_missed(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(30))
+    version = lance.dataset(world.uri).version
+
+    def takes_and_drops(rows: pa.RecordBatchReader, *_: Any, **__: Any) -> list[Any]:
+        rows.read_all()
+        return []
+
+    with monkeypatch.context() as planted:
+        planted.setattr(append_pass, "write_fragments", takes_and_drops)
+        with pytest.raises(CountMismatch, match="0 rows were written of 30; nothing was appended"):
+            world.commit()
+    assert lance.dataset(world.uri).version == version
+    world.commit()
+    settled(world)
+
+
+def test_rows_that_a_version_does_not_hold_are_missed(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(30))
+    append = append_pass.AppendedRows.append
+
+    def loses_them(self: Any, base: Any) -> Any:
+        self._fragments.clear()
+        return append(self, base)
+
+    monkeypatch.setattr(append_pass.AppendedRows, "append", loses_them)
+    with pytest.raises(CountMismatch, match="holds 0 rows; 0 before and 30 appended"):
+        world.commit()
 
 
 def test_a_damaged_sst_is_named_and_nothing_is_appended(world: AppendWorld) -> None:
