@@ -17,7 +17,7 @@ import wal
 from flush.verification import verify_table
 from ingest.flight_server import FlightService
 from ingest.stored_table import StoredTable
-from tests.conftest import Made, wait_until
+from tests.conftest import ROOT, Made, wait_until
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 WAYS = ("embedded", "daemon", "storage")
@@ -78,6 +78,23 @@ def writer(opened: Open) -> Any:
 def sound(uri: str) -> None:
     found = verify_table(wal.open_store(uri), uri, deep=True)
     assert not found.findings, found.findings
+
+
+def test_the_recipe_in_the_readme(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+    text = (ROOT / "ingest" / "README.md").read_text()
+    recipe = text.partition("## Changing columns while running")[2].partition("```python\n")[2].partition("```")[0]
+    assert "alter_columns" in recipe
+    table = open_small()
+    table.put(made.rows(range(10)))
+    exec(recipe, {"table": table, "lance": lance, "uri": uri, "pa": pa})
+    opened = Open(table, table, uri, made)
+    expected = {id: row | {"grade": None} for id, row in opened.expected(range(10), price=None, body="text").items()}
+    assert opened.there() == expected
+    table.put([{"id": 3, "grade": 7, "text": "harbor"}])
+    opened.drain()
+    assert opened.there("committed") == expected | {
+        3: {"id": 3, "name": None, "text": "harbor", "vector": None, "grade": 7}
+    }
 
 
 # ---- reads -----------------------------------------------------------------------------------------------------------
