@@ -223,8 +223,8 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     key = key_columns(schema) if setup.append_by is None else ()
     if (not key and setup.append_by is None) or not set(setup.append_by or ()) <= set(schema.names):
         raise UnsupportedTable(
-            f"{uri}: columns that rows are routed by are gone from version {dataset.version}; restore a version that "
-            "has them"
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
+            f"{dataset.version}; restore a version that has them"
         )
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":
