@@ -278,8 +278,8 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     by, route = setup.append_by, RowHash(dataset, setup.append_ids, setup.buckets)
     if (not key) if by is None else (by and not route.whole):
         raise UnsupportedTable(
-            f"{uri}: columns that rows are routed by are gone from version {dataset.version}; restore a version that "
-            "has them"
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
+            f"{dataset.version}; restore a version that has them"
         )
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":

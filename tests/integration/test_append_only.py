@@ -155,6 +155,32 @@ def test_rows_are_spread_by_the_columns_that_are_named(uri: str) -> None:
     assert BaseTable.open(uri).append_by == ("body",)
 
 
+def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
+    """By another program, with rows in an SST and in the log; only what rows are routed by has to stay."""
+    with opened(uri, 3, regions={"by": ["n"]}) as table:
+        table.put(rows([1, 1]))
+        table.flush()
+        table.commit()
+        table.put(rows(range(20)))
+        table.flush()
+        table.put(rows([1, *range(20)]))
+    dataset = lance.dataset(uri)
+    dataset.drop_columns(["vector"])
+    dataset.add_columns(pa.schema([("more", pa.int32())]))
+    expected = Counter([1, 1, *range(20), 1, *range(20)])
+    with opened(uri) as table:
+        assert counted(table) == expected
+        table.put(pa.table({"n": [1], "more": [5]}))
+        table.flush()
+        table.commit()
+        assert counted(table, "committed") == expected + Counter([1])
+        assert table.scan(["more"], "more = 5").num_rows == 1
+    clean(uri)
+    lance.dataset(uri).drop_columns(["n"])
+    with pytest.raises(ingest.Invalid, match=r"its regions\.by columns are gone from version"):
+        opened(uri)
+
+
 # ---- asked for wrongly ---------------------------------------------------------------------------------------------
 
 
