@@ -315,7 +315,7 @@ def memwal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
         *arguments: str | Path,
         cwd: Path = elsewhere,
         env: Mapping[str, str | None] | None = None,
-        timeout: float = 300.0,
+        timeout: float = 500.0,
     ) -> Ran:
         process = subprocess.Popen(
             [sys.executable, "-m", "ingest.cli", *map(str, arguments)],
