@@ -62,6 +62,10 @@ settings.register_profile(
 settings.load_profile("memwal")
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files in front; the others, and the tests of a file, stay in their order."""
     ranks = {str(ROOT / "tests" / name): rank for rank, name in enumerate(LONGEST_FIRST)}
@@ -315,7 +319,7 @@ def memwal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
         *arguments: str | Path,
         cwd: Path = elsewhere,
         env: Mapping[str, str | None] | None = None,
-        timeout: float = 300.0,
+        timeout: float = 500.0,
     ) -> Ran:
         process = subprocess.Popen(
             [sys.executable, "-m", "ingest.cli", *map(str, arguments)],

@@ -123,6 +123,7 @@ KILLS = (("daemon", 1), ("run", 2000), ("daemon", "updated"))
 """Who is killed, and how many packages (or that updates) are seen when it happens."""
 
 
+@pytest.mark.timeout(1800)  # Spark starts four times
 def test_a_run_killed_again_and_again_ends_in_the_same_table(
     start_run: Callable[[], tuple[Life, Path, dict[str, str]]],
     memwal: Callable[..., Any],

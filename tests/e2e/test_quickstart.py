@@ -39,7 +39,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, memwal: Callable[..., A
         "MEMWAL__SOURCE__FEED": str(CONFIG.parent / "quickstart"),
         "MEMWAL__SOURCE__PATH": str(directory / "landing"),
     }
-    ran = memwal("run", config, "--once", cwd=directory, env=env, timeout=240)
+    ran = memwal("run", config, "--once", cwd=directory, env=env)
     return Quickstart(config, env, ran, env["MEMWAL__TABLE__URI"])
 
 
@@ -131,7 +131,7 @@ def test_the_packages_are_found_every_way(quickstart: Quickstart, memwal: Callab
 
 def test_a_second_run_changes_nothing(quickstart: Quickstart, memwal: Callable[..., Any], packages: Any) -> None:
     before = lance.dataset(quickstart.uri)
-    again = memwal("run", quickstart.config, "--once", cwd=quickstart.config.parent, env=quickstart.env, timeout=240)
+    again = memwal("run", quickstart.config, "--once", cwd=quickstart.config.parent, env=quickstart.env)
     assert (again.code, again.err) == (0, "")
     after = lance.dataset(quickstart.uri)
     assert after.version == before.version

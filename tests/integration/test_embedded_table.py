@@ -19,7 +19,7 @@ from ingest.stored_table import StoredTable
 
 TINY: dict[str, Any] = {
     "memtable": {"rows_max": 20, "size_max": "1MiB", "unflushed_max": "8MiB"},
-    "wal": {"entry_size_max": "2KiB", "linger_max": "5ms", "put_timeout": "60s", "retry_budget": "120s"},
+    "wal": {"entry_size_max": "2KiB", "linger_max": "5ms", "put_timeout": "3min", "retry_budget": "6min"},
     "commit": "100ms",
 }
 """Limits so small that a few hundred rows cross every one of them."""

@@ -36,8 +36,9 @@ def _open(path: Path, **more: Any) -> Any:
 
 
 @pytest.fixture(params=["embedded", "flight"])
-def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
+def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
     """Turns a table into what the test calls: itself, or a client of a Flight service in front of it."""
+    monkeypatch.setattr("ingest.client.ANSWER_TIMEOUT", 60.0)  # the service's own words are waited for
     with ExitStack() as opened:
 
         def through_flight(table: Any) -> Any:

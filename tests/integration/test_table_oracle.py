@@ -190,7 +190,7 @@ class TinyTableAgainstDict(TableAgainstDict):
 
     sections: ClassVar[dict[str, dict[str, Any]]] = {
         "memtable": {"rows_max": 10, "size_max": "64KiB", "unflushed_max": "1MiB"},
-        "wal": {"entry_size_max": "128B", "linger_max": "5ms"},
+        "wal": {"entry_size_max": "128B", "linger_max": "5ms", "put_timeout": "3min", "retry_budget": "6min"},
         "commit": {"interval": "30ms"},
     }
     exact = False
