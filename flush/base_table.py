@@ -246,7 +246,7 @@ def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectSto
     """
     if not any(list(store.list(manifest_prefix(region))) for region in regions_of(store)):
         return
-    dataset.checkout_latest()
+    dataset.checkout_latest()  # type: ignore[no-untyped-call]
     if dataset.mem_wal_index_details() is not None:
         return
     raise UnsupportedTable(
