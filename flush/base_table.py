@@ -307,9 +307,13 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
 def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
     """A table without Lance's MemWAL index whose regions were claimed: by the protocol they never are before it exists.
 
-    What is committed went with the index, so nobody can tell which SSTs the rows that are there hold.
+    What is committed went with the index, so nobody can tell which SSTs the rows that are there hold. Where the index
+    was made and a region claimed since `dataset` was opened, it is moved to the newest version, and nothing is refused.
     """
     if not any(list(store.list(manifest_prefix(region))) for region in regions_of(store)):
+        return
+    dataset.checkout_latest()  # type: ignore[no-untyped-call]
+    if dataset.mem_wal_index_details() is not None:
         return
     raise UnsupportedTable(
         f"{uri}: version {dataset.version} was written over by another program, and the progress of its regions is "

@@ -27,7 +27,8 @@ from flush.table_manifest import compacted_generations, indexed_generations, man
 from wal import Corrupt, ObjectStore
 
 _LISTINGS = 3
-"""Tries to read a version before it is cleaned up; more than one in a row takes two cleanings within milliseconds."""
+"""Tries to read a version before it is cleaned up, or the tags before one is deleted; more than one in a row takes two
+cleanings within milliseconds."""
 
 Generations = Mapping[UUID, int]
 
@@ -60,13 +61,23 @@ def base_needs(store: ObjectStore, base: BaseTable, since: float) -> BaseNeeds:
     `since`: Unix seconds; readers that began later count as under way. Costs a listing of the versions and of the tags,
     and two objects. Raises Corrupt; StoreUnavailable, StoreRefused, OSError of storage.
     """
-    tags = {int(tag["version"]) for tag in base.dataset.tags.list().values() if tag.get("branch") is None}
     return BaseNeeds(
         committed=base.committed,
         opened=_opened(store, since),
         indexed=_indexed(store, base),
-        tagged=tuple(compacted_generations(store, version) for version in sorted(tags)),
+        tagged=tuple(compacted_generations(store, version) for version in sorted(_tags(base.dataset))),
     )
+
+
+def _tags(dataset: lance.LanceDataset) -> set[int]:
+    """The tagged versions. Lance lists the tags and then reads each, and fails where one was deleted in between."""
+    for attempt in range(1, _LISTINGS + 1):
+        try:
+            return {int(tag["version"]) for tag in dataset.tags.list().values() if tag.get("branch") is None}
+        except (OSError, ValueError):
+            if attempt == _LISTINGS:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _opened(store: ObjectStore, since: float) -> Generations:

@@ -208,12 +208,14 @@ def main() -> None:
         code = ended.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except Exception as error:  # noqa: BLE001 - the edge of the program
-        code = _report(error)
+    except BaseException as error:  # the edge of the program
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        code = _report(error)  # a panic of pylance's Rust code is no Exception
     sys.exit(code or 0)
 
 
-def _report(error: Exception) -> int:
+def _report(error: BaseException) -> int:
     """Print an error as its lines; returns the exit code."""
     usage = getattr(error, "format_message", None)
     if usage is not None and not usage():

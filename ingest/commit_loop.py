@@ -97,6 +97,7 @@ class CommitLoop:
             pause = self._look_every
             try:
                 self.step()
-            except Exception as error:  # noqa: BLE001 - whatever it was: ending here would end all commits in silence
+            except BaseException as error:  # noqa: BLE001 - ending here would end all commits in silence
+                # A panic of pylance's Rust code is no Exception; nothing else that is none comes to this thread.
                 pause = min(self._limits.interval, PAUSE_MAX)
                 _LOG.warning("commit failed, will try again in %g s: %s", pause, classify(error))

@@ -39,5 +39,6 @@ class Periodic:
         while not self._stopped.wait(self._interval):
             try:
                 self._work()
-            except Exception as error:  # noqa: BLE001 - whatever it was: ending here would end all of it in silence
+            except BaseException as error:  # noqa: BLE001 - ending here would end all of it in silence
+                # A panic of pylance's Rust code is no Exception; nothing else that is none comes to this thread.
                 _LOG.warning("%s failed, will try again in %g s: %s", self._name, self._interval, classify(error))

@@ -12,13 +12,14 @@ import lance
 import pytest
 
 import ingest
-from flush import BaseTable
+from flush import BaseTable, base_table
 from flush.finding import Finding
+from flush.lance_dataset import open_dataset
 from flush.verification import verify_table
 from ingest.moment import Moment
 from ingest.reader import Reader
 from tests.conftest import Made
-from wal import open_store
+from wal import ObjectStore, open_store
 
 Open = Callable[..., Any]
 
@@ -146,6 +147,24 @@ def test_a_table_that_was_written_over_is_refused_and_says_how_to_go_on(
         table.flush()
         table.commit()
         assert versions_of_rows(table) == dict.fromkeys(range(10), "v2") | {50: "v4"}
+
+
+def test_a_table_that_another_process_finishes_and_claims_is_not_taken_for_written_over(
+    open_small: Open, made: Made, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at between its first version and the one with the MemWAL index."""
+    filled(open_small, made, uri, commits=1)
+    seen = []
+
+    def opened_before(store: ObjectStore, at: str, version: int | None = None) -> lance.LanceDataset | None:
+        seen.append(at)
+        return open_dataset(store, at, 1 if len(seen) == 1 else version)
+
+    monkeypatch.setattr(base_table, "open_dataset", opened_before)
+    found = BaseTable.find(uri)
+    assert found is not None
+    assert len(seen) == 2
+    assert found.committed
 
 
 def test_a_table_that_was_written_over_starts_anew_without_its_regions(

@@ -1,16 +1,18 @@
-"""What may not stop a commit: an index that cannot be built, files that a stranger cleans up beside it."""
+"""What may not stop a commit or a collection: an index that cannot be built, what a stranger cleans up beside it."""
 
 from __future__ import annotations
 
 import logging
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import lance
 import pyarrow as pa
 import pytest
 
 from flush import BaseTable, committer
+from flush.retained import _tags
 from flush.strangers import Beside, look_back
 from memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World, before_writing
@@ -136,3 +138,15 @@ def test_the_version_below_a_pass_is_cleaned_up_before_its_rows_are_counted(
     assert seen
     world.oracle.pop(30)
     assert (world.found(), world.listed()) == (world.oracle, [0, 0])
+
+
+def test_a_tag_that_is_deleted_while_tags_are_listed_stops_no_collection() -> None:
+    answers: list[object] = [ValueError("Not found: _refs/tags/gone.json"), {"kept": {"version": 3, "branch": None}}]
+
+    def listed() -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert _tags(SimpleNamespace(tags=SimpleNamespace(list=listed))) == {3}

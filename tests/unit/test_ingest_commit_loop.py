@@ -9,6 +9,7 @@ import pytest
 from flush import CommitReport
 from ingest.commit_loop import CommitLoop, CommitSteps
 from ingest.commit_policy import CommitLimits, Waiting
+from ingest.periodic import Periodic
 from wal import FakeClock
 
 
@@ -22,7 +23,7 @@ class Region:
         self.done: list[str] = []
         self.latest = 0.0
         """The longest that a row stayed out of the base table."""
-        self.fails: dict[str, Exception] = {}
+        self.fails: dict[str, BaseException] = {}
         self._takes = {"flush": flush_takes, "commit": commit_takes}
         steps = CommitSteps(lambda: [self.waiting()], self.flush, self.commit, lambda: self.done.append("maintain"))
         self.loop = CommitLoop(steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
@@ -121,3 +122,30 @@ def test_on_demand_it_commits_what_is_published_and_maintains() -> None:
     assert region.loop.step() == "nothing"
     assert region.loop.commit().ssts == 1
     assert region.done == ["flush", "commit", "maintain"]
+
+
+class PanicException(BaseException):
+    """As pylance raises where its Rust code panics, over an empty file for example."""
+
+
+def test_a_panic_of_lance_does_not_end_the_loop(wait_until: Callable[..., object]) -> None:
+    region = Region(interval=0.05)
+    region.ssts.append([region.clock.monotonic() - 60.0])
+    region.fails["commit"] = PanicException("called `Option::unwrap()` on a `None` value")
+    region.loop.start()
+    wait_until(lambda: region.done.count("commit") == 2)
+    region.loop.stop()
+    assert region.ssts == []
+
+
+def test_a_panic_of_lance_does_not_end_what_is_done_at_intervals(wait_until: Callable[..., object]) -> None:
+    times: list[int] = []
+
+    def panics() -> None:
+        times.append(1)
+        raise PanicException
+
+    work = Periodic("collection", panics, 0.01)
+    work.start()
+    wait_until(lambda: len(times) >= 2)
+    work.stop()

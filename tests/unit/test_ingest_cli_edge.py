@@ -1,0 +1,22 @@
+"""The edge of the program: whatever ends a command is one line and an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest import cli
+
+
+class PanicException(BaseException):
+    """As pylance raises where its Rust code panics."""
+
+
+def test_a_panic_of_lance_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def panics(**_: object) -> int:
+        raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(cli, "app", panics)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "memwal: PanicException: called `Option::unwrap()` on a `None` value\n"
