@@ -161,9 +161,8 @@ PLANTED_IN_TABLE: dict[str, Callable[[], Planted]] = {
         marker_on_the_deletes_pass,
         commits_without_the_first_generation,
         commits_the_oldest_row_of_each_key,
-        leaves_out_the_deletes_of_a_second_try,
-        commits_without_an_agreed_plan,
         publishes_before_the_sidecar,
+        leaves_out_the_deletes_of_a_second_try,
         collects_published_ssts,
         collects_flushes_under_way,
     )
