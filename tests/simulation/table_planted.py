@@ -100,17 +100,6 @@ def leaves_out_the_deletes_of_a_second_try() -> Planted:
 
 
 @contextmanager
-def commits_without_an_agreed_plan() -> Iterator[None]:
-    """Each committer takes what it sees."""
-
-    def agree(store: Any, plan: RegionPlan, *, last: int, **rest: Any) -> RegionPlan:
-        return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last))
-
-    with patch.object(flush.committer, "agree", agree):
-        yield
-
-
-@contextmanager
 def publishes_before_the_sidecar() -> Iterator[None]:
     """The manifest lists the SST while its key sidecar is still to be written."""
     waiting: dict[str, Callable[[], None]] = {}
