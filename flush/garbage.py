@@ -29,7 +29,7 @@ Deleting one directory, in steps:
  1. The dataset's manifests in `_versions/`, oldest version first. From the first deletion on the directory is either a
     whole dataset of its newest version or none at all. The newest first would leave one of Lance's SSTs at the version
     before its deletion vector, with rows that it hides; data first, one that opens and then fails.
- 2. Everything else, in any order; on a local disk the empty directories.
+ 2. Everything else, in any order; on a local disk what killed puts left there, then the empty directories.
 
 A crash in between leaves a directory of the same name, which the next collection judges the same. Two collectors at
 once delete what is gone already, which is no error. A collector owns nothing and fences nobody.
@@ -52,7 +52,7 @@ from pathlib import Path
 from uuid import UUID
 
 from flush.retained import BaseNeeds
-from wal import Clock, Corrupt, ManifestStore, ObjectInfo, ObjectStore, RegionManifest
+from wal import Clock, Corrupt, LocalStore, ManifestStore, ObjectInfo, ObjectStore, RegionManifest
 from wal.layout import parse_sst_dir, region_prefix, sst_key
 
 _VERSIONS = "/_versions/"
@@ -229,7 +229,10 @@ class SstCollector:
         manifests = [key for key in keys if _VERSIONS in key]
         for key in sorted(manifests, key=_age_of_version):
             self._store.delete(key)
-        self._each(self._store.delete, [key for key in keys if _VERSIONS not in key])
+        rest = [key for key in keys if _VERSIONS not in key]
+        if isinstance(self._store, LocalStore):  # a process killed inside a put leaves a file that is no object
+            rest += [each.key for each in self._store.leftovers(f"{sst_key(self._region_id, name)}/")]
+        self._each(self._store.delete, rest)
         _remove_empty(self._store.url(sst_key(self._region_id, name)))
 
     def _each(self, work: Callable[[str], None], items: Sequence[str]) -> None:

@@ -334,7 +334,8 @@ class Table(LevelReads):
         if report.ssts:
             context.models.read(self._reader.base())
         try:
-            self._take_over()
+            if self._reader.base().shape != context.shape:  # mostly not, and the regions have other work
+                self._take_over()
         except (wal.WalError, MemWalError) as error:  # the commit is done; who reads or commits next tries again
             _LOG.warning("%s: cannot take over changed columns yet: %s", self.base.uri, error)
         return report

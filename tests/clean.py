@@ -4,7 +4,7 @@ owner has done what was left to do, and then no SST directory that nobody needs.
 
 from __future__ import annotations
 
-from flush import BaseTable, SstCollector, SstGarbage, base_needs
+from flush import BaseTable, SstCollector, SstGarbage, base_needs, collect_orphans
 from flush.verification import verify_table
 from wal import FakeClock, ObjectStore, SystemClock, regions
 
@@ -31,7 +31,13 @@ def collect_ssts(store: ObjectStore, uri: str) -> list[SstGarbage]:
 
 
 def assert_collected(store: ObjectStore, uri: str) -> None:
-    """Where everything is committed, a collection leaves no SST directory, and the table is as clean as before."""
+    """Where everything is committed and nobody is at work, a collection leaves no file that no version refers to and no
+    SST directory, and the table is as clean as before.
+
+    Files first: a process killed inside a put leaves a temporary file, and with it an SST directory is not empty.
+    """
+    clock = FakeClock(start=SystemClock().now() + _WAY_OFF)
+    collect_orphans(store, BaseTable.open(uri, store.storage_options).dataset, clock, 0.0)
     for garbage in collect_ssts(store, uri):
         assert (garbage.unaccounted, garbage.unpublished, garbage.listed, garbage.needed) == (0, 0, 0, 0), garbage
     left = [name for region in regions(store) for name in SstCollector(store, region, FakeClock()).names()]

@@ -100,7 +100,8 @@ def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _around(scheduler: Scheduler, weather: Weather, name: str, call: Callable[[], Any], faults: tuple[str, ...]) -> Any:
-    fault = scheduler.random.choice(faults) if scheduler.random.random() < weather.rate else ""
+    rate = weather.rate * (weather.lance_writes_worse if faults is _FAULTS else 1.0)
+    fault = scheduler.random.choice(faults) if scheduler.random.random() < rate else ""
     scheduler.pause(scheduler.random.choice(_PAUSES))
     _strike(scheduler, fault, "before", name)
     try:

@@ -61,6 +61,8 @@ class Weather:
     """Of the listings, how many are behind by one."""
     speed: float = 1.0
     """Factor on every latency; some machines are ten times as slow."""
+    lance_writes_worse: float = 1.0
+    """Factor on `rate` for what Lance writes in one call, which is many requests."""
     outages: list[tuple[float, str, Host | None]] = field(default_factory=list)
     """Until when, what every put answers, for whom (None: everybody)."""
 

@@ -11,10 +11,11 @@ import pyarrow as pa
 import flush
 import wal
 from flush.maintenance import clean_up, compact, merge_segments
-from tests.simulation.actors import Chaos, Collector, Stranger, Visitor
+from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import EXPECTED
 from tests.simulation.scheduler import SimulatedClock
+from tests.simulation.storage import OUTAGES
 
 if TYPE_CHECKING:
     from tests.simulation.table_world import TableWorld
@@ -40,6 +41,26 @@ class RestartChaos(Chaos):
         super()._revive()
         if before != [*self.world.processes, *self.world.visitors]:
             cast("TableWorld", self.world).inspect("a restart")
+
+    def _strike(self) -> None:
+        """Kills more than anything else, and short outages: commits are to get somewhere."""
+        world = self.world
+        victim = world.random.choice([*world.processes, *world.visitors])
+        until = world.scheduler.elapsed + world.random.choice((0.5, 2.0))
+        chosen = world.random.choice(("kill", "kill", "kill", "stop", "outage"))
+        world.say(f"{chosen} {victim.name} until {until:.1f}")
+        if chosen == "kill":
+            world.scheduler.kill(victim.host)
+        elif chosen == "stop":
+            victim.host.asleep_until = until + 4.0
+        else:
+            world.weather.outages.append((until, world.random.choice(OUTAGES), victim.host))
+
+
+class EagerCommitter(Committer):
+    """Commits as soon as there is something."""
+
+    pace = (0.1, 0.5, 2.0)
 
 
 class HungryCollector(Collector):

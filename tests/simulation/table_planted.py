@@ -94,15 +94,9 @@ def commits_the_oldest_row_of_each_key() -> Planted:
     return patch.object(flush.changes, "newest_per_key", reversed_order)
 
 
-@contextmanager
-def commits_without_an_agreed_plan() -> Iterator[None]:
-    """Each committer takes what it sees."""
-
-    def agree(store: Any, plan: RegionPlan, *, last: int, **rest: Any) -> RegionPlan:
-        return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last))
-
-    with patch.object(flush.committer, "agree", agree):
-        yield
+def leaves_out_the_deletes_of_a_second_try() -> Planted:
+    """After a conflict the deletes are taken for done."""
+    return patch.object(flush.committer, "rows_to_delete", lambda *_: 0)
 
 
 @contextmanager
@@ -148,22 +142,6 @@ def collects_flushes_under_way() -> Planted:
     return _collects(Verdict.UNPUBLISHED)
 
 
-def keeps_what_crashed_flushes_left() -> Planted:
-    """Nothing that was not published is ever collected."""
-
-    def verdict(self: SstCollector, *sight: Any) -> Verdict:
-        found = original(self, *sight)
-        return Verdict.UNPUBLISHED if found in (Verdict.ABANDONED, Verdict.OUTLIVED) else found
-
-    original = SstCollector._verdict
-    return patch.object(SstCollector, "_verdict", verdict)
-
-
-def forgets_to_extend_the_indexes() -> Planted:
-    """A commit leaves the indexes of the base table as they were, and says that they are up."""
-    return patch.object(flush.committer, "catch_up", lambda *_: False)
-
-
 PLANTED_IN_TABLE: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (
@@ -172,11 +150,10 @@ PLANTED_IN_TABLE: dict[str, Callable[[], Planted]] = {
         marker_on_the_deletes_pass,
         commits_without_the_first_generation,
         commits_the_oldest_row_of_each_key,
-        commits_without_an_agreed_plan,
         publishes_before_the_sidecar,
+        leaves_out_the_deletes_of_a_second_try,
         collects_published_ssts,
         collects_flushes_under_way,
-        keeps_what_crashed_flushes_left,
     )
 }
 

@@ -35,13 +35,13 @@ import wal
 from flush.verification import verify_table
 from ingest.stored_table import StoredTable
 from memtable.index_spec import IndexKind
-from tests.simulation.actors import Committer, Driver, StorageReader, Visitor
+from tests.simulation.actors import Driver, StorageReader, Visitor
 from tests.simulation.lance_calls import FAULTS, Points, simulated_machine
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import pairs
 from tests.simulation.scheduler import SimulatedClock, Trace
 from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Weather
-from tests.simulation.table_actors import HungryCollector, Inspector, Meddler, RestartChaos, Upkeep
+from tests.simulation.table_actors import EagerCommitter, HungryCollector, Inspector, Meddler, RestartChaos, Upkeep
 from tests.simulation.world import Shape, World
 
 _POINTS: Points = (
@@ -52,7 +52,7 @@ _POINTS: Points = (
     (LanceDataset, "cleanup_old_versions", FAULTS),
 )
 _VISITORS: Mapping[str, type[Visitor]] = {
-    "committer": Committer,
+    "committer": EagerCommitter,
     "collector": HungryCollector,
     "upkeep": Upkeep,
     "meddler": Meddler,
@@ -88,17 +88,18 @@ class TableWorld(World):
             rest=chance.choice((5.0, 15.0, 40.0)),
             chaos=chance.choice((0.0, 0.3, 0.6)),
             patience=chance.choice((2, 10)),
-            rows_max=chance.choice((2, 4, 10)),
+            rows_max=chance.choice((2, 4, 8)),
             entry_size_max=chance.choice((100, 1 << 20)),
             wal_format=chance.choice(("lance", "arrow")),
             visitors=(*(name for name in _BEINGS if chance.random() < 0.8), "inspector0"),
         )
         weather = Weather(
-            rate=chance.choice((0.0, 0.005, 0.02, 0.05)),
+            rate=chance.choice((0.0, 0.005, 0.01, 0.02)),
             put_faults=PUT_FAULTS,
             call_faults=CALL_FAULTS,
             lag=chance.choice((0.0, 0.2)),
             speed=chance.choice((0.2, 1.0)),
+            lance_writes_worse=8.0,
         )
         return shape, weather
 

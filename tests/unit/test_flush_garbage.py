@@ -424,6 +424,21 @@ def test_another_collector_at_any_call_does_no_harm() -> None:
         assert sorted(world.store.list("")) == expected, f"the other one at call {at}"
 
 
+def test_on_a_local_disk_what_a_killed_put_left_goes_with_its_directory(tmp_path: Path) -> None:
+    world = World()
+    world.store = LocalStore(tmp_path)
+    world.manifests = ManifestStore(world.store, REGION, ids=SeededIds(3), clock=world.clock)
+    world.manifests.put(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
+    kept, gone = world.write(8, 2), world.write(7, 1)
+    for name in (kept, gone):
+        (tmp_path / sst_key(REGION, name, ".memwal-put-7-1")).write_bytes(b"half")
+    world.flush(1)
+    world.clock.advance(1e9)
+    assert (world.collect().abandoned, world.collect().abandoned) == (1, 0)
+    assert gone not in world.names()
+    assert (tmp_path / sst_key(REGION, kept, ".memwal-put-7-1")).exists(), "its flush may be under way"
+
+
 def test_on_a_local_disk_no_empty_directories_stay(tmp_path: Path) -> None:
     world = World()
     world.store = LocalStore(tmp_path)
