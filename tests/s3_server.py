@@ -20,8 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -249,13 +247,20 @@ class S3Server:
         return cls(f"http://{address}", access_key, secret_key, process)
 
     def _answers(self, deadline: float) -> bool:
-        """Whether the server answers before `deadline`; False at once where it ended."""
+        """Whether the server does what it is asked before `deadline`; False at once where it ended.
+
+        Asked with its credentials, since it says that it is ready a while before it knows its objects, and then still
+        refuses requests with XMinioServerNotInitialized.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
         while self.process.poll() is None and time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.endpoint}/minio/health/ready", timeout=1):
-                    return True
-            except (urllib.error.URLError, OSError):
+                self.client.list_buckets()
+            except (BotoCoreError, ClientError):
                 time.sleep(0.05)
+            else:
+                return True
         return False
 
 
