@@ -56,10 +56,10 @@ class AppendedRows:
         self._store, self._base, self._plans = store, base, tuple(plans)
         self._rows = 0
         self._error: BaseException | None = None
-        self._fragments: list[FragmentMetadata] = []
+        self._fragments: list[FragmentMetadata] | None = None
 
     def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
-        """Whether what is written are the rows of `plans` in the columns of `base`."""
+        """Whether all rows of `plans` are written, in the columns of `base`; False where `write` raised."""
 
         def ssts(each: Sequence[RegionPlan]) -> list[object]:
             return [(plan.region, plan.ssts) for plan in each]
@@ -67,7 +67,7 @@ class AppendedRows:
         def form(each: BaseTable) -> tuple[object, ...]:
             return each.schema, tuple(row_field_ids(each.dataset)), each.storage_version
 
-        return ssts(plans) == ssts(self._plans) and form(base) == form(self._base)
+        return self._fragments is not None and ssts(plans) == ssts(self._plans) and form(base) == form(self._base)
 
     def write(self) -> None:
         """Step 1: files that no version refers to yet.
@@ -97,11 +97,13 @@ class AppendedRows:
         self._fragments = [FragmentMetadata.from_json(json.dumps({**each.to_json(), "id": NEW})) for each in written]
 
     def append(self, base: BaseTable) -> Written:
-        """Step 2, on top of the version of `base`, whose dataset stays there.
+        """Step 2, on top of the version of `base`, whose dataset stays there. Requires: `write`.
 
         Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the deed, where the new version
         does not hold these rows more than the one below it.
         """
+        if self._fragments is None:
+            raise RuntimeError("the rows to append are not written")
         done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
         operation = lance.LanceOperation.Merge(
             [*(each.metadata for each in base.dataset.get_fragments()), *self._fragments],

@@ -102,8 +102,9 @@ class BaseTable:
         by = None if append_by is None else tuple(append_by)
         store = open_store(uri, storage_options)
         setup = Setup(buckets, tuple(indexes), wal_format, append_by=by, rules=rules or WriteRules())
-        keyed = keyed_schema(schema, key, setup_metadata(setup, first_ids(schema)))
+        keyed = keyed_schema(schema, key, {})
         _check_definition(keyed, key, setup)
+        keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema)))
         if not is_vacant(store):
             if open_dataset(store, uri) is not None:
                 raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")

@@ -249,6 +249,23 @@ def test_rows_that_a_version_does_not_hold_are_missed(world: AppendWorld, monkey
         world.commit()
 
 
+def test_rows_whose_writing_failed_are_written_again(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage fails behind the first file, and a stranger's version makes the commit begin again."""
+    world.put(range(30))
+    write = append_pass.write_fragments
+
+    def fails_once(*arguments: Any, **more: Any) -> Any:
+        monkeypatch.setattr(append_pass, "write_fragments", write)
+        write(*arguments, **more)
+        lance.write_dataset(world.table([99]), world.uri, mode="append")
+        raise OSError("storage went away")
+
+    monkeypatch.setattr(append_pass, "write_fragments", fails_once)
+    world.oracle[99] += 1
+    assert world.commit().rows_inserted == 30
+    assert world.found() == world.oracle
+
+
 def test_a_damaged_sst_is_named_and_nothing_is_appended(world: AppendWorld) -> None:
     world.put(range(30))
     version = lance.dataset(world.uri).version

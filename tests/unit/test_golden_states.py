@@ -20,7 +20,7 @@ import pytest
 import ingest
 from flush import BaseTable
 from flush.commit_plan import RegionPlan, agree, plan_key
-from flush.table_manifest import compacted, indexed_generations, manifest_file, manifest_names
+from flush.table_manifest import indexed_generations, manifest_file, manifest_names, progress
 from flush.table_setup import metadata_of, read_setup
 from flush.table_state import read_state
 from memtable import IndexSpec
@@ -212,7 +212,7 @@ def test_the_state_in_a_base_table_of_an_earlier_build_is_read(version: str, tmp
     number = version_of(data)
     store = LocalStore(str(tmp_path))
     store.put(f"_versions/{manifest_names(number)[0]}", data)
-    assert compacted(data) == {REGION: 2}
+    assert progress(data).marked == {REGION: 2}
     assert indexed_generations(store, number) == {"n_idx": {REGION: 2}}
     dataset = lance.dataset(str(tmp_path))
     assert (dataset.version, dataset.data_storage_version, dataset.count_rows()) == (number, version, 4)
