@@ -1,6 +1,7 @@
 """Loading a configuration: TOML file or dict, then the environment, then overrides; every violation reported at once.
 
-1. Read the source and fold in `MEMWAL__SECTION__KEY` variables and the caller's overrides.
+1. Read the source and fold in the sections of the chosen pipeline, where there are several in one file, then
+   `MEMWAL__SECTION__KEY` variables and the caller's overrides.
 2. Validate each section by itself; what is refused is set aside so that the rest can still be judged.
 3. Check the rules that span settings.
 4. Raise one `Invalid` with a line per problem, or return `Settings`.
@@ -48,9 +49,12 @@ __all__ = [
     "TableSettings",
     "WalSettings",
     "load",
+    "pipelines_of",
 ]
 
 PREFIX = "MEMWAL__"
+PIPELINES = "pipelines"
+"""Table of the pipelines of one file, by name: each with sections of its own, over those of the file."""
 Raw = dict[str, dict[str, Any]]
 Origins = dict[tuple[str, str], str]
 
@@ -62,10 +66,10 @@ def load(
 ) -> Settings:
     """Settings from a TOML path, a dict of sections or nothing; `environ` over it, `overrides` over both.
 
+    A path may name one of the file's pipelines behind a colon, as in `kafka.toml:orders`.
     Raises: Invalid with one line per problem, each naming the file or variable, the section, the key and the fix.
     """
-    name = str(source) if isinstance(source, str | Path) else "settings"
-    content = _read(Path(source)) if isinstance(source, str | Path) else dict(source or {})
+    name, content = _sections(source)
     lines = [_line(name, unknown_section(key, value)) for key, value in content.items() if not _is_section(key, value)]
     raw: Raw = {key: dict(value) for key, value in content.items() if _is_section(key, value)}
     origins: Origins = {}
@@ -77,6 +81,59 @@ def load(
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
     return settings
+
+
+def pipelines_of(path: str | Path) -> tuple[str, ...]:
+    """What `load` takes for each of the pipelines of a file: the path itself where it is a single one, or named."""
+    file, chosen = _split(path)
+    return (
+        (str(path),)
+        if chosen
+        else tuple(f"{file}:{name}" for name in _pipelines(str(file), _read(file))) or (str(path),)
+    )
+
+
+def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """What to call the source in a message, and its sections: those of the chosen pipeline over those of the file.
+
+    A setting of a pipeline takes the place of the file's, whole tables such as `columns` too.
+    """
+    if not isinstance(source, str | Path):
+        return "settings", dict(source or {})
+    file, chosen = _split(source)
+    content = _read(file)
+    found = _pipelines(str(file), content)
+    if not found and not chosen:
+        return str(file), content
+    chosen = chosen or (next(iter(found)) if len(found) == 1 else "")
+    if chosen not in found:
+        raise Invalid(_unknown_pipeline(str(file), chosen, found))
+    merged = {key: value for key, value in content.items() if key != PIPELINES}
+    for section, values in found[chosen].items():
+        both = isinstance(values, Mapping) and isinstance(merged.get(section), Mapping)
+        merged[section] = {**merged[section], **values} if both else values
+    return f"{file}:{chosen}", merged
+
+
+def _split(path: str | Path) -> tuple[Path, str]:
+    """A file, and the pipeline named behind it, "" where none is."""
+    file, colon, name = str(path).rpartition(":")
+    return (Path(file), name) if colon and not Path(path).exists() else (Path(path), "")
+
+
+def _pipelines(name: str, content: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    found = content.get(PIPELINES, {})
+    if not isinstance(found, Mapping) or not all(isinstance(each, Mapping) for each in found.values()):
+        raise Invalid(f"{name}: [{PIPELINES}] must hold tables by name, such as [{PIPELINES}.orders.table]")
+    return found
+
+
+def _unknown_pipeline(name: str, chosen: str, found: Mapping[str, object]) -> str:
+    if not found:
+        return f"{name}: it has no [{PIPELINES}], so no {chosen!r}; write the path alone"
+    if not chosen:
+        return f"{name}: it has several pipelines; write one behind it: {', '.join(f'{name}:{each}' for each in found)}"
+    return f"{name}: it has no pipeline {chosen!r}; {nearest(chosen, found)}"
 
 
 def _read(path: Path) -> dict[str, Any]:

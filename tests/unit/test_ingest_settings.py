@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.errors import Invalid
-from ingest.settings import Settings, load
+from ingest.settings import Settings, load, pipelines_of
 from ingest.settings_reference import between_markers, render_reference, render_settings, to_dict, toml_value
 from ingest.units import format_duration, format_size, parse_duration, parse_size
 
@@ -265,3 +265,58 @@ def test_what_is_no_duration_is_refused(text: object) -> None:
 def test_settings_survive_the_way_to_a_child_process() -> None:
     settings = load(table(storage_options={"secret_access_key": "literal"}), {})
     assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+PIPELINES = """
+[regions]
+count = 3
+[source]
+format = "json"
+trigger = "1s"
+[pipelines.orders.table]
+uri = "orders.lance"
+key = ["id"]
+columns = { id = "int64" }
+[pipelines.orders.source]
+path = "in/orders"
+[pipelines.users.table]
+uri = "users.lance"
+key = ["name"]
+columns = { name = "string" }
+[pipelines.users.source]
+path = "in/users"
+trigger = "2s"
+"""
+
+
+def test_a_file_of_several_pipelines_gives_each_its_own_sections_over_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "several.toml"
+    path.write_text(PIPELINES, encoding="utf-8")
+    assert pipelines_of(path) == (f"{path}:orders", f"{path}:users")
+    orders, users = (load(each, {"MEMWAL__REGIONS__COUNT": "5"}) for each in pipelines_of(path))
+    assert (orders.table.uri, orders.source.path, orders.source.trigger) == ("orders.lance", "in/orders", 1.0)
+    assert (users.table.key, users.source.path, users.source.trigger) == (["name"], "in/users", 2.0)
+    assert orders.source.format == users.source.format == "json"
+    assert orders.regions.count == users.regions.count == 5
+    assert pipelines_of(f"{path}:users") == (f"{path}:users",)
+
+
+@pytest.mark.parametrize(
+    ("content", "pipeline", "words"),
+    [
+        (PIPELINES, "", "it has several pipelines; write one behind it: FILE:orders, FILE:users"),
+        (PIPELINES, ":user", "it has no pipeline 'user'; did you mean 'users'?"),
+        ('[table]\nuri = "t"\n', ":users", "it has no [pipelines], so no 'users'; write the path alone"),
+        ("pipelines = 3\n", "", "[pipelines] must hold tables by name, such as [pipelines.orders.table]"),
+        (PIPELINES + "tigger = '1s'\n", ":users", "[source] unknown setting 'tigger'; did you mean 'trigger'?"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_found_or_read_is_one_line(
+    tmp_path: Path, content: str, pipeline: str, words: str
+) -> None:
+    path = tmp_path / "several.toml"
+    path.write_text(content, encoding="utf-8")
+    lines = lines_of(f"{path}{pipeline}", {})
+    assert len(lines) == 1
+    assert words.replace("FILE", str(path)) in lines[0]
+    assert lines[0].startswith(str(path))
