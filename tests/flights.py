@@ -1,8 +1,8 @@
 """The flights that left New York City in the first week of 2013, as a stream of events, and the table they come to.
 
 Every flight is told three times, as scheduled, as departed and as arrived, and one in a hundred is deleted at the end.
-A cancelled flight departs with no time. The events of all flights are interleaved by the time they happen; the events of
-one flight have one key, so a topic of any number of partitions keeps their order.
+A cancelled flight departs with no time. The events of all flights are interleaved by the time they happen; those of one
+flight have one key, so a topic of any number of partitions keeps their order.
 
 `flights.parquet` is a part of a public-domain data set (US Bureau of Transportation Statistics, 2013).
 """
