@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from ingest.errors import Invalid, MemWalError, classify
-from ingest.settings import Settings, load
+from ingest.settings import Settings, load, pipelines_of
 
 app = typer.Typer(
     name="memwal",
@@ -28,16 +28,19 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check or show a configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-Config = Annotated[Path, typer.Argument(help="TOML file; see configs/", show_default=False)]
+Config = Annotated[
+    Path, typer.Argument(help="TOML file, see configs/; FILE:NAME of one with several pipelines", show_default=False)
+]
 Format = Literal["table", "json", "csv"]
 
 
 @app.command()
 def run(config: Config, once: Annotated[bool, typer.Option(help="process what is there, commit, exit")] = False) -> int:
-    """Run the pipeline: source -> regions -> base table."""
-    from ingest.pipeline import run as run_pipeline
+    """Run the pipeline: source -> regions -> base table; every one of a file with several."""
+    from ingest.pipeline import run as run_pipelines
 
-    return run_pipeline(_load(config), once=once, console=Console(), settings_source=str(config))
+    pipelines = {path: load(path, os.environ) for path in pipelines_of(config)}
+    return run_pipelines(pipelines, once=once, console=Console())
 
 
 @app.command()

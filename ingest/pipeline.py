@@ -1,10 +1,10 @@
-"""`memwal run`: source -> regions -> base table.
+"""`memwal run`: source -> regions -> base table, for each pipeline of a file.
 
 1. Check everything that can be checked: Java, the source, the table. Nothing has been written until here.
-2. Create the table when it is absent; start the daemon and Spark, at the same time.
-3. Start the streaming query, and the feed once Spark's workers are warm. The daemon commits at intervals by itself.
-4. Watch until the source is drained (`--once`), a signal comes, or something fails.
-5. `--once`: flush, commit, report. Stop the query, Spark and the daemon, in this order.
+2. Create the tables that are absent; start the daemons, one each, and Spark, at the same time.
+3. Start the streaming queries, and a feed once Spark's workers are warm. Daemons commit at intervals by themselves.
+4. Watch until the sources are drained (`--once`), a signal comes, or something fails.
+5. `--once`: flush, commit, report. Stop the queries, the daemons and Spark.
 
 Whatever ends a run, the next one goes on from Spark's checkpoint; what it sends twice is applied once.
 """
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
 from ingest.opening import find_or_create
-from ingest.progress import Progress
+from ingest.progress import Progress, Screen
 from ingest.report import print_report
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
@@ -56,31 +56,40 @@ _DEATH_NOTICE = 20  # looks in which a query that failed may still turn out to h
 
 
 @at_the_edge
-def run(settings: Settings, *, once: bool, console: Console, settings_source: str) -> int:
-    """Run the pipeline of `settings`; returns the exit code.
+def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> int:
+    """Run pipelines in one Spark, each with a query of its own; returns the exit code.
 
+    `pipelines`: settings by where they came from, for hints to the user.
     `once`: process what is there, commit, print a report. Without it, run until SIGINT or SIGTERM.
-    `settings_source`: where the settings came from, for hints to the user.
-    Raises: Invalid before anything was written; Unavailable when the daemon or Spark ends; what the sink raises.
+    Raises: Invalid before anything was written; Unavailable when a daemon or Spark ends; what a sink raises. What ends
+    one pipeline ends all.
     """
-    base = check(settings, os.environ)
+    every = list(pipelines.values())
+    check_apart(every)
+    found = [check(settings, os.environ) for settings in every]
     clock = SystemClock()
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
-        progress = stack.enter_context(Progress(console, settings.table.uri, clock))
-        progress.phase("starting Spark and the daemon")
-        base = base or find_or_create(settings, os.environ)[0]
-        services = stack.enter_context(services_of(settings, base, once=once, replaying=progress.note))
-        running = _Run(settings, base, services, Tally(clock), clock, progress)
-        ended = running.stream(once, stop)
-        if once and ended:
-            for step, act in (("flushing", services.table.flush), ("committing", services.table.commit)):
-                progress.phase(step)
-                act()
-        progress.__exit__(None, None, None)
-        if once and ended:
-            print_report(console, services.table, base.indexes, running.tally.figures(), clock)
-            console.print(f"query it: {_program()} query {settings_source} --help", highlight=False, soft_wrap=True)
+        screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
+        screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
+        bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
+        starting = stack.enter_context(spark_of(every[0], max(base.buckets for base in bases), once=once))
+        owners: dict[str, Owner] = {}  # two pipelines into one table have one
+        for settings, board in zip(every, screen.boards, strict=True):
+            if settings.table.uri not in owners:
+                owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note))
+        runs = [
+            _Run(settings, base, Services(owners[settings.table.uri], starting), clock, board)
+            for settings, base, board in zip(every, bases, screen.boards, strict=True)
+        ]
+        drained = stream(runs, once=once, stop=stop)
+        if drained:
+            for each in runs:
+                each.finish()
+        screen.__exit__(None, None, None)
+        for each, source in zip(runs, pipelines, strict=True) if drained else ():
+            each.report(console)
+            console.print(f"query it: {_program()} query {source} --help", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -90,6 +99,20 @@ def _program() -> str:
 
 
 # ---- 1: checks -----------------------------------------------------------------------------------------------------
+
+
+def check_apart(pipelines: Sequence[Settings]) -> None:
+    """Refuse pipelines that would get in each other's way. Raises: Invalid."""
+    for what, values in (
+        ("checkpoint", [settings.checkpoint for settings in pipelines]),
+        ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
+    ):
+        for value in {each for each in values if values.count(each) > 1}:
+            raise Invalid(f"two pipelines have the same {what}, {value}; give each its own")
+    if any(settings.source.spark != pipelines[0].source.spark for settings in pipelines):
+        raise Invalid(
+            "source.spark: pipelines of one file share a Spark session; set it in the file's own [source] only"
+        )
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
@@ -162,12 +185,11 @@ def _mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """What a run needs beside itself: an owner of the regions (a child, or one that is configured) and Spark."""
+class Owner:
+    """Who owns the regions of a table: a child, or a daemon that is configured."""
 
     child: ChildDaemon | None
     table: RemoteTable
-    spark: SparkSession
 
     def check(self) -> None:
         """Raises: Unavailable when the child daemon has ended."""
@@ -176,21 +198,40 @@ class Services:
             raise daemon_ended(code)
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a pipeline needs beside itself; Spark may still be starting."""
+
+    owner: Owner
+    starting: Future[SparkSession]
+
+    @property
+    def spark(self) -> SparkSession:
+        """Spark, once it has started. Raises: what kept it from starting."""
+        return self.starting.result()
+
+
 @contextmanager
-def services_of(
-    settings: Settings, base: BaseTable, *, once: bool, replaying: Callable[[str], None]
-) -> Iterator[Services]:
-    """Start the daemon and Spark side by side; stop both at the end. `replaying`: see `start_child`."""
-    conf = configuration(settings, base.buckets, once=once)
+def spark_of(settings: Settings, tasks: int, *, once: bool) -> Iterator[Future[SparkSession]]:
+    """Begin to start Spark, as `settings` say; it is stopped at the end. `tasks`: regions of a table at most."""
+    conf = configuration(settings, tasks, once=once)
+    with ThreadPoolExecutor(1, "spark-start") as starter:
+        starting = starter.submit(start_session, conf)
+        try:
+            yield starting
+        finally:
+            _stop_spark(starting)
+
+
+@contextmanager
+def owner_of(settings: Settings, replaying: Callable[[str], None]) -> Iterator[Owner]:
+    """Start the daemon, unless one is configured; stop it at the end. `replaying`: see `start_child`."""
     with ExitStack() as stack:
-        starter = stack.enter_context(ThreadPoolExecutor(1, "spark-start"))
-        starting: Future[SparkSession] = starter.submit(start_session, conf)
-        stack.callback(_stop_spark, starting)
         child = None if settings.daemon.endpoints else start_child(settings, replaying)
         if child is not None:
             stack.callback(child.stop, settings.daemon.drain_timeout)
         table = stack.enter_context(connect(child.endpoint if child is not None else settings.daemon.endpoints[0]))
-        yield Services(child, table, starting.result())
+        yield Owner(child, table)
 
 
 def _stop_spark(starting: Future[SparkSession]) -> None:
@@ -216,40 +257,75 @@ def stop_signals() -> Iterator[threading.Event]:
 # ---- 3, 4: the stream ----------------------------------------------------------------------------------------------
 
 
+def stream(runs: Sequence[_Run], *, once: bool, stop: threading.Event) -> bool:
+    """Stream until every source is drained (`once`: True) or a signal came (False). Raises: what ended a query."""
+    try:
+        for each in runs:
+            each.start(once=once)
+        looks = 0
+        while not stop.wait(_LOOK_EVERY):
+            for each in runs:
+                each.look(stop, show=looks % _SHOW_EVERY == 0)
+            if all(each.drained.is_set() for each in runs):
+                return True
+            looks += 1
+        return False
+    finally:
+        for each in runs:
+            each.stop()
+
+
 class _Run:
-    """The feed and the streaming query of one run, watched by its main thread."""
+    """The feed and the streaming query of one pipeline, watched by the main thread of the run."""
 
     def __init__(
-        self, settings: Settings, base: BaseTable, services: Services, tally: Tally, clock: Clock, progress: Progress
+        self, settings: Settings, base: BaseTable, services: Services, clock: Clock, progress: Progress
     ) -> None:
-        self.tally = tally
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
-        self._sink = MemWalSink(settings, endpoint=services.table.endpoint, on_batch=tally.add)
+        self._clock, self._tally = clock, Tally(clock)
+        self._sink = MemWalSink(settings, endpoint=services.owner.table.endpoint, on_batch=self._tally.add)
         source = settings.source
         self._feed = (
             Feed(local_path(source.feed), local_path(source.path), source.feed_every, clock) if source.feed else None
         )
+        self._query: StreamingQuery | None = None
+        self.drained = threading.Event()
 
-    def stream(self, once: bool, stop: threading.Event) -> bool:
-        """Stream until the source is drained (`once`: True) or a signal came (False). Raises: what ended the query."""
-        query = self._start(available_now=once and self._feed is None)
-        drained = threading.Event()
+    def start(self, *, once: bool) -> None:
+        """Start the query. `once`: `drained` is set when the source is. Raises: what kept it from starting."""
+        self._query = self._start(available_now=once and self._feed is None)
         if once:
-            threading.Thread(target=self._drain, args=(query, drained), name="drain", daemon=True).start()
-        try:
-            looks = 0
-            while not stop.wait(_LOOK_EVERY):
-                self._services.check()
-                self._check(query, drained, stop)
-                if looks % _SHOW_EVERY == 0:
-                    self._show()
-                if drained.is_set():
-                    self._show()
-                    return True
-                looks += 1
-            return False
-        finally:
-            self._stop(query)
+            threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
+
+    def look(self, stop: threading.Event, *, show: bool) -> None:
+        """See whether it still runs, and `show` how far it is. Raises: what ended the query."""
+        if self.drained.is_set():
+            return
+        self._services.owner.check()
+        self._check(stop)
+        if show or self.drained.is_set():
+            self._show()
+
+    def finish(self) -> None:
+        """Flush and commit what the query has put."""
+        for step, act in (
+            ("flushing", self._services.owner.table.flush),
+            ("committing", self._services.owner.table.commit),
+        ):
+            self._progress.phase(step)
+            act()
+
+    def report(self, console: Console) -> None:
+        """Print what came of it."""
+        print_report(console, self._services.owner.table, self._base.indexes, self._tally.figures(), self._clock)
+
+    def stop(self) -> None:
+        """End the feed and the query, which may have ended."""
+        if self._feed is not None:
+            self._feed.stop()
+        with suppress(Exception):
+            if self._query is not None:
+                self._query.stop()
 
     def _start(self, *, available_now: bool) -> StreamingQuery:
         source = self._settings.source
@@ -257,7 +333,7 @@ class _Run:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
             frame = read_stream(self._services.spark, source, written_schema(self._settings, self._base))
-            writer = frame.writeStream.foreachBatch(self._sink).queryName("memwal")
+            writer = frame.writeStream.foreachBatch(self._sink).queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (
                 {"availableNow": True}
@@ -268,7 +344,7 @@ class _Run:
                 self._progress.phase("warming up")
                 self._sink.warm_up(self._services.spark)
             _mark_checkpoint(self._settings, self._base)
-            self.tally.begin()
+            self._tally.begin()
             query = writer.trigger(**timed).start()
         except Exception as error:
             raise of_spark(error) from error
@@ -277,7 +353,7 @@ class _Run:
             self._feed.start()
         return query
 
-    def _drain(self, query: StreamingQuery, drained: threading.Event) -> None:
+    def _drain(self, query: StreamingQuery) -> None:
         """Set `drained` once the query has processed all that the source holds. Failures are found by `_check`."""
         with suppress(Exception):
             if self._feed is None:
@@ -286,24 +362,25 @@ class _Run:
                 self._feed.wait()
                 query.processAllAvailable()
             if query.exception() is None and self._feed_failure() is None:
-                drained.set()
+                self.drained.set()
 
-    def _check(self, query: StreamingQuery, drained: threading.Event, stop: threading.Event) -> None:
+    def _check(self, stop: threading.Event) -> None:
         """Raises: what ended the feed or the query; a lost daemon before what its loss brought about."""
         failure = self._feed_failure()
         if failure is not None:
             raise failure
+        query = self._query
         try:
-            if query.isActive:
+            if query is None or query.isActive:
                 return
         except (Py4JError, OSError) as lost:
             raise Unavailable("Spark's JVM ended; nothing acknowledged is lost; run the same command again") from lost
         error = query.exception()
         if error is None:
-            drained.set()
+            self.drained.set()
             return
-        for _ in range(_DEATH_NOTICE if self._services.child is not None else 0):
-            self._services.check()
+        for _ in range(_DEATH_NOTICE if self._services.owner.child is not None else 0):
+            self._services.owner.check()
             stop.wait(_LOOK_EVERY / 2)
         raise self._sink.failure or of_spark(error)
 
@@ -313,12 +390,6 @@ class _Run:
     def _show(self) -> None:
         status: dict[str, Any] = {}
         with suppress(MemWalError):
-            status = self._services.table.status()
+            status = self._services.owner.table.status()
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
-        self._progress.show(self.tally.figures(), status, files)
-
-    def _stop(self, query: StreamingQuery) -> None:
-        if self._feed is not None:
-            self._feed.stop()
-        with suppress(Exception):
-            query.stop()
+        self._progress.show(self._tally.figures(), status, files)

@@ -1,7 +1,8 @@
-"""What the user sees while a pipeline runs: a live panel on a terminal, plain lines anywhere else."""
+"""What the user sees while pipelines run: a live panel on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,27 +20,23 @@ _PER_SECOND = 4
 _REGIONS_SHOWN = 8
 
 
-class Progress:
-    """Shows the phase of a run and its figures.
+class Screen:
+    """The console of a run: a panel on a terminal, whole lines on any other, for each of its pipelines.
 
-    Thread safety. One thread. Nothing is written to a console that is no terminal but whole lines.
+    Thread safety. One thread.
     """
 
-    def __init__(self, console: Console, table: str, clock: Clock) -> None:
-        self._console, self._table, self._clock = console, table, clock
-        self._phase, self._note = "starting", ""
-        self._began = clock.monotonic()
-        self._figures: Figures | None = None
-        self._status: dict[str, Any] = {}
-        self._files = ""
-        self._printed_batch = -1
+    def __init__(self, console: Console, tables: Sequence[str], clock: Clock) -> None:
+        """`tables`: what to call the pipelines, one each."""
         live = console.is_terminal
         self._live = Live(console=console, refresh_per_second=_PER_SECOND, transient=True) if live else None
+        self._console, self._many = console, len(tables) > 1
+        self.boards = tuple(Progress(self, table, clock) for table in tables)
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
-            self._live.update(self._panel())
+            self.refresh()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -47,35 +44,67 @@ class Progress:
             self._live.stop()
 
     def phase(self, text: str) -> None:
-        """The run goes on to something else."""
-        self._phase, self._note = text, ""
+        """All pipelines go on to something else."""
+        for board in self.boards if self._live is not None else ():
+            board.phase(text)
         if self._live is None:
-            self._line(text)
-        else:
-            self._live.update(self._panel())
+            self._print(text)
+
+    def refresh(self) -> None:
+        """Draw what changed, on a terminal."""
+        if self._live is not None:
+            self._live.update(Group(*(board.panel() for board in self.boards)))
+
+    def line(self, table: str, text: str) -> None:
+        """Print a line about a pipeline, on what is no terminal."""
+        if self._live is None:
+            self._print(f"{table}: {text}" if self._many else text)
+
+    def _print(self, text: str) -> None:
+        self._console.print(f"memwal: {text}", soft_wrap=True, highlight=False, markup=False)
+
+
+class Progress:
+    """The phase of one pipeline and its figures, on a `Screen`.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, screen: Screen, table: str, clock: Clock) -> None:
+        """Use `Screen.boards`."""
+        self._screen, self._table, self._clock = screen, table, clock
+        self._phase, self._note = "starting", ""
+        self._began = clock.monotonic()
+        self._figures: Figures | None = None
+        self._status: dict[str, Any] = {}
+        self._files = ""
+        self._printed_batch = -1
+
+    def phase(self, text: str) -> None:
+        """The pipeline goes on to something else."""
+        self._phase, self._note = text, ""
+        self._screen.line(self._table, text)
+        self._screen.refresh()
 
     def note(self, text: str) -> None:
         """Say beside the phase, on a terminal, how far it is."""
-        if self._live is not None:
-            self._note = text
-            self._live.update(self._panel())
+        self._note = text
+        self._screen.refresh()
 
     def show(self, figures: Figures, status: dict[str, Any], files: str = "") -> None:
         """New figures; `status` as from `Table.status`, `files` such as "6/10"."""
         self._figures, self._status, self._files = figures, status or self._status, files
-        if self._live is not None:
-            self._live.update(self._panel())
-        elif figures.batch_id > self._printed_batch:
+        if figures.batch_id > self._printed_batch:
             self._printed_batch = figures.batch_id
-            self._line(
+            self._screen.line(
+                self._table,
                 f"micro-batch {figures.batch_id}: {figures.rows:,} rows in, {figures.rows_per_second:,.0f} rows/s, "
-                f"{_queued(self._status):,} in memtables, base version {self._status.get('base_version', '-')}"
+                f"{_queued(self._status):,} in memtables, base version {self._status.get('base_version', '-')}",
             )
+        self._screen.refresh()
 
-    def _line(self, text: str) -> None:
-        self._console.print(f"memwal: {text}", soft_wrap=True, highlight=False, markup=False)
-
-    def _panel(self) -> RenderableType:
+    def panel(self) -> RenderableType:
+        """What a terminal shows."""
         seconds = int(self._clock.monotonic() - self._began)
         phase = f"{self._phase}: {self._note}" if self._note else self._phase
         title = f"[bold]{escape(self._table)}[/]  {escape(phase)}  [dim]{seconds // 60}:{seconds % 60:02d}[/]"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ingest.progress import Progress
+from ingest.progress import Screen
 from ingest.spark_sink import BatchReceipt, RegionReceipt
 from ingest.tally import Figures, Tally
 from wal import FakeClock
@@ -34,7 +34,8 @@ def figures(batch_id: int) -> Figures:
 def shown(*, terminal: bool, batches: tuple[int, ...]) -> str:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=terminal, color_system=None, legacy_windows=False)
-    with Progress(console, "data/[x]/packages.lance", FakeClock()) as progress:
+    with Screen(console, ["data/[x]/packages.lance"], FakeClock()) as screen:
+        progress = screen.boards[0]
         progress.phase("streaming")
         for batch_id in batches:
             progress.show(figures(batch_id), STATUS, "6/10")
@@ -68,3 +69,27 @@ def test_the_panel_fits_80_columns_and_shows_every_region() -> None:
     for bucket, id in enumerate(IDS):
         row = next(line for line in rows if id[:8] in line)
         assert row.split()[:6] == [str(bucket), id[:8], "500,000", "250,000", "98,765", "2"]
+
+
+def test_of_several_pipelines_each_line_says_which() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=False, color_system=None)
+    with Screen(console, ["orders", "users"], FakeClock()) as screen:
+        screen.phase("starting Spark")
+        screen.boards[1].phase("streaming")
+        screen.boards[0].show(figures(3), STATUS)
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == ["memwal: starting Spark", "memwal: users: streaming"]
+    assert lines[2].startswith("memwal: orders: micro-batch 3: 1,000,000 rows in")
+
+
+def test_a_terminal_shows_a_panel_for_each_of_several_pipelines() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None, legacy_windows=False)
+    with Screen(console, ["orders", "users"], FakeClock()) as screen:
+        screen.phase("starting Spark")
+        for board in screen.boards:
+            board.show(figures(3), STATUS)
+    last = out.getvalue()[out.getvalue().rindex("orders") :]
+    assert last.index("starting Spark") < last.index("users")
+    assert last.count("1,000,000 rows in") == 2
