@@ -131,9 +131,10 @@ class MemWalSink:
 
     def _route(self) -> RouteTask:
         """The first step's task; secrets travel as the references they are in the configuration."""
-        table = self._settings.table
+        options = self._settings.table.storage_options
+        # The base table's own address: an executor has another working directory.
         return RouteTask(
-            table.uri, tuple((name, value.get_secret_value()) for name, value in table.storage_options.items())
+            self._table().uri, tuple((name, value.get_secret_value()) for name, value in options.items())
         )
 
     def _owner(self) -> str:
