@@ -10,7 +10,7 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -28,10 +28,11 @@ from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
-from ingest.source import BLOCK, FILE, LANDED, PLACE
+from ingest.rows import split_deletes
+from ingest.source import BLOCK, DELETE, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import InvalidRows, MemTable, required_columns, row_schema, with_tombstone
+from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, required_columns, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
@@ -79,12 +80,12 @@ class RouteTask:
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        rows = pa.Table.from_batches([batch]).select(of_table(batch))
         target = opened(self.uri, self.options)
+        rows, deletes = rows_and_deletes(batch, target.base.key, target.base.key)
         if not set(rows.column_names) <= set(target.schema.names):
             target = reopened(target, self.uri, self.options)
         try:
-            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names))
+            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
             target.checker.check(conformed)
         except InvalidRows as error:
             raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
@@ -170,7 +171,7 @@ class SendTask:
                         yield done.finish()
                     if sending is None:
                         token = Token(self.producer, self.sequence)
-                        region, columns = self.regions[bucket], of_table(batch)
+                        region, columns = self.regions[bucket], [*of_table(batch), *_tombstone(batch)]
                         stream = opened_stream(table, region, token, self.timeout, columns)
                         sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
@@ -187,12 +188,13 @@ class _Sending:
 
     def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
         self.bucket = bucket
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock, self._key = stream, clock, table.key
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        conformed = with_tombstone(pa.Table.from_batches([batch.select(of_table(batch))]), self._rows_schema)
+        rows, deletes = rows_and_deletes(batch, self._key, self._key)
+        conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
         sent = self._stream.schema
         for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
             self._stream.write(part)
@@ -229,19 +231,38 @@ class _Sending:
 def opened_stream(
     table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str]
 ) -> RegionStream:
-    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order.
+    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order;
+    and `_tombstone` where that is among them.
 
     Raises: as `RemoteTable.open_stream`.
     """
-    if not set(columns) <= set(table.schema.names):
+    if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
         table.refresh()  # added since the daemon last looked, and known to `RouteTask`
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
-    return table.open_stream(region, token, timeout=timeout, columns=carried)
+    return table.open_stream(region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns)
 
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
-    return [name for name in batch.schema.names if name not in PLACE and name not in ADDED]
+    return [name for name in batch.schema.names if name not in PLACE and name not in ADDED and name != DELETE]
+
+
+def rows_and_deletes(
+    batch: pa.RecordBatch, key: Sequence[str], kept: Collection[str]
+) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
+    """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
+
+    Of rows that delete only the columns `kept` have values. Raises: Invalid as `ingest.rows.split_deletes`.
+    """
+    rows = pa.Table.from_batches([batch.select(of_table(batch))])
+    if DELETE not in batch.schema.names:
+        return rows, None
+    _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
+    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, kept, deletes), deletes)
+
+
+def _tombstone(batch: pa.RecordBatch) -> list[str]:
+    return [TOMBSTONE] if DELETE in batch.schema.names else []
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
