@@ -172,6 +172,7 @@ class RemoteTable(Reads):
         self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
         self.key = tuple(described["key"])
         self.upsert: str = described["upsert"]
+        self.version: str = described["version"]
         return described
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:

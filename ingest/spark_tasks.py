@@ -10,7 +10,7 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from flush import BaseTable
+from ingest.admission import given_required
 from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
 from ingest.receipts import StreamReceipt
@@ -32,7 +33,7 @@ from ingest.rows import split_deletes
 from ingest.source import BLOCK, DELETE, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, required_columns, row_schema, with_tombstone
+from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
@@ -81,7 +82,7 @@ class RouteTask:
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         target = opened(self.uri, self.options)
-        rows, deletes = rows_and_deletes(batch, target.base.key, target.base.key)
+        rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
         if not set(rows.column_names) <= set(target.schema.names):
             target = reopened(target, self.uri, self.options)
         try:
@@ -188,12 +189,12 @@ class _Sending:
 
     def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
         self.bucket = bucket
-        self._stream, self._clock, self._key = stream, clock, table.key
+        self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rows, deletes = rows_and_deletes(batch, self._key, self._key)
+        rows, deletes = rows_and_deletes(batch, self._key, self._version)
         conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
         sent = self._stream.schema
         for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
@@ -248,17 +249,17 @@ def of_table(batch: pa.RecordBatch) -> list[str]:
 
 
 def rows_and_deletes(
-    batch: pa.RecordBatch, key: Sequence[str], kept: Collection[str]
+    batch: pa.RecordBatch, key: Sequence[str], version: str
 ) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
     """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
 
-    Of rows that delete only the columns `kept` have values. Raises: Invalid as `ingest.rows.split_deletes`.
+    Rows that delete have values of their key and version only. Raises: Invalid as `ingest.rows.split_deletes`.
     """
     rows = pa.Table.from_batches([batch.select(of_table(batch))])
     if DELETE not in batch.schema.names:
         return rows, None
     _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
-    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, kept, deletes), deletes)
+    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, (*key, version), deletes), deletes)
 
 
 def _tombstone(batch: pa.RecordBatch) -> list[str]:
@@ -289,9 +290,7 @@ class Target:
 
     def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
         """The columns that must have a value in rows with `columns`."""
-        if self.base.rules.upsert != "merge":
-            return self.required
-        return tuple(name for name in self.required if name in columns)
+        return given_required(self.required, columns, self.base.rules)
 
 
 @lru_cache(maxsize=8)
@@ -303,7 +302,7 @@ def opened(uri: str, options: tuple[tuple[str, str], ...]) -> Target:
     base = BaseTable.open(uri, resolve(secrets, os.environ))
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
-    return Target(base, schema, required_columns(base.schema, base.key), checker)
+    return Target(base, schema, base.required, checker)
 
 
 def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...]) -> Target:
