@@ -52,6 +52,7 @@ RECEIPT = pa.schema(
         pa.field("landed_first", pa.float64()),
         pa.field("landed_last", pa.float64()),
         pa.field("acked_at", pa.float64(), nullable=False),
+        pa.field("skipped", pa.int64(), nullable=False),
     ]
 )
 """All that comes back to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` null where
@@ -225,6 +226,7 @@ class _Sending:
             "landed_first": min((each["min"] / _MICROS for each in landed), default=None),
             "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
             "acked_at": acked_at,
+            "skipped": answer.skipped,
         }
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
