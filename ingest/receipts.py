@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Receipt:
     """What a put or delete answers: rows taken, and whether any region applied them now (False: the token was applied
     before). `positions`: WAL position per region id, 0 where the rows are not durable yet. `skipped`: rows that are not
-    stored, because their keys were there already and stored rows stay as they are (upsert = "insert"), or because they are
-    older than those (version)."""
+    stored, because their keys were there already and stored rows stay as they are (upsert = "insert"), or are newer
+    (version)."""
 
     rows: int
     applied: bool

@@ -42,8 +42,8 @@ _QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True)
 class RegionReceipt:
-    """What one region answered to one micro-batch; times in unix seconds, see `spark_tasks.RECEIPT`. `skipped`: rows that
-    the table's rules left out."""
+    """What one region answered to one micro-batch; times in unix seconds, see `spark_tasks.RECEIPT`. `skipped`: rows
+    that the table's rules left out."""
 
     region: str
     rows: int
