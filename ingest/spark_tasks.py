@@ -24,14 +24,16 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from flush import BaseTable
+from ingest.admission import given_required
 from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
-from ingest.source import BLOCK, FILE, LANDED, PLACE
+from ingest.rows import split_deletes
+from ingest.source import BLOCK, DELETE, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import InvalidRows, MemTable, required_columns, row_schema, with_tombstone
+from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
@@ -50,6 +52,7 @@ RECEIPT = pa.schema(
         pa.field("landed_first", pa.float64()),
         pa.field("landed_last", pa.float64()),
         pa.field("acked_at", pa.float64(), nullable=False),
+        pa.field("skipped", pa.int64(), nullable=False),
     ]
 )
 """All that comes back to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` null where
@@ -79,12 +82,12 @@ class RouteTask:
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        rows = pa.Table.from_batches([batch]).select(of_table(batch))
         target = opened(self.uri, self.options)
+        rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
         if not set(rows.column_names) <= set(target.schema.names):
             target = reopened(target, self.uri, self.options)
         try:
-            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names))
+            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
             target.checker.check(conformed)
         except InvalidRows as error:
             raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
@@ -170,7 +173,7 @@ class SendTask:
                         yield done.finish()
                     if sending is None:
                         token = Token(self.producer, self.sequence)
-                        region, columns = self.regions[bucket], of_table(batch)
+                        region, columns = self.regions[bucket], [*of_table(batch), *_tombstone(batch)]
                         stream = opened_stream(table, region, token, self.timeout, columns)
                         sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
@@ -187,12 +190,13 @@ class _Sending:
 
     def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
         self.bucket = bucket
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        conformed = with_tombstone(pa.Table.from_batches([batch.select(of_table(batch))]), self._rows_schema)
+        rows, deletes = rows_and_deletes(batch, self._key, self._version)
+        conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
         sent = self._stream.schema
         for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
             self._stream.write(part)
@@ -222,6 +226,7 @@ class _Sending:
             "landed_first": min((each["min"] / _MICROS for each in landed), default=None),
             "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
             "acked_at": acked_at,
+            "skipped": answer.skipped,
         }
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
@@ -229,19 +234,38 @@ class _Sending:
 def opened_stream(
     table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str]
 ) -> RegionStream:
-    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order.
+    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order;
+    and `_tombstone` where that is among them.
 
     Raises: as `RemoteTable.open_stream`.
     """
-    if not set(columns) <= set(table.schema.names):
+    if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
         table.refresh()  # added since the daemon last looked, and known to `RouteTask`
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
-    return table.open_stream(region, token, timeout=timeout, columns=carried)
+    return table.open_stream(region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns)
 
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
-    return [name for name in batch.schema.names if name not in PLACE and name not in ADDED]
+    return [name for name in batch.schema.names if name not in PLACE and name not in ADDED and name != DELETE]
+
+
+def rows_and_deletes(
+    batch: pa.RecordBatch, key: Sequence[str], version: str
+) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
+    """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
+
+    Rows that delete have values of their key and version only. Raises: Invalid as `ingest.rows.split_deletes`.
+    """
+    rows = pa.Table.from_batches([batch.select(of_table(batch))])
+    if DELETE not in batch.schema.names:
+        return rows, None
+    _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
+    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, (*key, version), deletes), deletes)
+
+
+def _tombstone(batch: pa.RecordBatch) -> list[str]:
+    return [TOMBSTONE] if DELETE in batch.schema.names else []
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -268,9 +292,7 @@ class Target:
 
     def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
         """The columns that must have a value in rows with `columns`."""
-        if self.base.rules.upsert != "merge":
-            return self.required
-        return tuple(name for name in self.required if name in columns)
+        return given_required(self.required, columns, self.base.rules)
 
 
 @lru_cache(maxsize=8)
@@ -282,7 +304,7 @@ def opened(uri: str, options: tuple[tuple[str, str], ...]) -> Target:
     base = BaseTable.open(uri, resolve(secrets, os.environ))
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
-    return Target(base, schema, required_columns(base.schema, base.key), checker)
+    return Target(base, schema, base.required, checker)
 
 
 def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...]) -> Target:

@@ -5,11 +5,14 @@ Sorted by key (and within a key by order of writing, the sort is stable) all of 
 
     key   a a a a a | b b | c       one segment for each key; what is stored counts as its first version
     op    p p d p p | p p | d       p a row of a put, d of a delete
-    run   1 1 2 3 3 | 1 4 | 2       rows of one write and key; a write is all puts or all deletes
+    run   1 1 2 3 3 | 1 4 | 2       rows of one write and key which all are puts or all deletes, none of these between
 
 insert: a run of puts is taken where the run before it is a delete, or where there is none and the key is not stored. Of
 a run that is taken all rows are, the last counts as everywhere. So of two puts of a new key in one group the first is
 taken, and the second finds it.
+
+version: a row is taken where none before it in its segment, nor the stored row, has a higher version. A segment is cut
+where a row deletes whatever version is there. What is not taken is left out before anything is merged.
 
 merge: each column of a row is that of the last row since the segment's beginning, or since the last delete, whose write
 has the column: a forward fill, whose beginning is the stored row (of a delete: nulls).
@@ -24,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ingest.errors import Invalid
+from ingest.write_queue import Deletes
 
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
@@ -37,14 +41,14 @@ class Group:
     Thread safety. Immutable. Shapes: n rows, m different keys; keys are numbered 0 to m - 1 in no order to rely on.
     """
 
-    def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Sequence[bool]) -> None:
-        """`keys`: the key columns of all rows, without nulls. `rows`, `deletes`: by write, how many rows it has and
-        whether it deletes their keys.
-        """
+    def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Mask) -> None:
+        """`keys`: the key columns of all rows, without nulls. `rows`: by write, how many. `deletes`: bool [n]."""
         self.writes: Places = np.repeat(np.arange(len(rows)), rows)
         """int64 [n]: the write of each row."""
-        self.deletes: Mask = np.repeat(np.asarray(deletes, dtype=np.bool_), rows)
-        """bool [n]: whether it is a row of a delete."""
+        self.count = len(rows)
+        """Number of writes."""
+        self.deletes: Mask = deletes
+        """bool [n]: whether the row deletes its key."""
         codes = key_codes(keys)
         self.order: Places = np.argsort(codes, kind="stable")
         """int64 [n]: the rows sorted by key."""
@@ -80,13 +84,13 @@ def _column_codes(column: pa.ChunkedArray) -> Places:
 def inserted(group: Group, stored: Mask) -> Mask:
     """Which rows are written where a stored row stays as it is: bool [n]; rows of deletes all are.
 
-    `stored`: bool [m], whether the key is there before the group; not looked at where its first row is a delete's.
+    `stored`: bool [m], whether the key is there before the group; not looked at where its first row is a delete.
     """
     if not len(group.order):
         return np.ones(0, dtype=np.bool_)
     writes, deletes = group.writes[group.order], group.deletes[group.order]
     begins = group.begins.copy()
-    begins[1:] |= writes[1:] != writes[:-1]
+    begins[1:] |= (writes[1:] != writes[:-1]) | (deletes[1:] != deletes[:-1])
     runs = np.flatnonzero(begins)
     deleting = deletes[runs]
     gone = np.concatenate([[False], deleting[:-1]])
@@ -100,7 +104,7 @@ def merged_from(group: Group, given: Mask, stored: Places) -> Places:
     """Where each row has a column's value from: int64 [n], a row of the group, n + a stored row, or NOWHERE.
 
     `given`: bool [number of writes], which have the column. `stored`: int64 [m], the stored row of each key, NOWHERE
-    where there is none or it is not asked for; not looked at where the key's first row is a delete's.
+    where there is none or it is not asked for; not looked at where the key's first row is a delete.
     """
     rows, place = len(group.order), np.arange(len(group.order))
     deletes = group.deletes[group.order]
@@ -112,6 +116,39 @@ def merged_from(group: Group, given: Mask, stored: Places) -> Places:
     sources = np.empty(rows, dtype=np.int64)
     sources[group.order] = np.where(last >= since, group.order[last], fallback)
     return sources
+
+
+def timely(group: Group, versions: pa.ChunkedArray, stored: pa.ChunkedArray, at: Places) -> Mask:
+    """Which rows are not older than what is there before them, stored or earlier in the group: bool [n].
+
+    A row without a version (a delete by key only) never is, and whatever comes behind it is not older than it.
+    `versions`: of the n rows. `stored`: of stored rows, null = older than any. `at`: int64 [m], the stored row of each
+    key, NOWHERE where there is none; not looked at where the key's first row has no version.
+    """
+    order, known = group.order, versions.is_valid().to_numpy()
+    kept, has = _ordered(stored), stored.is_valid().to_numpy()
+    # Dense ranks from 1 on: 0 is older than any, and a segment's number times one more than the highest keeps it apart.
+    _, ranks = np.unique(np.concatenate([_ordered(versions), kept]), return_inverse=True)
+    ranks = ranks.astype(np.int64) + 1
+    own = np.where(known, ranks[: len(order)], 0)[order]
+    before = np.concatenate([np.where(has, ranks[len(order) :], 0), [0]])[at]  # NOWHERE is the last
+    floor = np.where(group.begins & (own > 0), before[group.key], 0)
+    segment = np.cumsum(group.begins | (own == 0)) * (len(ranks) + 1)
+    highest = np.maximum.accumulate(segment + np.maximum(own, floor)) - segment
+    taken = np.empty(len(order), dtype=np.bool_)
+    taken[order] = own == highest
+    return taken
+
+
+def _ordered(versions: pa.ChunkedArray) -> Places:
+    """Values of a version column as int64 in the same order, nulls 0."""
+    if pa.types.is_uint64(versions.type):
+        signed: Places = (versions.fill_null(0).to_numpy() ^ np.uint64(1 << 63)).view(np.int64)
+        return signed
+    if pa.types.is_date32(versions.type):
+        versions = versions.cast(pa.int32())
+    values: Places = versions.cast(pa.int64()).fill_null(0).to_numpy()
+    return values
 
 
 def merged(rows: pa.Table, stored: pa.Table, sources: Mapping[str, Places]) -> pa.Table:
@@ -131,23 +168,22 @@ def named(rows: pa.Table, key: Sequence[str], row: int) -> str:
     return ", ".join(f"{name} = {rows.column(name)[row].as_py()!r:.80}" for name in key)
 
 
-def one_row_per_key(rows: pa.Table, key: Sequence[str], *, refuse: bool) -> pa.Table:
-    """The rows of one put without those whose key an earlier one has; order is kept.
+def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = False, *, refuse: bool) -> Mask:
+    """The rows of one put, bool [n], without those that put a key which an earlier row puts, no delete in between.
 
     `refuse`: raise Invalid naming the first such key and its two rows. Requires: the key columns, without nulls.
     """
-    codes = key_codes(rows.select(list(key)))
+    codes, deleting = key_codes(rows.select(list(key))), np.broadcast_to(deletes, rows.num_rows)
     order = np.argsort(codes, kind="stable")
-    again = order[1:][codes[order][1:] == codes[order][:-1]]
-    if not len(again):
-        return rows
-    if refuse:
+    repeats = (codes[order][1:] == codes[order][:-1]) & ~deleting[order][1:] & ~deleting[order][:-1]
+    again = order[1:][repeats]
+    once = np.ones(rows.num_rows, dtype=np.bool_)
+    once[again] = False
+    if refuse and len(again):
         second = int(again.min())
-        first = int(np.flatnonzero(codes == codes[second])[0])
+        first = int(order[:-1][repeats][again == second][0])
         raise Invalid(
             f"the key {named(rows, key, second)} is in row {first} and in row {second} of one put; {len(again)} rows "
             'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once'
         )
-    once = np.ones(rows.num_rows, dtype=np.bool_)
-    once[again] = False
-    return rows.filter(pa.array(once))
+    return once
