@@ -70,7 +70,8 @@ class Progress:
             bad = f"{figures.bad:,} bad, " if figures.bad else ""
             self._line(
                 f"micro-batch {figures.batch_id}: {figures.rows:,} rows in, {bad}"
-                f"{figures.rows_per_second:,.0f} rows/s, {_queued(self._status):,} in memtables, base version {self._status.get('base_version', '-')}"
+                f"{figures.rows_per_second:,.0f} rows/s, {_queued(self._status):,} in memtables, "
+                f"base version {self._status.get('base_version', '-')}"
             )
 
     def _line(self, text: str) -> None:
