@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LANDED, FILE, BLOCK = "_memwal_landed", "_memwal_file", "_memwal_block"
 PLACE = (LANDED, FILE, BLOCK)
 """Columns that say where a row of a file source lies, most significant first."""
+DELETE = "_memwal_delete"
+"""Column of bools that a frame may have: the row deletes its key (null = false), and needs no other values."""
 
 TOPIC, PARTITION, OFFSET = "_memwal_topic", "_memwal_partition", "_memwal_offset"
 PROBLEM = "_memwal_problem"

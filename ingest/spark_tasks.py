@@ -10,7 +10,7 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -30,16 +30,17 @@ from ingest.errors import Invalid
 from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Rules, Written, letter_column, place_of
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
-from ingest.source import BESIDE, BLOCK, FILE, LANDED, OFFSET, PARTITION, PLACE, TOPIC
+from ingest.rows import split_deletes
+from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, PARTITION, PLACE, TOPIC
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import InvalidRows, MemTable, required_columns, row_schema, with_tombstone
+from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, required_columns, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 ADDED = (ROW, BUCKET)
 """Columns that `RouteTask` adds: int64 number of the row within its part of the source, int32 region of the row."""
-_NOT_THE_USERS = {*PLACE, TOPIC, PARTITION, OFFSET, *BESIDE, *ADDED, LETTER}
+_NOT_THE_USERS = {*PLACE, TOPIC, PARTITION, OFFSET, DELETE, *BESIDE, *ADDED, LETTER}
 
 _MICROS = 1e6
 
@@ -105,7 +106,7 @@ class RouteTask:
 
     def _target(self, columns: Sequence[str]) -> Target:
         target = opened(self.uri, self.options)
-        if not set(columns) <= {*target.schema.names, *BESIDE}:
+        if not set(columns) <= set(target.schema.names):
             target = reopened(target, self.uri, self.options)
         return target
 
@@ -133,8 +134,8 @@ class RouteTask:
             buckets[good] = target.base.route(conformed_to(target, batch.filter(pa.array(good))))
         for name in of_table(batch) if bad else ():
             at = batch.schema.get_field_index(name)
-            emptied = pc.if_else(pa.array(good), batch[name], pa.scalar(None, batch[name].type))
-            batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), emptied)
+            kept = pc.if_else(pa.array(good), batch[name], pa.scalar(None, batch[name].type))
+            batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
         return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
 
     def _refused_of(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
@@ -146,8 +147,8 @@ class RouteTask:
 
 def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
     """The user's columns of a batch as the table has them. Raises: InvalidRows for what a region would refuse."""
-    rows = pa.Table.from_batches([batch]).select(of_table(batch))
-    conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names))
+    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.key)
+    conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
     target.checker.check(conformed)
     return conformed
 
@@ -242,7 +243,7 @@ class SendTask:
                         yield done.finish()
                     if sending is None:
                         token = Token(self.producer, self.sequence)
-                        region, columns = self.regions[bucket], of_table(batch)
+                        region, columns = self.regions[bucket], [*of_table(batch), *_tombstone(batch)]
                         stream = opened_stream(table, region, token, self.timeout, columns)
                         sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
@@ -259,12 +260,13 @@ class _Sending:
 
     def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
         self.bucket = bucket
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock, self._key = stream, clock, table.key
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        conformed = with_tombstone(pa.Table.from_batches([batch.select(of_table(batch))]), self._rows_schema)
+        rows, deletes = rows_and_deletes(batch, self._key, self._key)
+        conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
         sent = self._stream.schema
         for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
             self._stream.write(part)
@@ -301,19 +303,38 @@ class _Sending:
 def opened_stream(
     table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str]
 ) -> RegionStream:
-    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order.
+    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order;
+    and `_tombstone` where that is among them.
 
     Raises: as `RemoteTable.open_stream`.
     """
-    if not set(columns) <= set(table.schema.names):
+    if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
         table.refresh()  # added since the daemon last looked, and known to `RouteTask`
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
-    return table.open_stream(region, token, timeout=timeout, columns=carried)
+    return table.open_stream(region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns)
 
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
     return [name for name in batch.schema.names if name not in _NOT_THE_USERS]
+
+
+def rows_and_deletes(
+    batch: pa.RecordBatch, key: Sequence[str], kept: Collection[str]
+) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
+    """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
+
+    Of rows that delete only the columns `kept` have values. Raises: Invalid as `ingest.rows.split_deletes`.
+    """
+    rows = pa.Table.from_batches([batch.select(of_table(batch))])
+    if DELETE not in batch.schema.names:
+        return rows, None
+    _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
+    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, kept, deletes), deletes)
+
+
+def _tombstone(batch: pa.RecordBatch) -> list[str]:
+    return [TOMBSTONE] if DELETE in batch.schema.names else []
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
