@@ -332,7 +332,9 @@ class _Run:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            frame = read_stream(self._services.spark, source, written_schema(self._settings, self._base))
+            keep_bad = self._settings.dlq.mode != "fail"
+            schema = written_schema(self._settings, self._base)
+            frame = read_stream(self._services.spark, source, schema, keep_bad=keep_bad)
             writer = frame.writeStream.foreachBatch(self._sink).queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (

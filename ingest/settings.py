@@ -23,6 +23,7 @@ from ingest.settings_checks import relations
 from ingest.settings_model import (
     CommitSettings,
     DaemonSettings,
+    DlqSettings,
     FlushSettings,
     LogSettings,
     MemtableSettings,
@@ -39,6 +40,7 @@ from ingest.settings_problems import Problem, nearest, of_section, section_type,
 __all__ = [
     "CommitSettings",
     "DaemonSettings",
+    "DlqSettings",
     "FlushSettings",
     "LogSettings",
     "MemtableSettings",

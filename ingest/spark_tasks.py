@@ -1,8 +1,8 @@
 """What the Spark sink does on executors: two functions over streams of Arrow batches. Nothing here imports Spark.
 
 `RouteTask` validates rows and names the region of each; `SendTask` streams the rows of each region, which Spark has
-brought together and in order by then, to the region's owner. Spark shuffles between the two, so no row is sent before
-every row of the micro-batch has passed validation.
+brought together and in order by then, to the region's owner, and bad rows to the table of dead letters. Spark shuffles
+between the two, so no row is sent before every row of the micro-batch has passed validation.
 
 Both are pickled with plain strings and numbers only; what they need beside is opened in the worker.
 """
@@ -10,8 +10,8 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -25,12 +25,14 @@ from pydantic import SecretStr
 
 from flush import BaseTable
 from ingest.admission import given_required
+from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
+from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Rules, Written, letter_column, place_of
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
 from ingest.rows import split_deletes
-from ingest.source import BLOCK, DELETE, FILE, LANDED, PLACE
+from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, PARTITION, PLACE, TOPIC
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
 from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, row_schema, with_tombstone
@@ -39,6 +41,7 @@ from wal import Clock, SystemClock
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 ADDED = (ROW, BUCKET)
 """Columns that `RouteTask` adds: int64 number of the row within its part of the source, int32 region of the row."""
+_NOT_THE_USERS = {*PLACE, TOPIC, PARTITION, OFFSET, DELETE, *BESIDE, *ADDED, LETTER}
 
 _MICROS = 1e6
 
@@ -53,21 +56,31 @@ RECEIPT = pa.schema(
         pa.field("landed_last", pa.float64()),
         pa.field("acked_at", pa.float64(), nullable=False),
         pa.field("skipped", pa.int64(), nullable=False),
+        pa.field("letters", pa.int64()),
+        pa.field("said", pa.string()),
     ]
 )
 """All that comes back to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` null where
-the source has no files."""
+the source has no files.
+
+Two kinds of rows more, of no region's ack: with `letters` not null, what became of the bad rows (`rows` of them, of
+which so many letters were not there before; `said`: the most frequent reasons); with `said` alone, rows which the
+region refused, as `refusals.packed` writes them, and it has applied nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteTask:
-    """Validates batches against the table and adds the columns `ADDED`; the rows themselves pass unchanged.
+    """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged.
 
-    Raises (as TaskError): Invalid naming the column, and the row and its file where there is one.
+    Bad rows go on as dead letters, with the column `LETTER`, where `letters` is not "fail"; `refused` are those that
+    their region refused in an earlier attempt. Raises (as TaskError): Invalid naming the column, and the row and its
+    file where there is one; where there are dead letters, only for columns that fit no row.
     """
 
     uri: str
     options: tuple[tuple[str, str], ...]
+    letters: Mode = "fail"
+    refused: Mapping[Place, BadRow] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -82,17 +95,69 @@ class RouteTask:
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        target = self._target(of_table(batch))
+        bad = problems_of(batch)
+        if self.letters == "fail":
+            return self._all_or_none(batch, numbers, bad, target)
+        bad |= self._refused_of(batch, numbers)
+        rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
+        asked = batch if rest is None else batch.take(pa.array(rest))
+        unfit = unfit_of(asked, lambda rows: conformed_to(target, rows))
+        bad |= {row if rest is None else int(rest[row]): why for row, why in unfit.items()}
+        return self._sorted_out(batch, numbers, bad, target)
+
+    def _target(self, columns: Sequence[str]) -> Target:
         target = opened(self.uri, self.options)
-        rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
-        if not set(rows.column_names) <= set(target.schema.names):
+        if not set(columns) <= set(target.schema.names):
             target = reopened(target, self.uri, self.options)
+        return target
+
+    @staticmethod
+    def _all_or_none(
+        batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
+    ) -> pa.RecordBatch:
+        for row, why in sorted(bad.items())[:1]:
+            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}", {"stage": why.stage})
         try:
-            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
-            target.checker.check(conformed)
+            conformed = conformed_to(target, batch)
         except InvalidRows as error:
             raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
-        buckets = pa.array(target.base.route(conformed), pa.int32())
-        return batch.append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
+        return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
+
+    def _sorted_out(
+        self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
+    ) -> pa.RecordBatch:
+        """All rows in their order: good ones with their region, bad ones emptied, with their letter."""
+        letter = letter_column(batch, bad, of_table(batch), raw=self.letters == "table")
+        buckets = np.full(batch.num_rows, NOWHERE, dtype=np.int32)
+        good = np.ones(batch.num_rows, dtype=bool)
+        good[list(bad)] = False
+        if good.any():
+            buckets[good] = target.base.route(conformed_to(target, batch.filter(pa.array(good))))
+        for name in of_table(batch) if bad else ():
+            at = batch.schema.get_field_index(name)
+            kept = pc.if_else(pa.array(good), batch[name], pa.scalar(None, batch[name].type))
+            batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
+        return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
+
+    def _refused_of(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
+        if not self.refused:
+            return {}
+        places = ((row, place_of(batch, row, int(numbers[row]))) for row in range(batch.num_rows))
+        return {row: self.refused[place] for row, place in places if place in self.refused}
+
+
+def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
+    """The user's columns of a batch as the table has them. Raises: InvalidRows for what a region would refuse."""
+    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
+    conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
+    target.checker.check(conformed)
+    return conformed
+
+
+def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: pa.Array) -> pa.RecordBatch:
+    beside = [name for name in BESIDE if name in batch.schema.names]
+    return batch.drop_columns(beside).append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
 
 
 class RowNumbers:
@@ -153,9 +218,16 @@ class SendTask:
     producer: str
     sequence: int
     timeout: float
+    letters: Rules = FAIL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
+            if self.letters.mode != "fail":
+                box = Letterbox(self.letters, ROW, self.producer, self.sequence)
+                written = box.take(batches, BUCKET)
+                if written is not None:
+                    yield _of_letters(written, SystemClock().now())
+                batches = box.rest(batches)
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
                 return
@@ -247,7 +319,7 @@ def opened_stream(
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
-    return [name for name in batch.schema.names if name not in PLACE and name not in ADDED and name != DELETE]
+    return [name for name in batch.schema.names if name not in _NOT_THE_USERS]
 
 
 def rows_and_deletes(
@@ -273,9 +345,20 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
     yield from rest
 
 
+def _of_letters(written: Written, now: float) -> pa.RecordBatch:
+    nothing = {"region": "", "applied": True, "position": 0, "ack_seconds": 0.0, "acked_at": now, "skipped": 0}
+    receipt = nothing | {"rows": written.rows, "letters": written.added, "said": written.reasons}
+    return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
+
+
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
     """Where a refused row lies, for the end of its message: its number in the file, not in the batch."""
-    if row is None or FILE not in batch.schema.names:
+    if row is None:
+        return ""
+    if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
+        topic, partition, offset = place_of(batch, row, 0)
+        return f" (offset {offset} of partition {partition} of topic {topic})"
+    if FILE not in batch.schema.names:
         return ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name
     return f" (row {int(numbers[row])} of {name}, counted from 0)"
