@@ -26,9 +26,10 @@ from pydantic import SecretStr
 from flush import BaseTable
 from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
+from ingest.kafka_rows import at_coordinates, refuse_unusable
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
-from ingest.source import BLOCK, FILE, LANDED, PLACE
+from ingest.source import BLOCK, FILE, LANDED, OFFSET, OURS
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
 from memtable import InvalidRows, MemTable, required_columns, row_schema, with_tombstone
@@ -70,6 +71,7 @@ class RouteTask:
         with task_edge():
             numbers = RowNumbers()
             for batch in batches:
+                refuse_unusable(batch)
                 yield self._routed(batch, numbers.of(batch))
 
     def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -241,7 +243,7 @@ def opened_stream(
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
-    return [name for name in batch.schema.names if name not in PLACE and name not in ADDED]
+    return [name for name in batch.schema.names if name not in OURS and name not in ADDED]
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -251,6 +253,8 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
     """Where a refused row lies, for the end of its message: its number in the file, not in the batch."""
+    if row is not None and OFFSET in batch.schema.names:
+        return f" ({at_coordinates(batch, row)})"
     if row is None or FILE not in batch.schema.names:
         return ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name

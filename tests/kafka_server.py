@@ -1,8 +1,8 @@
 """A real Kafka broker for tests and benchmarks: Apache's own, one node (KRaft), run by `java` on loopback.
 
 `python tests/kafka_server.py` (`make kafka`) brings its jars and those of Spark's Kafka connector into the user's
-cache, once per machine: (1) PySpark ships Ivy, which takes each jar that kafka_server.lock names from Maven Central with
-nothing but Java; (2) every jar must have the SHA-256 that the lock says; (3) only then do they get their place.
+cache, once per machine: (1) PySpark ships Ivy, which takes each jar that kafka_server.lock names from Maven Central
+with nothing but Java; (2) every jar must have the SHA-256 that the lock says; (3) only then do they get their place.
 
     with KafkaServer.started(directory) as kafka:
         kafka.create_topic("flights", partitions=4)
