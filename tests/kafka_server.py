@@ -201,7 +201,7 @@ class KafkaServer:
         deadline = time.monotonic() + _READY_WITHIN
         for attempt in range(_STARTS):
             first, second = free_ports(2)
-            place = directory / str(attempt)
+            place = directory.absolute() / str(attempt)
             place.mkdir(parents=True)
             _configure(place, first, second)
             server = cls(place, (first, second), _launch(place))
