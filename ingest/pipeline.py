@@ -1,7 +1,8 @@
 """`memwal run`: source -> regions -> base table, for each pipeline of a file.
 
-1. Check everything that can be checked: Java, the source, the table. Nothing has been written until here.
-2. Create the tables that are absent; start the daemons, one each, and Spark, at the same time.
+1. Check everything that can be checked: Java, the sources, the tables; Kafka is asked for its topics through Spark,
+   which is started for that. Nothing has been written until here.
+2. Create the tables that are absent; start the daemons, one each, while Spark starts.
 3. Start the streaming queries, and a feed once Spark's workers are warm. Daemons commit at intervals by themselves.
 4. Watch until the sources are drained (`--once`), a signal comes, or something fails.
 5. `--once`: flush, commit, report. Stop the queries, the daemons and Spark.
@@ -33,6 +34,8 @@ from ingest.daemon import check_address
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
+from ingest.kafka_checks import KAFKA, record_mapping
+from ingest.kafka_source import check_reachable, check_topics, of_kafka, read_kafka
 from ingest.opening import find_or_create
 from ingest.progress import Progress, Screen
 from ingest.report import print_report
@@ -45,7 +48,7 @@ from ingest.task_errors import of_spark
 from wal import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 MARKER = "memwal-table"
@@ -72,8 +75,15 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         stop = stack.enter_context(stop_signals())
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
+        counts = [
+            settings.regions.count if base is None else base.buckets
+            for settings, base in zip(every, found, strict=True)
+        ]
+        starting = stack.enter_context(spark_of(every, max(counts), once=once))
+        for settings in every:
+            if settings.source.format == KAFKA:
+                check_topics(starting.result(), settings.source)
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
-        starting = stack.enter_context(spark_of(every[0], max(base.buckets for base in bases), once=once))
         owners: dict[str, Owner] = {}  # two pipelines into one table have one
         for settings, board in zip(every, screen.boards, strict=True):
             if settings.table.uri not in owners:
@@ -132,6 +142,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     if not schema.names:
         raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
     check_source(settings.source, schema)
+    if settings.source.format == KAFKA:
+        record_mapping(settings.source, schema, tuple(settings.table.key) if base is None else base.key)
+        check_reachable(settings.source)
     return base
 
 
@@ -212,15 +225,20 @@ class Services:
 
 
 @contextmanager
-def spark_of(settings: Settings, tasks: int, *, once: bool) -> Iterator[Future[SparkSession]]:
-    """Begin to start Spark, as `settings` say; it is stopped at the end. `tasks`: regions of a table at most."""
-    conf = configuration(settings, tasks, once=once)
+def spark_of(pipelines: Sequence[Settings], tasks: int, *, once: bool) -> Iterator[Future[SparkSession]]:
+    """Begin to start Spark, as the first of `pipelines` says; it is stopped at the end. `tasks`: regions of a table at most."""
+    conf = configuration(_of_session(pipelines), tasks, once=once)
     with ThreadPoolExecutor(1, "spark-start") as starter:
         starting = starter.submit(start_session, conf)
         try:
             yield starting
         finally:
             _stop_spark(starting)
+
+
+def _of_session(pipelines: Sequence[Settings]) -> Settings:
+    """Whose settings Spark starts with: its connectors are taken in at the start."""
+    return next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
 
 
 @contextmanager
@@ -332,9 +350,7 @@ class _Run:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            keep_bad = self._settings.dlq.mode != "fail"
-            schema = written_schema(self._settings, self._base)
-            frame = read_stream(self._services.spark, source, schema, keep_bad=keep_bad)
+            frame = self._frame()
             writer = frame.writeStream.foreachBatch(self._sink).queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (
@@ -354,6 +370,14 @@ class _Run:
         if self._feed is not None:
             self._feed.start()
         return query
+
+    def _frame(self) -> DataFrame:
+        source, schema = self._settings.source, written_schema(self._settings, self._base)
+        if source.format == KAFKA:
+            return read_kafka(
+                self._services.spark, source, schema, self._base.key, raw=self._settings.dlq.mode == "table"
+            )
+        return read_stream(self._services.spark, source, schema, keep_bad=self._settings.dlq.mode != "fail")
 
     def _drain(self, query: StreamingQuery) -> None:
         """Set `drained` once the query has processed all that the source holds. Failures are found by `_check`."""
@@ -384,7 +408,7 @@ class _Run:
         for _ in range(_DEATH_NOTICE if self._services.owner.child is not None else 0):
             self._services.owner.check()
             stop.wait(_LOOK_EVERY / 2)
-        raise self._sink.failure or of_spark(error)
+        raise self._sink.failure or of_kafka(error) or of_spark(error)
 
     def _feed_failure(self) -> MemWalError | None:
         return None if self._feed is None else self._feed.failure

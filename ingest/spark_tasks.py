@@ -32,7 +32,7 @@ from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Rules,
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
 from ingest.rows import split_deletes
-from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, PARTITION, PLACE, TOPIC
+from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, OURS
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
 from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, row_schema, with_tombstone
@@ -41,7 +41,7 @@ from wal import Clock, SystemClock
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 ADDED = (ROW, BUCKET)
 """Columns that `RouteTask` adds: int64 number of the row within its part of the source, int32 region of the row."""
-_NOT_THE_USERS = {*PLACE, TOPIC, PARTITION, OFFSET, DELETE, *BESIDE, *ADDED, LETTER}
+_NOT_THE_USERS = {*OURS, *ADDED, LETTER}
 
 _MICROS = 1e6
 
@@ -353,12 +353,10 @@ def _of_letters(written: Written, now: float) -> pa.RecordBatch:
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
     """Where a refused row lies, for the end of its message: its number in the file, not in the batch."""
-    if row is None:
-        return ""
-    if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
+    if row is not None and OFFSET in batch.schema.names:
         topic, partition, offset = place_of(batch, row, 0)
-        return f" (offset {offset} of partition {partition} of topic {topic})"
-    if FILE not in batch.schema.names:
+        return f" (topic {topic}, partition {partition}, offset {offset})"
+    if row is None or FILE not in batch.schema.names:
         return ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name
     return f" (row {int(numbers[row])} of {name}, counted from 0)"
