@@ -226,7 +226,7 @@ class Services:
 
 @contextmanager
 def spark_of(pipelines: Sequence[Settings], tasks: int, *, once: bool) -> Iterator[Future[SparkSession]]:
-    """Begin to start Spark, as the first of `pipelines` says; it is stopped at the end. `tasks`: regions of a table at most."""
+    """Begin to start Spark; it is stopped at the end. `tasks`: regions of one table at most."""
     conf = configuration(_of_session(pipelines), tasks, once=once)
     with ThreadPoolExecutor(1, "spark-start") as starter:
         starting = starter.submit(start_session, conf)
