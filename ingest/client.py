@@ -109,15 +109,23 @@ class RemoteTable(Reads):
 
     @_through_flight
     def open_stream(
-        self, region: UUID, token: Token, *, timeout: float | None = None, columns: Sequence[str] | None = None
+        self,
+        region: UUID,
+        token: Token,
+        *,
+        timeout: float | None = None,
+        columns: Sequence[str] | None = None,
+        routing: int = 1,
     ) -> RegionStream:
         """Start the stream of one region and micro-batch; nothing is applied before `finish`.
 
         `columns`: those that the rows have, in the order of the schema; only a table whose upserts merge takes fewer
         than all, which are meant without it.
+        `routing`: version of the routing by which the caller found `region`.
         `timeout`: seconds from now to the ack, after which the stream is given up; None waits for ever.
         """
         request = {"op": "put", "region": str(region), "producer": token.producer, "sequence": token.sequence}
+        request |= {"routing": routing}
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         return RegionStream(self, str(region), schema, self._open_put(request, schema, timeout))
 

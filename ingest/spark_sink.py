@@ -103,6 +103,7 @@ class MemWalSink:
             receipt = BatchReceipt(batch_id, self._write(frame, batch_id))
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
             self.failure = self._explained(error)
+            self._base = None  # it may have been resized: the next try looks
             raise self.failure from None
         self.failure = None
         if self._on_batch is not None:
@@ -125,7 +126,7 @@ class MemWalSink:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
         routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
-        send = SendTask(endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout)
+        send = SendTask(endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout, base.routing)
         sent = routed.mapInArrow(send, _receipt_schema())
         return tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
 
@@ -133,7 +134,9 @@ class MemWalSink:
         """The first step's task; secrets travel as the references they are in the configuration."""
         table = self._settings.table
         return RouteTask(
-            table.uri, tuple((name, value.get_secret_value()) for name, value in table.storage_options.items())
+            table.uri,
+            tuple((name, value.get_secret_value()) for name, value in table.storage_options.items()),
+            self._table().routing,
         )
 
     def _owner(self) -> str:

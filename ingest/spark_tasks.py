@@ -28,6 +28,7 @@ from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
+from ingest.routings import expect_routing
 from ingest.source import BLOCK, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
@@ -65,6 +66,8 @@ class RouteTask:
 
     uri: str
     options: tuple[tuple[str, str], ...]
+    routing: int = 1
+    """Version of the routing that the driver sends by; a worker that knows another opens the table again."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -75,14 +78,14 @@ class RouteTask:
     def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Open the table in this worker; passes batches of any kind through."""
         with task_edge():
-            opened(self.uri, self.options)
+            opened(self.uri, self.options, self.routing)
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         rows = pa.Table.from_batches([batch]).select(of_table(batch))
-        target = opened(self.uri, self.options)
+        target = opened(self.uri, self.options, self.routing)
         if not set(rows.column_names) <= set(target.schema.names):
-            target = reopened(target, self.uri, self.options)
+            target = reopened(target, self.uri, self.options, self.routing)
         try:
             conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names))
             target.checker.check(conformed)
@@ -150,6 +153,8 @@ class SendTask:
     producer: str
     sequence: int
     timeout: float
+    routing: int = 1
+    """Version of the routing of `regions`."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -171,7 +176,7 @@ class SendTask:
                     if sending is None:
                         token = Token(self.producer, self.sequence)
                         region, columns = self.regions[bucket], of_table(batch)
-                        stream = opened_stream(table, region, token, self.timeout, columns)
+                        stream = opened_stream(table, region, token, self.timeout, columns, self.routing)
                         sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
@@ -227,7 +232,7 @@ class _Sending:
 
 
 def opened_stream(
-    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str]
+    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str], routing: int = 1
 ) -> RegionStream:
     """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order.
 
@@ -236,7 +241,7 @@ def opened_stream(
     if not set(columns) <= set(table.schema.names):
         table.refresh()  # added since the daemon last looked, and known to `RouteTask`
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
-    return table.open_stream(region, token, timeout=timeout, columns=carried)
+    return table.open_stream(region, token, timeout=timeout, columns=carried, routing=routing)
 
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
@@ -274,20 +279,21 @@ class Target:
 
 
 @lru_cache(maxsize=8)
-def opened(uri: str, options: tuple[tuple[str, str], ...]) -> Target:
-    """The target table, opened once per Python worker: key and regions of a table never change, and rows are checked
-    again by the columns of their owner (see `reopened`).
+def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
+    """The target table, opened once per Python worker and version of its routing: its key never changes, and rows are
+    checked again by the columns of their owner (see `reopened`). Raises: Unavailable where another routing holds.
     """
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
+    expect_routing(uri, routing, base.routing)
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
     return Target(base, schema, required_columns(base.schema, base.key), checker)
 
 
-def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...]) -> Target:
+def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
     """For rows with a column that `target` does not know: the table as it is now, to which it may have been added."""
     if target.base.latest().shape == target.base.shape:
         return target
     opened.cache_clear()
-    return opened(uri, options)
+    return opened(uri, options, routing)

@@ -36,6 +36,7 @@ COMMANDS = {
     "log": {"config", "limit", "diff", "keys", "json"},
     "verify": {"config", "deep", "json"},
     "inspect": {"path", "config"},
+    "regions resize": {"config", "to", "json"},
     "config check": {"config"},
     "config show": {"config"},
 }
