@@ -88,8 +88,9 @@ class ResizeReport:
     """Rows that were in the log only."""
     ssts_committed: int
     seconds: float
-    """From the first seal to the last region opened: the pause of whoever writes. 0 where there was nothing to do but
-    to finish an earlier resize."""
+    """From the first seal to the last region opened: the pause of whoever writes."""
+    resumed: bool = False
+    """Whether there was nothing to do but to finish an earlier resize."""
 
 
 def being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
@@ -127,7 +128,7 @@ def resize(
     if base.buckets == buckets and not being_resized(base, store, clock=clock):
         if base is found:
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
-        return ResizeReport(base.routing, found.buckets, buckets, base.version, 0, 0, 0.0)
+        return ResizeReport(base.routing, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
     run = _Run(base, store, clock, ids, options, on_step)
     began = clock.monotonic()
     try:

@@ -51,7 +51,7 @@ def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, 
 def describe(uri: str, report: flush.ResizeReport) -> str:
     """A report for people, in one line."""
     now = f"{report.regions} regions, routing version {report.routing}, version {report.version} of {uri}"
-    if not report.seconds:
+    if report.resumed:
         return f"finished a resize that was broken off: {now}"
     return (
         f"resized from {report.before} to {now}; {report.rows_drained:,} rows drained from the log, "
