@@ -10,6 +10,7 @@ from flush.errors import (
     FlushError,
     FlushOutOfOrder,
     InvalidFileOptions,
+    InvalidResize,
     NotALanceTable,
     NotInitialised,
     SstInvalid,
@@ -22,13 +23,16 @@ from flush.garbage import SstCollector, SstGarbage
 from flush.key_sidecar import write_key_sidecar
 from flush.orphans import OrphanGarbage, collect_orphans
 from flush.plan_garbage import PLANS_MIN, PlanCollector, PlanGarbage
+from flush.resize import BUCKETS_MAX, ResizeReport, being_resized, resize
 from flush.retained import BaseNeeds, base_needs
+from flush.routing import finish as finish_resize
 from flush.sst import read_sst, verify, write_sst
 from flush.sst_indexes import SstIndexes
 from flush.swap import swapped, unborn
 from flush.table_setup import OnDuplicate, Upsert, WriteRules
 
 __all__ = [
+    "BUCKETS_MAX",
     "PLANS_MIN",
     "BaseNeeds",
     "BaseTable",
@@ -39,12 +43,14 @@ __all__ = [
     "FlushError",
     "FlushOutOfOrder",
     "InvalidFileOptions",
+    "InvalidResize",
     "NotALanceTable",
     "NotInitialised",
     "OnDuplicate",
     "OrphanGarbage",
     "PlanCollector",
     "PlanGarbage",
+    "ResizeReport",
     "SstCollector",
     "SstGarbage",
     "SstIndexes",
@@ -54,13 +60,16 @@ __all__ = [
     "Upsert",
     "WriteRules",
     "base_needs",
+    "being_resized",
     "bloom_bytes",
     "collect_orphans",
     "commit",
     "contains",
+    "finish_resize",
     "flush",
     "prune",
     "read_sst",
+    "resize",
     "swapped",
     "unborn",
     "verify",

@@ -75,6 +75,8 @@ class BaseTable:
     indexes: tuple[IndexSpec, ...]
     regions: Regions
     """Ids of the regions; rows of bucket n go to region n."""
+    routing: int
+    """Version of the routing of rows to regions: 1, and one more with every resize."""
     wal_format: WalFormat
     """How the entries of its log are written, fixed when it was set up."""
     rules: WriteRules
@@ -86,6 +88,7 @@ class BaseTable:
     storage_version: str
     """Lance file version of new data files, such as "2.2"; SSTs use the same."""
     storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
+    _append_ids: tuple[int, ...]
     _hash: BucketHash | RowHash
 
     @staticmethod
@@ -266,6 +269,12 @@ class BaseTable:
         """
         return self._hash(rows)
 
+    def route_into(self, buckets: int, rows: pa.Table | pa.RecordBatch) -> Buckets:
+        """As `route`, where the table had so many regions: before a resize, or after it."""
+        if self.append_by is None:
+            return BucketHash(self.dataset, self.key[0], buckets)(rows)
+        return RowHash(self.dataset, self._append_ids, buckets)(rows)
+
 
 def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
     """A view of the newest version. Another program may supersede it and clean it up before its manifest is read, which
@@ -291,7 +300,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     schema = pa.schema(list(dataset.schema))
     # What is said of a primary key later means nothing to a table that was set up without one.
     key = key_columns(schema) if setup.append_by is None else ()
-    by, route = setup.append_by, RowHash(dataset, setup.append_ids, setup.buckets)
+    by, route, routing = setup.append_by, RowHash(dataset, setup.append_ids, setup.buckets), setup.routing
     if (not key) if by is None else (by and not route.whole):
         raise UnsupportedTable(
             f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
@@ -301,6 +310,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
+        routing = int(details["sharding_specs"][0]["spec_id"])
     done = read_progress(store, dataset.version)
     return BaseTable(
         uri=uri if "://" in uri else store.url(""),
@@ -311,12 +321,14 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         append_by=route.columns if by else by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
+        routing=routing,
         wal_format=setup.wal_format,
         rules=rules,
         committed=done.committed,
         marked=done.marked,
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
+        _append_ids=setup.append_ids,
         _hash=BucketHash(dataset, key[0], len(regions)) if by is None else route,
     )
 

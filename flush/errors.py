@@ -42,6 +42,10 @@ class FlushOutOfOrder(FlushError):
     """
 
 
+class InvalidResize(FlushError):
+    """A table cannot get so many regions; the message says why and what to do. Nothing was written."""
+
+
 class CommitConflict(FlushError):
     """Others kept committing to the base table; nothing is lost, commit again."""
 

@@ -115,6 +115,17 @@ def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID
         return {each.index_name: _generations(each.caught_up_sstables) for each in progress}
 
 
+def mem_wal_details(store: ObjectStore, version: int) -> tuple[str, bytes]:
+    """Type and bytes of the details of Lance's MemWAL index, in a version that has one. Raises as
+    `compacted_generations`."""
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        found = _mem_wal_index(data)
+        if found is None:
+            raise ValueError("it has no MemWAL index")
+        return str(found.type_url), bytes(found.value)
+
+
 def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> None:
     """Give the fields of version 1 of the dataset at the key `directory`, depth first, the ids `ids`.
 
@@ -208,12 +219,18 @@ def highest(one: Mapping[UUID, int], two: Mapping[UUID, int]) -> dict[UUID, int]
 
 def _mem_wal_details(data: bytes) -> Any:
     """The message MemWalIndexDetails of a manifest file, None where it has none."""
+    found = _mem_wal_index(data)
+    return None if found is None else _DETAILS.FromString(found.value)
+
+
+def _mem_wal_index(data: bytes) -> Any:
+    """The same as it is stored: type and bytes."""
     _, manifest = _manifest(data)
     # Position 0 is a place like any other: the section usually comes first in the file.
     if manifest.HasField("index_section"):
         for index in message_at(_INDEX_SECTION, data, manifest.index_section).indices:
             if index.name == MEM_WAL_INDEX:
-                return _DETAILS.FromString(index.index_details.value)
+                return index.index_details
     return None
 
 

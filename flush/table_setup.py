@@ -9,7 +9,9 @@ repeat.
 The set-up is schema metadata of the base table:
 
     memwal:table       random id of the table, 32 hex digits: another table at the same path has another one
-    memwal:regions     number of buckets, decimal
+    memwal:regions     number of buckets, decimal; in arrow format the sharding spec of Lance's MemWAL index says it
+    memwal:routing     version of the routing, decimal; absent in tables that were never resized: 1; in arrow format the
+                       id of the sharding spec (flush.routing)
     memwal:indexes     JSON list of {"column", "kind", "parameters"}
     memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
@@ -44,6 +46,7 @@ from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
 UPSERT, ON_DUPLICATE, VERSION = b"memwal:upsert", b"memwal:on_duplicate", b"memwal:version"
+ROUTING = b"memwal:routing"
 Upsert = Literal["replace", "insert", "merge"]
 OnDuplicate = Literal["last", "first", "fail"]
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
@@ -83,6 +86,8 @@ class Setup(NamedTuple):
     rules: WriteRules = WriteRules()
     """Without the name of the version column, once the table is there: columns are renamed, ids stay."""
     version_id: int | None = None
+    routing: int = 1
+    """Version of the routing; one more with every resize."""
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
@@ -125,7 +130,8 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         ids = {str(name): int(id) for name, id in ids.items()}
         version = json.loads(metadata.get(VERSION, b"null"))
         version_id = None if version is None else int(version["id"])
-        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by, by_ids, _read_rules(metadata), version_id)
+        buckets, routing, rules = int(metadata[REGIONS]), int(metadata.get(ROUTING, b"1")), _read_rules(metadata)
+        return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing)
     except (ValueError, TypeError, KeyError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "

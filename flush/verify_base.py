@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from uuid import UUID
 
 import pyarrow as pa
 from lance.file import LanceFileReader
 
 from flush.finding import Finding, View, unreadable
 from flush.verify_sst import check_keys
+from wal import RegionStatus
 from wal.layout import region_prefix
 
 _RESTORE = "restore it from a backup, or the table with `LanceDataset.restore` of an older version"
@@ -107,9 +109,14 @@ def check_marker(view: View) -> Iterator[Finding]:
         if region not in view.found:
             what = f"generation {generation} of it is committed, but there is nothing of the region"
             yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
-        elif region not in view.base.regions:
+        elif region not in view.base.regions and not _fell_away(view, region):
             what = f"generation {generation} of it is committed, but it is no region of the table"
             yield Finding("marker", region_prefix(region), what, "look who committed it")
+
+
+def _fell_away(view: View, region: UUID) -> bool:
+    """Whether it is sealed, as a resize leaves regions that the table has no more."""
+    return region in view.manifests and view.manifests[region].status is RegionStatus.SEALED
 
 
 def check_base_rows(view: View) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from flush.key_encoding import sort_form
 from flush.key_sidecar import PAGE_ROWS, SIDECAR_DIR
 from flush.restored import taken_back
 from flush.row_diff import Mask, repeated
-from wal import SsTable
+from wal import RegionStatus, SsTable
 from wal.entry_columns import field_ids, sources
 from wal.layout import manifest_prefix, sst_key
 
@@ -43,9 +43,12 @@ def check_list(view: View, region: UUID) -> Iterator[Finding]:
     manifest, done = view.manifests[region], view.base.committed.get(region, 0)
     current = manifest.current_generation
     where = manifest_prefix(region)
-    if region not in view.base.regions:
+    if region not in view.base.regions and manifest.status is not RegionStatus.SEALED:
         what = f"none of the table's {view.base.buckets} regions has this id, so no key belongs here"
         yield Finding("region", where, what, "stop the program that claimed it, and move its directory away")
+    elif manifest.status is not RegionStatus.SEALED and manifest.spec_id != view.base.routing:
+        what = f"it is open for routing version {manifest.spec_id}, the table has version {view.base.routing}"
+        yield Finding("routing", where, what, "run `memwal regions resize` with the number of regions that it had last")
     wanted = range(done + 1, current)
     missing = sorted(set(wanted) - {sst.generation for sst in manifest.ssts})
     if missing:

@@ -31,6 +31,9 @@ app.add_typer(config_app, name="config")
 dlq_app = typer.Typer(help="Look at dead letters, put them into the table again, delete them.", no_args_is_help=True)
 app.add_typer(dlq_app, name="dlq")
 
+regions_app = typer.Typer(help="Change how many regions a table has.", no_args_is_help=True)
+app.add_typer(regions_app, name="regions")
+
 Config = Annotated[
     Path, typer.Argument(help="TOML file, see configs/; FILE:NAME of one with several pipelines", show_default=False)
 ]
@@ -73,7 +76,8 @@ def init(config: Config) -> int:
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
     Console().print(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
-        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions, indexes: {indexes}{rules}",
+        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions (routing version {base.routing}), "
+        f"indexes: {indexes}{rules}",
         soft_wrap=True,
     )
     return 0
@@ -186,6 +190,18 @@ def inspect(
     options = _load(config).storage_options(os.environ) if config is not None else None
     Console().print(describe(path, options))
     return 0
+
+
+@regions_app.command()
+def resize(
+    config: Config,
+    to: Annotated[int, typer.Option(help="number of regions, from 1 to 4096", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Give the table another number of regions; writers start again after a pause. Finishes one that broke off."""
+    from ingest.cli_regions import resize as resize_table
+
+    return resize_table(_load(config), os.environ, Console(), to=to, as_json=as_json)
 
 
 @config_app.command()

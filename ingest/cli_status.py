@@ -76,6 +76,7 @@ def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[s
     return {
         "table": base.uri,
         "base_version": base.version,
+        "routing": base.routing,
         "rows": base.dataset.count_rows(),
         "regions": regions,
     }
@@ -97,6 +98,7 @@ def _region(
         "memtable_bytes": 0,
         "unindexed_rows": 0,
         "failure": None,
+        "sealed": manifest.status is wal.RegionStatus.SEALED,
         "ssts": [
             {
                 "generation": sst.generation,
@@ -128,8 +130,17 @@ def render(status: Mapping[str, Any]) -> RenderableType:
             str(len(region["ssts"])),
             str(sum(not sst["committed"] for sst in region["ssts"])),
         )
-    head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed"
-    return Group(head, table, pending(status))
+    routing = f"{len(status['regions'])} regions claimed, routing version {status.get('routing', 1)}"
+    head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed, {routing}"
+    return Group(head, table, pending(status), *_resizing(status))
+
+
+def _resizing(status: Mapping[str, Any]) -> list[str]:
+    """One line where the table is being resized."""
+    sealed = sum(bool(region.get("sealed")) for region in status["regions"])
+    if not sealed:
+        return []
+    return [f"being resized: {sealed} regions are sealed; where that was broken off, run `memwal regions resize` again"]
 
 
 def pending(status: Mapping[str, Any]) -> str:

@@ -117,15 +117,18 @@ class RemoteTable(Reads):
         timeout: float | None = None,
         columns: Sequence[str] | None = None,
         deletes: bool = False,
+        routing: int = 1,
     ) -> RegionStream:
         """Start the stream of one region and micro-batch; nothing is applied before `finish`.
 
         `columns`: those that the rows have, in the order of the schema; only a table whose upserts merge takes fewer
         than all, which are meant without it. `deletes`: whether there is a last column, `_tombstone`, which says of
         each row whether it deletes its key.
+        `routing`: version of the routing by which the caller found `region`.
         `timeout`: seconds from now to the ack, after which the stream is given up; None waits for ever.
         """
         request = {"op": "put", "region": str(region), "producer": token.producer, "sequence": token.sequence}
+        request |= {"routing": routing}
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         if deletes:
             rows = row_schema(schema, self.key)  # in which all columns but the key's may be null

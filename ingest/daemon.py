@@ -15,13 +15,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from ingest.errors import Invalid, Unavailable
+from ingest.errors import Invalid, Unavailable, classify
 from ingest.flight_server import FlightService
 from ingest.logs import configure_logs
 from ingest.metrics import serve_metrics
 from ingest.opening import open_table
 from ingest.region_context import OnReplay
 from ingest.settings import Settings
+from ingest.table import Table
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether a region has stopped itself."""
@@ -59,13 +60,23 @@ def serve(
         serve_metrics(table, settings.daemon.metrics_port)
         ready(endpoint)
         _LOG.info("serving %s at %s", settings.table.uri, endpoint)
-        while not stop.wait(LOOK_EVERY) and not table.broken():
+        ended = None
+        while not stop.wait(LOOK_EVERY) and not (ended := table.broken() or _resized(table)):
             pass
         _drain(service, settings.daemon.drain_timeout)
-        broken = table.broken()
+        broken = table.broken() or ended
     if broken:
         raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
     return 0
+
+
+def _resized(table: Table) -> str | None:
+    """See `Table.resized`; storage that does not answer says nothing."""
+    try:
+        return table.resized()
+    except Exception as error:  # noqa: BLE001 - looked at again in a moment
+        _LOG.warning("cannot look whether the table was resized: %s", classify(error))
+        return None
 
 
 def check_address(setting: str, host: str, port: int) -> None:

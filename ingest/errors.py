@@ -125,7 +125,8 @@ def _of_type(error: BaseException) -> MemWalError:
     details = {name: getattr(error, name) for name in ("ours", "theirs", "column", "row") if hasattr(error, name)}
     for types, kind in _kinds_by_type():
         if isinstance(error, types):
-            return kind(str(error), details)
+            reason = getattr(error, "reason", None) if kind is Unavailable else None
+            return kind(str(error), details if reason is None else details | {"reason": reason})
     return Internal(f"{type(error).__name__}: {error}", details)
 
 
@@ -144,12 +145,12 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
     wrong_request = (
         memtable.errors.InvalidRows,
         wal.errors.StoreRefused,
-        wal.errors.Sealed,
         flush.errors.NotALanceTable,
         flush.errors.TableExists,
         flush.errors.NotInitialised,
         flush.errors.UnsupportedTable,
         flush.errors.InvalidFileOptions,
+        flush.errors.InvalidResize,
         flight.FlightUnauthenticatedError,
         flight.FlightUnauthorizedError,
     )
@@ -157,6 +158,8 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
         wal.errors.Poisoned,
         wal.errors.StoreUnavailable,
         wal.errors.Overtaken,
+        wal.errors.Sealed,
+        wal.errors.Resized,
         flush.errors.SstInvalid,
         flush.errors.CommitConflict,
         flight.FlightUnavailableError,

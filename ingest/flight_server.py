@@ -1,6 +1,6 @@
 """The daemon's Arrow Flight service: a `Table` behind five kinds of call.
 
-DoPut      {"op": "put", "region", "producer", "sequence"}  rows of one region, all or none (the Spark sink)
+DoPut      {"op": "put", "region", "producer", "sequence", "routing"}  rows of one region, all or none (the Spark sink)
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions
 DoGet      {"op": "get" | "scan" | "search" | "match", …}   the read's result
 DoAction   "count" | "status" | "flush" | "commit" | "schema"   JSON in, JSON out
@@ -77,7 +77,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
         if request["op"] == "put":
             token = Token(request["producer"], request["sequence"])
-            return asdict(self._table.put_region(UUID(request["region"]), rows, token))
+            routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
+            return asdict(self._table.put_region(UUID(request["region"]), rows, token, routing))
         write = self._table.delete if request["delete"] else self._table.put
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
         return asdict(write(rows, token=Token.parse(request["token"]), **options))
@@ -112,6 +113,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 "identity": self._table.identity,
                 "upsert": self._table.upsert,
                 "version": base.rules.version,
+                "routing": base.routing,
             }
         raise Invalid(f"unknown action {name!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,9 @@ from ingest.table import Table
 from ingest.vector_models import VectorModels
 from memtable import check_indexes, row_schema
 
+_LOG = logging.getLogger("memwal.opening")
+_RESIZED_PAUSE = 0.25
+"""Seconds between two tries to open a table that is being resized."""
 SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
 """Lance's ShardWriter, with its default settings, does not open a region that has more rows or batches of one
 generation in its log (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
@@ -84,13 +88,44 @@ def open_table(
     """Open (or create) the table of `settings` and claim its regions.
 
     `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
-    `clock`: None for the system's.
+    `clock`: None for the system's. A table that is being resized is waited for, up to `wal.retry_budget`.
     Raises: Invalid, wal and flush errors.
     """
+    clock = clock or wal.SystemClock()
+    until = clock.monotonic() + settings.wal.retry_budget
+    while True:
+        try:
+            return _claimed(settings, environ, schema, on_replay, clock)
+        except (wal.Sealed, wal.Resized) as error:
+            if clock.monotonic() >= until:
+                raise
+            _LOG.info("%s: %s", settings.table.uri, error)
+        clock.sleep(_RESIZED_PAUSE)
+        finish_resize(settings, environ, clock)
+
+
+def finish_resize(settings: Settings, environ: Mapping[str, str], clock: wal.Clock) -> None:
+    """Do what a resize that broke off after its decision has left; nothing where none was decided.
+
+    Raises: as `flush.finish_resize`.
+    """
+    uri, options = settings.table.uri, settings.storage_options(environ)
+    store = wal.open_store(uri, options, put_timeout=settings.wal.put_timeout)
+    limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
+    flush.finish_resize(flush.BaseTable.open(uri, options), store, clock=clock, ids=wal.SystemIds(), options=limits)
+
+
+def _claimed(
+    settings: Settings,
+    environ: Mapping[str, str],
+    schema: pa.Schema | None,
+    on_replay: OnReplay | None,
+    clock: wal.Clock,
+) -> Table:
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
     base, _ = find_or_create(settings, environ, schema)
-    ids, clock = wal.SystemIds(), clock or wal.SystemClock()
+    ids = wal.SystemIds()
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
     wal.probe(store, ids, clock, limits)
     rows = row_schema(base.schema, base.key)
@@ -116,6 +151,8 @@ def open_table(
         models=models,
         shape=base.shape,
         rules=base.rules,
+        routing=base.routing,
+        route_into=base.route_into,
     )
     commit, gc = settings.commit, settings.gc
     limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)

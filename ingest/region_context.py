@@ -13,6 +13,7 @@ import pyarrow as pa
 
 import wal
 from flush import FileOptions, SstIndexes, WriteRules
+from flush.carried import RouteInto
 from flush.maintenance import MaintenanceRules
 from flush.shape import Shape
 from ingest.commit_policy import CommitLimits
@@ -90,6 +91,10 @@ class RegionContext:
     rules: WriteRules = field(default_factory=WriteRules)
     find: Find | None = None
     """Looks keys up; needed where `rules` ask what is stored, never called where a put just replaces."""
+    routing: int = 1
+    """Version of the routing of rows to regions that the table was opened with."""
+    route_into: RouteInto | None = None
+    """Where rows went before the table was resized; asked only for writes that a resize met half applied."""
 
     @property
     def has_indexes(self) -> bool:

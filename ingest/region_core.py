@@ -37,6 +37,7 @@ from ingest.region_context import RegionContext
 from ingest.region_indexes import RegionIndexes
 from ingest.region_levels import RegionLevels
 from ingest.region_log import RegionLog
+from ingest.repeats import Repeats
 from ingest.reshaping import fitted
 from ingest.resolver import Refused, resolver_of
 from ingest.write_queue import Ack, Write
@@ -89,6 +90,7 @@ class RegionCore:
             context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
         )
         self._applied = dict(claim.applied)
+        self._repeats = Repeats(claim.applied)
         self._log = RegionLog(
             _appender(context, region, claim), context.ids, context.limits.entry_size_max, self._applied
         )
@@ -110,7 +112,7 @@ class RegionCore:
         claim = wal.claim(
             context.store,
             region,
-            spec_id=1,
+            spec_id=context.routing,
             codec=context.codec,
             ids=context.ids,
             clock=context.clock,
@@ -307,7 +309,7 @@ class RegionCore:
 
         Returns the writes that are to be written then: where some were refused the others, none of which is answered.
         """
-        fresh, applied = self._set_repeats_aside(group)
+        fresh, applied = self._repeats.set_aside(group, self._applied, self._admission)
         skipped: Sequence[int] = ()
         try:
             checked = self._admission.gather(fresh) if fresh else None
@@ -411,18 +413,6 @@ class RegionCore:
             if number in refused.errors:
                 write.done.set_exception(refused.errors[number])
         return [write for write in group if not write.done.done()]
-
-    def _set_repeats_aside(self, group: Sequence[Write]) -> tuple[list[Write], dict[str, int]]:
-        """The writes that were not applied before, in order, and the applied map once they are."""
-        fresh, applied = [], dict(self._applied)
-        for write in group:
-            token = write.token
-            if token is not None:
-                if applied.get(token.producer, -1) >= token.sequence:
-                    continue
-                applied[token.producer] = token.sequence
-            fresh.append(write)
-        return fresh, applied
 
     def _append(self, checked: Checked | None, applied: dict[str, int]) -> int:
         rows, size = (None, 0) if checked is None else (checked.rows, checked.size)

@@ -35,6 +35,7 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
         field_ids=base.row_field_ids,
         sst_indexes=context.sst_indexes.over(base.indexes),
         shape=base.shape,
+        route_into=base.route_into,
     )
 
 

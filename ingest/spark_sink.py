@@ -117,6 +117,7 @@ class MemWalSink:
             self._refuse_too_bad(receipt)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
             self.failure = self._explained(error)
+            self._base = None  # it may have been resized: the next try looks
             raise self.failure from None
         self.failure = None
         if self._on_batch is not None:
@@ -140,7 +141,7 @@ class MemWalSink:
         endpoint, base = self._owner(), self._table()
         routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
         timeout, letters = self._settings.sink.stream_timeout, self._letters()
-        send = SendTask(endpoint, base.regions, producer, batch_id, timeout, letters)
+        send = SendTask(endpoint, base.regions, producer, batch_id, timeout, base.routing, letters)
         sent = routed.mapInArrow(send, _receipt_schema())
         return receipt_of(batch_id, [row.asDict() for row in sent.collect()])
 
@@ -159,7 +160,8 @@ class MemWalSink:
     def _route(self) -> RouteTask:
         """The first step's task; secrets travel as the references they are in the configuration."""
         # The base table's own address: an executor has another working directory.
-        return RouteTask(self._table().uri, self._options(), self._settings.dlq.mode)
+        base = self._table()
+        return RouteTask(base.uri, self._options(), base.routing, self._settings.dlq.mode)
 
     def _letters(self) -> Rules:
         return Rules(self._settings.dlq.mode, self._settings.dead_letters, self._options())

@@ -31,6 +31,7 @@ from ingest.errors import Invalid
 from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Rules, Written, letter_column, place_of
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
+from ingest.routings import expect_routing
 from ingest.rows import split_deletes
 from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, OURS
 from ingest.task_errors import task_edge
@@ -79,6 +80,8 @@ class RouteTask:
 
     uri: str
     options: tuple[tuple[str, str], ...]
+    routing: int = 1
+    """Version of the routing that the driver sends by; a worker that knows another opens the table again."""
     letters: Mode = "fail"
     refused: Mapping[Place, BadRow] = field(default_factory=dict)
 
@@ -91,7 +94,7 @@ class RouteTask:
     def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Open the table in this worker; passes batches of any kind through."""
         with task_edge():
-            opened(self.uri, self.options)
+            opened(self.uri, self.options, self.routing)
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
@@ -107,9 +110,9 @@ class RouteTask:
         return self._sorted_out(batch, numbers, bad, target)
 
     def _target(self, columns: Sequence[str]) -> Target:
-        target = opened(self.uri, self.options)
+        target = opened(self.uri, self.options, self.routing)
         if not set(columns) <= set(target.schema.names):
-            target = reopened(target, self.uri, self.options)
+            target = reopened(target, self.uri, self.options, self.routing)
         return target
 
     @staticmethod
@@ -218,6 +221,8 @@ class SendTask:
     producer: str
     sequence: int
     timeout: float
+    routing: int = 1
+    """Version of the routing of `regions`."""
     letters: Rules = FAIL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -246,7 +251,7 @@ class SendTask:
                     if sending is None:
                         token = Token(self.producer, self.sequence)
                         region, columns = self.regions[bucket], [*of_table(batch), *_tombstone(batch)]
-                        stream = opened_stream(table, region, token, self.timeout, columns)
+                        stream = opened_stream(table, region, token, self.timeout, columns, self.routing)
                         sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
@@ -304,7 +309,7 @@ class _Sending:
 
 
 def opened_stream(
-    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str]
+    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str], routing: int = 1
 ) -> RegionStream:
     """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order;
     and `_tombstone` where that is among them.
@@ -314,7 +319,9 @@ def opened_stream(
     if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
         table.refresh()  # added since the daemon last looked, and known to `RouteTask`
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
-    return table.open_stream(region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns)
+    return table.open_stream(
+        region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns, routing=routing
+    )
 
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
@@ -377,20 +384,21 @@ class Target:
 
 
 @lru_cache(maxsize=8)
-def opened(uri: str, options: tuple[tuple[str, str], ...]) -> Target:
-    """The target table, opened once per Python worker: key and regions of a table never change, and rows are checked
-    again by the columns of their owner (see `reopened`).
+def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
+    """The target table, opened once per Python worker and version of its routing: its key never changes, and rows are
+    checked again by the columns of their owner (see `reopened`). Raises: Unavailable where another routing holds.
     """
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
+    expect_routing(uri, routing, base.routing)
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
     return Target(base, schema, base.required, checker)
 
 
-def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...]) -> Target:
+def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
     """For rows with a column that `target` does not know: the table as it is now, to which it may have been added."""
     if target.base.latest().shape == target.base.shape:
         return target
     opened.cache_clear()
-    return opened(uri, options)
+    return opened(uri, options, routing)

@@ -40,6 +40,7 @@ from ingest.receipts import Receipt
 from ingest.region_context import RegionContext, Upkeep
 from ingest.region_writer import RegionWriter
 from ingest.reshaping import difference, fitted, reshaped
+from ingest.routings import expect_routing, resized
 from ingest.rows import as_table, split_deletes
 from ingest.tokens import Token, TokenLike
 from ingest.waiting import written
@@ -132,16 +133,19 @@ class Table(LevelReads):
         return self._write(admission, deleting, Token.parse(token), durable=durable, timeout=timeout, deletes=True)
 
     @at_the_edge
-    def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
+    def put_region(self, region: UUID, rows: pa.Table, token: Token | None, routing: int | None = None) -> Ack:
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
         With the column `_tombstone` (bool, null = false) rows where it is true delete their key, and need no other
         value; a key is what its last row makes of it, and by the table's rules each of its runs of puts between two
         deletes is a put of its own.
-        Raises: Invalid also when a row belongs to another region, and for rows that the table's rule for equal keys in
-        one put refuses; other regions' streams of the same micro-batch are not asked.
+        `routing`: version of the routing by which the sender told the region, None where it is this table's.
+        Raises: Unavailable (reason "resized") where that is another; Invalid also when a row belongs to another region,
+        and for rows that the table's rule for equal keys in one put refuses; other regions' streams of the same
+        micro-batch are not asked.
         """
         self._refuse_if_closed()
+        expect_routing(self.base.uri, routing, self.base.routing)
         given, deletes = split_deletes(rows, self.key)
         admission, conforming = self._conforming(self._brought_up(given), deletes)
         admission.check(conforming, deletes=deletes)
@@ -179,6 +183,7 @@ class Table(LevelReads):
         return {
             "table": self.base.uri,
             "base_version": base.version,
+            "routing": self.base.routing,
             "rows": base.dataset.count_rows(),
             "regions": regions,
         }
@@ -228,6 +233,17 @@ class Table(LevelReads):
         """Why a region has stopped itself, None while all serve or were only fenced by a newer writer."""
         failures = (writer.failure for writer in self._regions)
         return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
+
+    def resized(self) -> str | None:
+        """Why this table is of no use any more, where another process gave it another number of regions; else None.
+        Asks storage only where a region was fenced. Raises: as a read.
+        """
+        if not any(isinstance(writer.failure, wal.Fenced) for writer in self._regions):
+            return None
+        newest = self.base.latest()
+        if newest.routing == self.base.routing:
+            return None
+        return str(resized(newest.uri, self.base.routing, newest.routing))
 
     def announce(self, endpoint: str) -> None:
         """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
@@ -365,6 +381,7 @@ class Table(LevelReads):
         """Steps 1 and 2 of `ingest.reshaping`; the results, called, wait for step 4. Raises: as `put`."""
         with self._following:
             base, context = self._reader.base(), self._context
+            expect_routing(base.uri, self.base.routing, base.routing)
             if context.shape is None:
                 return []
             changed = base.shape != context.shape

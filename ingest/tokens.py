@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import index
 
+from flush.carried import PREFIX
 from ingest.errors import Invalid
 
 _FORMS = "a token is 'name:number', (name, number) or ingest.Token; numbers of one name must go up"
@@ -25,6 +26,8 @@ class Token:
         """Raises: Invalid; a region compares sequences and writes both into every WAL entry."""
         if type(self.producer) is not str or type(self.sequence) is not int or not self.producer or self.sequence < 0:
             raise Invalid(f"token {self.producer!r}:{self.sequence!r}: {_FORMS}")
+        if self.producer.startswith(PREFIX):
+            raise Invalid(f"token {self.producer!r}: names that begin with {PREFIX!r} are memwal's own; take another")
 
     @staticmethod
     def parse(value: Token | str | tuple[str, int] | None) -> Token | None:

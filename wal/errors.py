@@ -77,7 +77,30 @@ class StoreRefused(WalError):
 
 
 class Sealed(WalError):
-    """The region refuses new claims."""
+    """The region refuses new claims: the table is being resized, or the region fell away when it was made smaller."""
+
+    reason = "resized"
+
+
+class Resized(WalError):
+    """The region belongs to a newer routing of the table than the caller's; nothing was written.
+
+    The table has another number of regions now: read the base table again, and route by it.
+    """
+
+    reason = "resized"
+
+    def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
+        super().__init__(region_id, ours, theirs)
+        self.region_id = region_id
+        self.ours = ours
+        self.theirs = theirs
+
+    def __str__(self) -> str:
+        return (
+            f"region {self.region_id}: routing version {self.ours} was replaced by {self.theirs}; the table was "
+            "resized meanwhile: open it again"
+        )
 
 
 class ConcurrentUse(WalError):

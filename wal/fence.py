@@ -23,6 +23,16 @@ The claim, in steps:
  6. Replay from `replay_after`+1 to the sentinel.
  7. Read the newest manifest again: an epoch above ours means fenced.
 
+A resize of the table (flush.resize) claims in two other ways, so that no writer of an old routing gets in between:
+
+ * `seal`: the manifest of step 2 is SEALED, whether it was before or not. The claim and the seal are one write:
+   from then on only another resize may claim. A region that is not there yet is created sealed.
+ * `opening`: a SEALED region of an older routing is claimed, stays SEALED through step 4, whose sentinel carries the
+   map `opening` in place of the newest entry's, and becomes ACTIVE in step 5, with the spec id of the new routing.
+   So whoever finds it ACTIVE finds that map.
+
+The spec id is the version of the routing: a claim by an older one than the manifest's is `Resized`.
+
 While storage is unavailable, each read is tried again within the retry budget (`wal.patience`), each write too
 (`wal.slot`).
 """
@@ -30,6 +40,7 @@ While storage is unavailable, each read is tried again within the retry budget (
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 from uuid import UUID
@@ -37,7 +48,7 @@ from uuid import UUID
 from wal.clock import Clock, Ids
 from wal.codec import EntryCodec
 from wal.entry_reader import EntryReader
-from wal.errors import Corrupt, Fenced, Sealed
+from wal.errors import Corrupt, Fenced, Resized, Sealed
 from wal.layout import manifest_prefix, wal_prefix
 from wal.manifest import ManifestStore, RegionManifest, RegionStatus
 from wal.options import WalOptions
@@ -105,19 +116,21 @@ def claim(
     ids: Ids,
     clock: Clock,
     committed: int = 0,
+    seal: bool = False,
+    opening: Mapping[str, int] | None = None,
     on_progress: Progress | None = None,
     options: WalOptions | None = None,
 ) -> Claim:
     """Take the region: raise its epoch, fence the older writer, read back what it left. Steps in the module's
     text.
 
-    `spec_id` is the sharding spec the region belongs to (Lance's is always 1); `committed`: the highest generation of
-    the region that the base table held at some moment before; `on_progress(read, total)` is told of entries replayed,
-    in this thread.
+    `spec_id` is the routing version by which the caller routes, 1 in a table that was never resized; `committed`: the
+    highest generation of the region that the base table held at some moment before; `seal`, `opening`: for a resize,
+    see the module's text; `on_progress(read, total)` is told of entries replayed, in this thread.
     Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch
     owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.
-    Raises Sealed; Fenced (a newer claim overtook this one); Corrupt; StoreUnavailable; StoreRefused;
+    Raises Sealed; Resized; Fenced (a newer claim overtook this one); Corrupt; StoreUnavailable; StoreRefused;
     OutcomeUnknown (harmless: claim again).
     """
     options = options or WalOptions()
@@ -127,6 +140,8 @@ def claim(
         region_id=region_id,
         spec_id=spec_id,
         committed=committed,
+        seal=seal,
+        opening=opening,
         codec=codec,
         ids=ids,
         clock=clock,
@@ -160,6 +175,8 @@ class _Claimer:
     region_id: UUID
     spec_id: int
     committed: int
+    seal: bool
+    opening: Mapping[str, int] | None
     codec: EntryCodec
     ids: Ids
     clock: Clock
@@ -188,6 +205,8 @@ class _Claimer:
             if guard.epoch == 1:
                 self._expect_no_entries(tip)
                 return 0, {}
+            if self.opening is not None:
+                applied = dict(self.opening)
             header = EntryHeader(guard.epoch, manifest.current_generation, self.ids.entry_id(), applied, sentinel=True)
             key, data = reader.key(tip + 1), self.codec.encode(header, self.codec.no_rows)
             if settle(self.store, key, data, clock=self.clock, options=self.options) is None:
@@ -198,30 +217,50 @@ class _Claimer:
         """Step 5."""
         if guard.epoch == 1:
             return manifest
-        return self.manifests.edit(guard, lambda current: replace(current, last_seen=max(current.last_seen, tip)))
+
+        def recorded(current: RegionManifest) -> RegionManifest:
+            seen = replace(current, last_seen=max(current.last_seen, tip))
+            if self.opening is None:
+                return seen
+            return replace(seen, status=RegionStatus.ACTIVE, spec_id=self.spec_id)
+
+        return self.manifests.edit(guard, recorded)
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:
-            first = self.committed + 1
-            return RegionManifest(1, 1, self.region_id, self.spec_id, current_generation=first)
-        return replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
+            first, status = self.committed + 1, RegionStatus.SEALED if self.seal else RegionStatus.ACTIVE
+            return RegionManifest(1, 1, self.region_id, self.spec_id, current_generation=first, status=status)
+        status = RegionStatus.SEALED if self.seal else current.status
+        return replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1, status=status)
 
     def _check_claimable(self, current: RegionManifest | None, listed: int) -> None:
         if current is None:
             self._expect_no_entries(listed)
+            if self.opening is not None:
+                raise Corrupt(f"{manifest_prefix(self.region_id)}: empty, though a resize sealed it; restore a backup")
             return
-        if current.status is RegionStatus.SEALED:
-            raise Sealed(f"region {self.region_id} is sealed and takes no new writer; its rows stay readable")
-        if current.spec_id != self.spec_id:
-            raise Corrupt(
-                f"region {self.region_id}: manifest version {current.version} belongs to sharding spec "
-                f"{current.spec_id}, expected {self.spec_id}; open the table it was written for"
-            )
+        self._check_routing(current)
         if current.current_generation <= self.committed:
             raise Corrupt(
                 f"region {self.region_id}: generation {self.committed} is committed, but manifest version "
                 f"{current.version} publishes {current.current_generation} next: it is older than the base table; "
                 "restore the whole table from one backup"
+            )
+
+    def _check_routing(self, current: RegionManifest) -> None:
+        if current.spec_id > self.spec_id or (self.opening is not None and current.spec_id == self.spec_id):
+            raise Resized(self.region_id, self.spec_id, current.spec_id)
+        if current.status is RegionStatus.SEALED:
+            if not self.seal and self.opening is None:
+                raise Sealed(
+                    f"region {self.region_id} is sealed and takes no new writer: the table is being resized; open it "
+                    "again in a moment, or, where that was broken off, run `memwal regions resize`; its rows stay "
+                    "readable"
+                )
+        elif current.spec_id != self.spec_id:
+            raise Corrupt(
+                f"region {self.region_id}: manifest version {current.version} belongs to routing version "
+                f"{current.spec_id}, expected {self.spec_id}; restore the whole table from one backup"
             )
 
     def _expect_no_entries(self, tip: int) -> None:

@@ -57,13 +57,15 @@ def _6_generations_are_contiguous(_: RegionManifest, proposed: RegionManifest) -
 
 
 def _7_identity_is_constant(current: RegionManifest, proposed: RegionManifest) -> str | None:
+    """The spec id, which is the routing version, rises when a sealed region is opened, and only then."""
     before, after = (current.region_id, current.spec_id), (proposed.region_id, proposed.spec_id)
-    return _unless(before == after, f"region and spec id changed from {before} to {after}")
+    opened = _opened(current, proposed) and current.region_id == proposed.region_id
+    return _unless(before == after or opened, f"region and spec id changed from {before} to {after}")
 
 
-def _8_sealed_stays_sealed(current: RegionManifest, proposed: RegionManifest) -> str | None:
-    opened = current.status is RegionStatus.SEALED and proposed.status is not RegionStatus.SEALED
-    return _unless(not opened, "a sealed region was opened again")
+def _8_sealed_stays_sealed_in_its_routing(current: RegionManifest, proposed: RegionManifest) -> str | None:
+    risen = proposed.spec_id > current.spec_id
+    return _unless(risen or not _opened(current, proposed), "a sealed region was opened again by the same routing")
 
 
 def _9_one_sst_appended_at_most(current: RegionManifest, proposed: RegionManifest) -> str | None:
@@ -96,7 +98,7 @@ CHECKS: tuple[Check, ...] = (
     _5_generation_never_falls,
     _6_generations_are_contiguous,
     _7_identity_is_constant,
-    _8_sealed_stays_sealed,
+    _8_sealed_stays_sealed_in_its_routing,
     _9_one_sst_appended_at_most,
     _10_ssts_leave_from_the_front,
 )
@@ -118,12 +120,17 @@ def _run(current: RegionManifest, proposed: RegionManifest) -> list[tuple[int, s
 
 
 def _first_version(proposed: RegionManifest) -> str | None:
-    """Generations begin above what the base table holds: at 1, or further on where it came without its regions."""
-    begun = max(1, proposed.current_generation)
-    fresh = RegionManifest(1, 1, proposed.region_id, proposed.spec_id, current_generation=begun)
+    """Generations begin above what the base table holds: at 1, or further on where it came without its regions. Sealed
+    where a resize makes the region, for a routing that does not hold yet."""
+    begun, status = max(1, proposed.current_generation), proposed.status
+    fresh = RegionManifest(1, 1, proposed.region_id, proposed.spec_id, current_generation=begun, status=status)
     return _unless(
         proposed == fresh, "the first version must be version 1, epoch 1, a generation from 1 on, without SSTs"
     )
+
+
+def _opened(current: RegionManifest, proposed: RegionManifest) -> bool:
+    return current.status is RegionStatus.SEALED and proposed.status is not RegionStatus.SEALED
 
 
 def _never_falls(name: str, before: int, after: int) -> str | None:

@@ -40,6 +40,7 @@ COMMANDS = {
     "dlq show": {"config", "id", "hex", "json"},
     "dlq replay": {"config", "id", "stage", "limit"},
     "dlq purge": {"config", "older-than", "stage", "dry-run"},
+    "regions resize": {"config", "to", "json"},
     "config check": {"config"},
     "config show": {"config"},
 }

@@ -26,6 +26,7 @@ from wal import (
     ObjectStore,
     PutOutcome,
     RegionStatus,
+    Resized,
     Sealed,
     SeededIds,
     StoreRefused,
@@ -174,8 +175,34 @@ def test_a_sealed_region_is_refused() -> None:
 def test_a_region_of_another_sharding_spec_is_refused() -> None:
     store = MemoryStore()
     take(store)
-    with pytest.raises(Corrupt, match="belongs to sharding spec 1, expected 2"):
+    with pytest.raises(Corrupt, match="belongs to routing version 1, expected 2"):
         claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK)
+
+
+def test_a_sealed_region_is_opened_by_a_newer_routing_with_its_map_and_closed_to_the_older() -> None:
+    store = MemoryStore()
+    writer(store, take(store)).append(rows(1), generation=1, applied={"a": 1})
+    sealed = claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, seal=True)
+    assert (sealed.manifest.status, sealed.applied, len(sealed.entries)) == (RegionStatus.SEALED, {"a": 1}, 1)
+    with pytest.raises(Sealed):
+        take(store)
+    again = claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, seal=True)
+    assert (again.manifest.status, again.guard.epoch) == (RegionStatus.SEALED, 3)
+    opened = claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK, opening={"a": 5})
+    assert (opened.manifest.status, opened.manifest.spec_id, opened.applied) == (RegionStatus.ACTIVE, 2, {"a": 5})
+    for more in ({}, {"seal": True}):
+        with pytest.raises(Resized, match="routing version 1 was replaced by 2"):
+            claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, **more)
+    assert claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK).applied == {"a": 5}
+
+
+def test_a_region_that_was_never_there_is_created_sealed() -> None:
+    store = MemoryStore()
+    claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, seal=True)
+    with pytest.raises(Sealed):
+        take(store)
+    claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK, opening={"a": 5})
+    assert claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK).applied == {"a": 5}
 
 
 def test_entries_without_any_manifest_are_corruption() -> None:

@@ -77,6 +77,13 @@ def test_a_sealed_region_stays_sealed() -> None:
         check_succession(replace(NOW, status=RegionStatus.SEALED), NEXT)
 
 
+def test_a_sealed_region_is_opened_by_a_newer_routing() -> None:
+    sealed = replace(NOW, status=RegionStatus.SEALED)
+    check_succession(sealed, replace(NEXT, spec_id=2))
+    with pytest.raises(InvariantViolation, match=r"\(7\)"):
+        check_succession(sealed, replace(NEXT, spec_id=2, status=RegionStatus.SEALED))
+
+
 def test_the_first_version_is_fresh() -> None:
     first = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
     check_succession(None, first)

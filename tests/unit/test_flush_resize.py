@@ -1,0 +1,360 @@
+"""A resize: every row once and as new as acknowledged, whatever it is killed at; nobody writes by the old routing."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import lance
+import pyarrow as pa
+import pytest
+
+import flush
+import ingest
+import wal
+from flush import BaseTable, ResizeReport, resize
+from ingest import opening
+from tests.clean import assert_clean, assert_collected
+from tests.conftest import wait_until
+from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from wal import FakeClock, LocalStore, ManifestStore, RegionStatus, SystemIds
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
+QUIET: dict[str, Any] = {"commit": {"interval": 0}, "gc": {"interval": 0}, "wal": {"retry_budget": "10s"}}
+
+
+@dataclass
+class Resized:
+    """A table beside what must be in it, resized from outside."""
+
+    uri: str
+    wal_format: str = "lance"
+    append: bool = False
+    oracle: dict[int, int] = field(default_factory=dict)
+
+    def open(self, regions: int | None = None) -> ingest.Table:
+        new: dict[str, Any] = {"schema": SCHEMA, "key": () if self.append else "id"} if regions else {}
+        settings = QUIET | {"wal": QUIET["wal"] | ({"format": self.wal_format} if regions else {})}
+        return ingest.open(self.uri, regions=regions, settings=settings, **new)
+
+    def put(self, table: ingest.Table, ids: range, n: int, token: str | None = None) -> bool:
+        self.oracle |= dict.fromkeys(ids, n)
+        return table.put([{"id": id, "n": n} for id in ids], token=token).applied
+
+    def resize(
+        self, buckets: int, store: wal.ObjectStore | None = None, clock: wal.Clock | None = None
+    ) -> ResizeReport:
+        store, clock = store or self.store, clock or FakeClock()
+        return resize(self.uri, {}, store, buckets, clock=clock, ids=SystemIds())
+
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.uri)
+
+    @property
+    def base(self) -> BaseTable:
+        return BaseTable.open(self.uri)
+
+    def manifests(self) -> list[wal.RegionManifest]:
+        found = (ManifestStore(self.store, region).latest() for region in wal.regions(self.store))
+        return [each for each in found if each is not None]
+
+    def expect(self, table: ingest.Table | None = None) -> None:
+        """The rows are there, each once: in the base table, or as `table` shows them."""
+        rows = (lance.dataset(self.uri).to_table() if table is None else table.scan()).to_pylist()
+        assert sorted((row["id"], row["n"]) for row in rows) == sorted(self.oracle.items())
+
+
+def copied(world: Resized, to: Path) -> Resized:
+    shutil.copytree(world.uri, to)
+    return Resized(str(to), world.wal_format, world.append, dict(world.oracle))
+
+
+@pytest.fixture(params=["lance", "arrow", "append"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Resized:
+    if request.param == "append":
+        return Resized(str(tmp_path / "table"), append=True)
+    return Resized(str(tmp_path / "table"), request.param)
+
+
+def test_grown_shrunk_and_grown_again(world: Resized) -> None:
+    with world.open(2) as table:
+        world.put(table, range(50), 1, "a:1")
+    n = 1
+    for version, buckets in enumerate((5, 3, 1, 4), 2):
+        before = world.base.buckets
+        report = world.resize(buckets)
+        assert (report.routing, report.before, report.regions) == (version, before, buckets)
+        world.expect()
+        assert (world.base.routing, world.base.buckets) == (version, buckets)
+        assert_clean(world.store, world.uri)
+        n += 1
+        with world.open() as table:
+            assert table.status()["routing"] == version
+            assert len(table.status()["regions"]) == buckets
+            assert not world.append or not world.put(table, range(50), 1, "a:1")
+            world.put(table, range(100 * n, 100 * n + 40) if world.append else range(30 * n), n, f"a:{n}")
+            world.expect(table)
+            table.flush()
+            table.commit()
+        world.expect()
+    sealed = {each.region_id for each in world.manifests() if each.status is RegionStatus.SEALED}
+    assert sealed == {wal.bucket_region(4)}
+    assert_collected(world.store, world.uri)
+
+
+def test_the_sharding_spec_that_lance_reads_is_the_new_one(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"), "arrow")
+    with world.open(2) as table:
+        world.put(table, range(50), 1)
+    world.resize(3)
+    dataset = lance.dataset(world.uri)
+    (spec,) = dataset.mem_wal_index_details()["sharding_specs"]
+    assert (spec["spec_id"], spec["fields"][0]["parameters"]) == (2, {"num_buckets": "3"})
+    region = world.base.regions[2]
+    with dataset.mem_wal_writer(str(region)) as writer:  # Lance's own writer goes on where we left off
+        keys = [id for id in range(500, 600) if world.base.route(pa.table({"id": [id]}))[0] == 2]
+        writer.put(pa.table({"id": keys, "n": [7] * len(keys)}, schema=dataset.schema))
+    world.oracle |= dict.fromkeys(keys, 7)
+    with world.open() as table:
+        world.expect(table)
+    world.resize(2)
+    with pytest.raises(OSError, match=r"(?i)sealed"):
+        lance.dataset(world.uri).mem_wal_writer(str(region))
+    world.expect()
+
+
+# ---- killed, overtaken, beside writers -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Resized:
+    """Two regions: rows in the base, in an SST, in the log; a batch that one region has and the other not."""
+    world = Resized(str(tmp_path / "prepared"), append=True)
+    with world.open(2) as table:
+        world.put(table, range(20), 1, "a:1")
+        table.flush()
+        table.commit()
+        world.put(table, range(20, 40), 1, "a:2")
+        table.flush()
+        world.put(table, range(40, 60), 1, "a:3")
+        send(table, HALF, first_only=True)
+    world.oracle |= dict.fromkeys(range(100, 130), 2)
+    return world
+
+
+HALF = pa.table({"id": list(range(100, 130)), "n": [2] * 30}, schema=SCHEMA)
+
+
+def send(table: ingest.Table, rows: pa.Table, *, first_only: bool = False) -> int:
+    """Batch 7 of a query as its tasks send it, or only the first of them; returns how many regions applied it."""
+    buckets, applied = table.base.route(rows), 0
+    for bucket, region in enumerate(table.base.regions[: 1 if first_only else None]):
+        part = rows.filter(pa.array(buckets == bucket))
+        if part.num_rows:
+            ack = table.put_region(region, part, ingest.Token("query", 7), table.base.routing)
+            applied += ack.applied
+    return applied
+
+
+def finished(world: Resized, buckets: int | None) -> None:
+    """Whoever comes next: resizes again, to `buckets`; opens the table where that is None."""
+    assert_clean(world.store, world.uri, deep=False)
+    if buckets is not None and world.base.buckets != buckets:
+        world.resize(buckets)
+    elif buckets is not None:
+        with suppress(flush.InvalidResize):  # it came as far as that, or did not get to begin
+            world.resize(buckets)
+    with world.open() as table:
+        for number, first in enumerate((0, 20, 40), 1):
+            assert not table.put([{"id": first + id, "n": 1} for id in range(20)], token=f"a:{number}").applied
+        send(table, HALF)
+        assert send(table, HALF) == 0
+        world.expect(table)
+        world.put(table, range(200, 220), 3, "a:4")
+        table.flush()
+        table.commit()
+    world.expect()
+    assert_collected(world.store, world.uri)
+
+
+def writes_of_a_resize(world: Resized) -> list[Call]:
+    """Without the hints, whose loss does nothing, and the parts of an SST, that one test kills at before another."""
+    store = FaultyStore(world.store, FakeClock())
+    world.resize(3, store)
+    calls = [call for call in dict.fromkeys(store.calls) if call.method in WRITES]
+    return [call for call in calls if "hint" not in call.key and "_gen_" not in call.key]
+
+
+def test_killed_after_any_write_of_the_store(prepared: Resized, tmp_path: Path) -> None:
+    calls = writes_of_a_resize(copied(prepared, tmp_path / "clean"))
+    assert {call.key.split("/")[2] for call in calls} == {"manifest", "wal", "commits", "routing"}
+    decision = next(number for number, call in enumerate(calls) if "/routing/" in call.key)
+    for number, call in enumerate(calls):
+        world = copied(prepared, tmp_path / str(number))
+        store = FaultyStore(world.store, FakeClock())
+        store.arm(FAULTS["killed after"], call)
+        with pytest.raises(Killed):
+            world.resize(3, store)
+        assert world.base.buckets == (2 if number <= decision else 3)
+        finished(world, (3, None if number >= decision else 2)[number % 2])
+        shutil.rmtree(world.uri)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+def test_killed_at_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_format: str, after: bool) -> None:
+    world = Resized(str(tmp_path / "table"), wal_format)
+    with world.open(2) as table:
+        world.put(table, range(50), 1, "a:1")
+    with monkeypatch.context() as killing:
+        killing.setattr(lance.LanceDataset, "commit", killed(lance.LanceDataset.commit, after=after))
+        with pytest.raises(Killed):
+            world.resize(3)
+    assert (world.base.routing, world.base.buckets) == ((2, 3) if after else (1, 2))
+    assert_clean(world.store, world.uri)
+    with world.open() as table:
+        assert len(table.status()["regions"]) == 3
+        assert not table.put([{"id": 0, "n": 9}], token="a:1").applied
+        world.expect(table)
+    assert_clean(world.store, world.uri)
+
+
+def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+    """`call` in a process that ends before or after it."""
+
+    def ends(*args: Any, **kwargs: Any) -> None:
+        if after:
+            call(*args, **kwargs)
+        raise Killed
+
+    return ends
+
+
+class Interrupted:
+    """A store that lets somebody else act just before one of its calls."""
+
+    def __init__(self, inner: wal.ObjectStore, at: int, act: Callable[[], Any]) -> None:
+        self._inner, self._at, self._act, self._calls = inner, at, act, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in {"put_if_absent", "get", "list"}:
+            return found
+
+        def call(*args: Any) -> Any:
+            self._calls += 1
+            if self._calls == self._at:
+                self._act()
+            return found(*args)
+
+        return call
+
+
+def test_two_resizes_at_once(prepared: Resized, tmp_path: Path) -> None:
+    ends = set()
+    for at in range(3, 400, 19):
+        world = copied(prepared, tmp_path / str(at))
+        other = Interrupted(world.store, at, partial(world.resize, 4))
+        try:
+            report = world.resize(3, cast("wal.ObjectStore", other))
+            ends.add(report.regions)
+            assert report.regions == 3
+            assert (world.base.routing, world.base.buckets) in ((2, 3), (3, 4))  # the other came after this one
+        except flush.CommitConflict:
+            ends.add(world.base.buckets)
+            assert world.base.buckets == 4
+        finished(world, world.base.buckets)
+        shutil.rmtree(world.uri)
+        if other._calls < at:
+            break
+    assert ends == {3, 4}
+
+
+def test_beside_a_writer(tmp_path: Path) -> None:
+    world, acked, stop = Resized(str(tmp_path / "table"), append=True), list[int](), threading.Event()
+    world.open(2).close()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            with suppress(ingest.MemWalError), world.open() as table:
+                while not stop.is_set():
+                    rows = [{"id": 10 * number + each, "n": number} for each in range(10)]
+                    table.put(rows, token=f"writer:{number}")  # again after whatever went wrong
+                    acked.append(number)
+                    number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for buckets in (4, 1, 3):
+            before = len(acked)
+            wait_until(lambda before=before: len(acked) > before + 20)
+            assert world.resize(buckets, clock=wal.SystemClock()).regions == buckets
+        before = len(acked)
+        wait_until(lambda: len(acked) > before + 20)
+    finally:
+        stop.set()
+        writer.join()
+    assert acked == list(range(len(acked)))
+    with world.open() as table:
+        found = sorted(row["id"] for row in table.scan().to_pylist())
+        assert found == list(range(len(found)))  # each once, and one put more than was acknowledged at most
+        assert len(found) - 10 * len(acked) in (0, 10)
+    assert_clean(world.store, world.uri)
+
+
+def test_a_writer_that_was_open_is_told(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as old:
+        world.put(old, range(10), 1, "a:1")
+        world.resize(3)
+        with pytest.raises(ingest.FencedError):
+            old.put([{"id": 1, "n": 9}])
+        assert "routing version 2 holds, not 1" in str(old.resized())
+    with world.open() as table:
+        assert table.resized() is None
+        with pytest.raises(ingest.Unavailable) as told:
+            table.put_region(table.base.regions[0], HALF, ingest.Token("query", 7), 1)
+        assert told.value.details == {"reason": "resized", "routing": 2}
+        world.expect(table)
+
+
+def test_a_table_read_before_the_resize_and_claimed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    read, reads = opening.find_or_create, []
+
+    def resized_behind_it(*args: Any) -> Any:
+        found = read(*args)
+        if not reads:
+            world.resize(3)
+        reads.append(found[0].routing)
+        return found
+
+    monkeypatch.setattr(opening, "find_or_create", resized_behind_it)
+    with world.open() as table:
+        assert reads == [1, 2]
+        world.put(table, range(5, 40), 2, "a:2")
+        world.expect(table)
+    assert_clean(world.store, world.uri)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "said"), [(2, "has 2 regions already"), (0, "from 1 to 4096"), (4097, "from 1 to 4096")]
+)
+def test_a_number_that_cannot_be_had_fences_nobody(tmp_path: Path, buckets: int, said: str) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as table:
+        with pytest.raises(flush.InvalidResize, match=said):
+            world.resize(buckets)
+        world.put(table, range(10), 1)
+        world.expect(table)
