@@ -74,7 +74,10 @@ class Cluster:
     def placed(self, live: Iterable[str]) -> bool:
         """Whether every region is where the placement wants it, nowhere else."""
         alive = list(live)
-        shares = {endpoint: set(ask(endpoint, "regions")["regions"]) for endpoint in alive}
+        try:
+            shares = {endpoint: set(ask(endpoint, "regions")["regions"]) for endpoint in alive}
+        except (flight.FlightError, pa.ArrowException):
+            return False
         regions = self.base.regions
         return sum(map(len, shares.values())) == len(regions) and all(
             str(region) in shares[str(target(region, alive))] for region in regions
