@@ -84,8 +84,9 @@ def open_table(
     *,
     on_replay: OnReplay | None = None,
     clock: wal.Clock | None = None,
+    claim: bool = True,
 ) -> Table:
-    """Open (or create) the table of `settings` and claim its regions.
+    """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
 
     `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
     `clock`: None for the system's. A table that is being resized is waited for, up to `wal.retry_budget`.
@@ -95,7 +96,7 @@ def open_table(
     until = clock.monotonic() + settings.wal.retry_budget
     while True:
         try:
-            return _claimed(settings, environ, schema, on_replay, clock)
+            return _opened(settings, environ, schema, on_replay, clock, claim=claim)
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise
@@ -115,12 +116,14 @@ def finish_resize(settings: Settings, environ: Mapping[str, str], clock: wal.Clo
     flush.finish_resize(flush.BaseTable.open(uri, options), store, clock=clock, ids=wal.SystemIds(), options=limits)
 
 
-def _claimed(
+def _opened(
     settings: Settings,
     environ: Mapping[str, str],
     schema: pa.Schema | None,
     on_replay: OnReplay | None,
     clock: wal.Clock,
+    *,
+    claim: bool,
 ) -> Table:
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
@@ -128,6 +131,8 @@ def _claimed(
     ids = wal.SystemIds()
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
     wal.probe(store, ids, clock, limits)
+    if not claim:  # whoever claims later finds regions that can be claimed
+        flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
     rows = row_schema(base.schema, base.key)
     models = VectorModels()
     models.read(base)
@@ -158,8 +163,8 @@ def _claimed(
     limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
     rules = maintenance_rules(settings)
     upkeep = Upkeep(limits_of_commit, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
-    with nullcontext(on_replay) if on_replay is not None else replay_bar(clock) as tell:
-        return Table(base, replace(context, on_replay=tell), upkeep)
+    with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
+        return Table(base, replace(context, on_replay=tell), upkeep, base.regions if claim else ())
 
 
 def find_or_create(
