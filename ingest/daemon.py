@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from ingest.errors import Invalid, Unavailable
-from ingest.flight_server import FlightService
+from ingest.flight_server import FlightService, Place
 from ingest.logs import configure_logs
 from ingest.metrics import serve_metrics
 from ingest.opening import open_table
@@ -50,11 +50,13 @@ def serve(
         check_address("daemon.metrics_port", "127.0.0.1", settings.daemon.metrics_port)
     stop = _stop_signals(lifeline)
     with open_table(settings, environ, on_replay=on_replay) as table:
+        place = Place()
         try:
-            service = FlightService(table, f"grpc://{host}:{port}")
+            service = FlightService(table, f"grpc://{host}:{port}", place)
         except OSError as error:
             raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
-        endpoint = f"grpc://{host}:{service.port}"
+        endpoint = place.endpoint = f"grpc://{host}:{service.port}"
+        place.endpoints = [endpoint]
         table.announce(endpoint)
         serve_metrics(table, settings.daemon.metrics_port)
         ready(endpoint)

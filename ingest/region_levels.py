@@ -72,7 +72,8 @@ class RegionLevels:
             if not self._changed.wait_for(lambda: self.failure is not None or self._unflushed() < limit, timeout):
                 raise Unavailable(
                     f"region {self._region}: {self._unflushed()} bytes wait to be flushed, more than "
-                    f"memtable.unflushed_max = {limit}{self._flush_trouble()}; retry with the same token"
+                    f"memtable.unflushed_max = {limit}{self._flush_trouble()}; retry with the same token",
+                    {"reason": "busy", "region": str(self._region)},
                 )
 
     def wait_until_published(self, generation: int, timeout: float) -> None:
