@@ -24,10 +24,11 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from flush import BaseTable
-from ingest.client import RegionStream, RemoteTable, connect
+from ingest.client import RemoteTable, connect
 from ingest.errors import Invalid
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
+from ingest.region_stream import RegionStream
 from ingest.source import BLOCK, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
