@@ -79,14 +79,18 @@ class RemoteTable(Reads):
         clock: Clock | None = None,
         ids: Ids | None = None,
         patience: float | None = None,
+        wait: float = 0.0,
+        table: str | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
     ) -> None:
-        """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes."""
+        """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes. `wait`:
+        seconds for which several daemons are asked again while none answers. `table`: its address, None for any.
+        """
         opened = partial(Connection, token=token, tls_ca=tls_ca)
         self.router = Router(endpoints_of(location), opened, clock, ids)
-        self.clock = self.router.clock
+        self.clock, self.router.table = self.router.clock, table
         self._in_flight = InFlight(in_flight_max)
-        self._describe({}, patience)
+        self._patiently(lambda _: self._describe({}, patience), wait)
 
     @property
     def endpoint(self) -> str:
@@ -95,8 +99,11 @@ class RemoteTable(Reads):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The table's address, and the epochs of its regions as far as an owner is known."""
-        return {"table": self.router.table, "epochs": self.router.epochs()}
+        """The table's address, and the epoch of each region that is owned."""
+        router = self.router
+        if len(router.epochs()) < len(router.regions):
+            router.learn(router.rounds)
+        return {"table": router.table, "epochs": router.epochs()}
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
@@ -176,9 +183,9 @@ class RemoteTable(Reads):
         return merged_status(found)
 
     @at_the_edge
-    def refresh(self) -> None:
-        """Have a daemon look whether somebody changed the table's columns, and take them over into `schema`."""
-        self._describe({"look": True}, READ_TIMEOUT)
+    def refresh(self, *, look: bool = True) -> None:
+        """Take the table's columns over into `schema`. `look`: have a daemon look first whether they were changed."""
+        self._patiently(lambda within: self._describe({"look": True} if look else {}, within), READ_TIMEOUT)
 
     def close(self) -> None:
         """Close the connections; the daemons go on."""

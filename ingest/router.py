@@ -114,18 +114,14 @@ class Router:
         """The table as the first daemon that answers describes it. Raises: what the last one said if none does."""
         connections = list(self._connections.values())
         if len(connections) == 1:
-            found: dict[str, Any] = connections[0].act("schema", request, patience)
-            self._take(connections[0].endpoint, found)
-            return found
+            return self._described(connections[0], request, patience)
         within = DESCRIBE_TIMEOUT if patience is None else patience
-        asked = {self._pool.submit(each.act, "schema", request, within): each.endpoint for each in connections}
+        asked = [self._pool.submit(self._described, each, request, within) for each in connections]
         error: BaseException | None = None
         for answered in as_completed(asked):
             error = answered.exception()
             if error is None:
-                found = answered.result()
-                self._take(asked[answered], found)
-                return found
+                return answered.result()
         assert error is not None
         raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))
 
@@ -211,15 +207,18 @@ class Router:
         self._meet(answers.values())
         self._believe(believed(answers.items(), self.table))
 
-    def _take(self, endpoint: str, described: Mapping[str, Any]) -> None:
-        """What a description of the table says beside its columns."""
+    def _described(self, connection: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
+        """The table as this daemon describes it, and what that says of others. Raises: Invalid for another table."""
+        described: dict[str, Any] = connection.act("schema", request, patience)
+        there = described["identity"]["table"]
         with self._changing:
-            self.regions = tuple(described["ids"])
-            self.table = described["identity"]["table"]
+            if self.table not in (None, there):
+                raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")
+            self.regions, self.table = tuple(described["ids"]), there
         self._meet([described])
         if not self._owners:
-            owners = {region: Owner(endpoint, epoch) for region, epoch in described["regions"].items()}
-            self._believe(owners)
+            self._believe(believed([(connection.endpoint, described)], there))
+        return described
 
     def _meet(self, answers: Collection[Mapping[str, Any]]) -> None:
         """Know the daemons that others name; one that answered itself is known, maybe by another name of its host."""

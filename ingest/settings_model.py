@@ -219,7 +219,13 @@ class SinkSettings(Section):
         "", description="Spark's checkpoint directory, not on s3://; empty = uri with .checkpoint behind it"
     )
     stream_timeout: Duration = Field(
-        300.0, gt=0, description="longest time of one region's rows of a micro-batch, from the first to the ack"
+        300.0,
+        gt=0,
+        description="longest time of one region's rows of a micro-batch, from the first to the ack; "
+        "they are sent again where their owner is lost or changes",
+    )
+    in_flight_max: Size = Field(
+        64 << 20, gt=0, description="bytes of one task's rows whose acks it waits for while it sends the next region's"
     )
 
 

@@ -17,10 +17,14 @@ import pyarrow as pa
 import pytest
 
 import ingest
+from ingest import cli_status
+from ingest.cli_query import open_for_reading
 from ingest.client import RemoteTable
 from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
 from ingest.settings import load
+from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+from ingest.stored_table import StoredTable
 from ingest.table import Table
 from tests import append_rows
 
@@ -328,3 +332,47 @@ def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> Non
         for thread in threads:
             thread.join(60)
         assert client.count() == 100
+
+
+def test_a_spark_task_follows_its_regions(pair: Callable[..., Any], made: Any, uri: str) -> None:
+    """Every region moves while its rows are on their way, and again before its ack; all rows arrive, once."""
+    both, client = pair()
+    (routed,) = RouteTask(uri, ())(iter(made.table(range(200)).combine_chunks().to_batches()))
+    rows = pa.table(routed).sort_by([(BUCKET, "ascending"), (ROW, "ascending")])
+
+    def arriving() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(rows.combine_chunks().to_batches(max_chunksize=10)):
+            yield batch
+            both.move(batch[BUCKET][-1].as_py())
+            if number % 3 == 0:
+                both.move(batch[BUCKET][-1].as_py())
+
+    for applied in (True, False):
+        send = SendTask(both.endpoints[0], both.regions, "query", 0, 120.0, in_flight_max=1)
+        receipts = [row for batch in send(arriving()) for row in batch.to_pylist()]
+        assert sorted(receipt["region"] for receipt in receipts) == sorted(map(str, both.regions))
+        assert [receipt["applied"] for receipt in receipts] == [applied] * REGIONS
+        assert sum(receipt["rows"] for receipt in receipts) == 200
+    assert ordered(client.scan()) == ordered(made.table(range(200)))
+
+
+def test_commands_find_all_owners(
+    pair: Callable[..., Any], made: Any, small_config: Callable[..., Path], ends: ExitStack
+) -> None:
+    """By the notes on storage, or where the configuration names them; without an owner of all, storage answers."""
+    both, client = pair()
+    client.put(made.rows(range(40)), durable=False)
+    configured = load(small_config("named.toml", daemon={"endpoints": [both.endpoints[1]]}), {})
+    bare = load(small_config("bare.toml"), {})
+    assert isinstance(open_for_reading(bare, {}), StoredTable)
+    for table, endpoint in zip(both.tables, both.endpoints, strict=True):
+        table.announce(endpoint)
+    for settings in (configured, bare):
+        found = open_for_reading(settings, {})
+        assert isinstance(found, RemoteTable)
+        assert found.count() == 40
+        owners = {region["owner"] for region in cli_status.current(settings, {})["regions"]}
+        assert owners == set(both.endpoints)
+        found.close()
+    both.tables[0].release(both.regions[0])
+    assert isinstance(open_for_reading(bare, {}), StoredTable)
