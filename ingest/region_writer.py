@@ -110,6 +110,16 @@ class RegionWriter:
         """What ended this writer, None while it lives."""
         return self._core.failure
 
+    @property
+    def memtable_bytes(self) -> int:
+        """Bytes of the memtables, indexes counted."""
+        return self._levels.unflushed
+
+    @property
+    def published(self) -> list[int]:
+        """The generations of the SSTs that are not committed, as far as this writer knows."""
+        return [sst.generation for sst in self._levels.manifest.ssts]
+
     def waiting(self) -> Waiting:
         """What is not in the base table; see `RegionCore.waiting`."""
         return self._core.waiting()
