@@ -150,6 +150,9 @@ class CommitSettings(Section):
     )
     ssts_max: int = Field(8, ge=1, description="commit earlier where so many SSTs of a region wait")
     size_max: Size = Field(1 << 30, gt=0, description="commit earlier where SSTs of this size wait")
+    pending_max: int = Field(
+        256, ge=0, description="puts wait while so many SSTs of a region are not committed; 0 = any number"
+    )
     retries: int = Field(10, ge=0, description="attempts after another writer committed to the base table first")
     memory_max: Size = Field(
         1 << 30, gt=0, description="SSTs of this size at most are taken into memory at once, but one at least"
