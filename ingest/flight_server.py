@@ -152,8 +152,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "upsert": self._table.upsert,
             "version": base.rules.version,
             "routing": base.routing,
+            "on_duplicate": base.rules.on_duplicate,
+            "indexes": [asdict(spec) for spec in base.indexes],
+            "required": list(base.required),
             "ids": [str(region) for region in base.regions],
             "append_by": None if base.append_by is None else list(base.append_by),
+            "route_by": base.route_by._asdict(),
             **self._regions(),
         }
 
