@@ -25,6 +25,7 @@ from flush.plan_garbage import PLANS_MIN, PlanCollector, PlanGarbage
 from flush.retained import BaseNeeds, base_needs
 from flush.sst import read_sst, verify, write_sst
 from flush.sst_indexes import SstIndexes
+from flush.swap import swapped, unborn
 from flush.table_setup import OnDuplicate, Upsert, WriteRules
 
 __all__ = [
@@ -60,6 +61,8 @@ __all__ = [
     "flush",
     "prune",
     "read_sst",
+    "swapped",
+    "unborn",
     "verify",
     "write_key_sidecar",
     "write_sst",

@@ -4,12 +4,9 @@
 
  1. **Write** the rows of the SSTs into data files of the base, streamed: some batches are in memory, never a whole SST.
     No version refers to the files. *Crash here: orphans, see flush.orphans.*
- 2. **Append** by a compare-and-swap: one transaction of the kind that Lance calls Merge, which lists every fragment of
-    the version read and the new ones, and carries `memwal:committed` in the schema's metadata. Lance lets it pass only
-    where nobody appended, deleted, updated, compacted, restored, or changed the schema or its metadata since that
-    version: whoever commits the same range at the same time fails, whatever files he wrote. (Two transactions of the
-    kind Append never conflict: two committers would double the rows. A merge-insert carries Lance's own marker, but has
-    to match rows.) *Crash here: there or not. The next commit reads `memwal:committed` in the manifest.*
+ 2. **Append** by a compare-and-swap (`flush.swap`), which carries `memwal:committed` in the schema's metadata: whoever
+    commits the same range at the same time fails, whatever files he wrote. (A merge-insert carries Lance's own marker,
+    but has to match rows.) *Crash here: there or not. The next commit reads `memwal:committed` in the manifest.*
  3. **Mark**: an empty merge-insert carries Lance's own marker of the same generations, by which Lance records how far
     its indexes are. *Crash before: the next commit does it. Refused, with nothing lost, where somebody wrote it first.*
 
@@ -37,11 +34,9 @@ from flush.errors import CountMismatch
 from flush.field_ids import row_field_ids
 from flush.merge_passes import Written
 from flush.sst import sst_batches
+from flush.swap import swapped, unborn
 from flush.table_manifest import COMMITTED, highest
 from wal import ObjectStore
-
-NEW = 0
-"""Id of a fragment to which Lance gives one when it is committed."""
 
 
 class AppendedRows:
@@ -94,7 +89,7 @@ class AppendedRows:
             raise CountMismatch(
                 f"{base.uri}: {found} rows were written of {self._rows}; nothing was appended, commit again"
             )
-        self._fragments = [FragmentMetadata.from_json(json.dumps({**each.to_json(), "id": NEW})) for each in written]
+        self._fragments = unborn(written)
 
     def append(self, base: BaseTable) -> Written:
         """Step 2, on top of the version of `base`, whose dataset stays there. Requires: `write`.
@@ -105,14 +100,8 @@ class AppendedRows:
         if self._fragments is None:
             raise RuntimeError("the rows to append are not written")
         done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
-        operation = lance.LanceOperation.Merge(
-            [*(each.metadata for each in base.dataset.get_fragments()), *self._fragments],
-            _with_progress(base.dataset, done),
-        )
-        transaction = lance.Transaction(read_version=base.version, operation=operation)
-        made = lance.LanceDataset.commit(
-            base.dataset, transaction, storage_options=dict(base.storage_options), max_retries=0
-        )
+        said = json.dumps({str(region): generation for region, generation in sorted(done.items())})
+        made = swapped(base.dataset, self._fragments, {COMMITTED: said.encode()}, base.storage_options)
         before = base.dataset.count_rows()  # nobody may have changed rows since
         if made.count_rows() != before + self._rows:
             raise CountMismatch(
@@ -152,15 +141,3 @@ def mark(dataset: lance.LanceDataset, generations: Mapping[UUID, int]) -> None:
     done = [CompactedSsTable(str(region), generation) for region, generation in generations.items()]
     builder = dataset.merge_insert([dataset.schema.names[0]]).when_not_matched_insert_all().use_index(False)
     builder.conflict_retries(0).mark_sstables_as_compacted(done).execute(dataset.schema.empty_table())
-
-
-def _with_progress(dataset: lance.LanceDataset, committed: Mapping[UUID, int]) -> Any:
-    """The dataset's schema, field ids and all, with `committed` in its metadata.
-
-    A schema made of an Arrow one would be numbered anew, and be refused where columns were dropped; Lance's own is
-    taken apart by its way of being pickled, which keeps everything: the metadata as JSON, then a message per field.
-    """
-    taken_apart: Any = dataset.lance_schema.__reduce__()
-    make, (metadata, *fields) = taken_apart
-    said = json.dumps({str(region): generation for region, generation in sorted(committed.items())})
-    return make(json.dumps({**json.loads(metadata), COMMITTED: list(said.encode())}), *fields)

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from ingest.region_context import RegionContext
 from ingest.rows import check_encoding
-from ingest.write_queue import Write
-from memtable import TOMBSTONE, Checked, InvalidRows, with_tombstone
+from ingest.write_queue import Deletes, Write
+from memtable import TOMBSTONE, Checked, InvalidRows, emptied, with_tombstone
 
 _PUT = pa.array(np.zeros(1 << 14, dtype=np.bool_))
 """The `_tombstone` column of most groups, made once."""
@@ -42,27 +42,33 @@ class Admission:
         self._nothing = self._columns.empty_table()
         self._no_batch = pa.RecordBatch.from_pylist([], self._columns)
 
-    def conform(self, given: pa.Table) -> pa.Table:
+    def conform(self, given: pa.Table, deletes: Deletes = False) -> pa.Table:
         """A caller's rows in the table's columns, nothing copied where they are already.
 
         In a table whose upserts merge, columns that the caller does not give stay away, required ones too.
+        Of rows that delete only the key is looked at and kept, where they are not all of them.
         Raises: InvalidRows, Invalid where they cannot be brought there; other faults are found by `check`.
         """
+        among = None if isinstance(deletes, bool) else deletes
+        if among is not None:
+            given = emptied(given, self.context.key, among)
         schema = given.schema
         if schema.equals(self._columns):
             return given
         if schema.names == self._columns.names and schema.types == self._columns.types:
             return pa.Table.from_arrays(given.columns, schema=self._columns)
         check_encoding(given)  # a cast reads the values
-        whole = with_tombstone(given, self._schema, self._required_of(given)).drop_columns(TOMBSTONE)
+        whole = with_tombstone(given, self._schema, self._required_of(given), among).drop_columns(TOMBSTONE)
         if self._partial and given.num_columns < whole.num_columns:
             return whole.select([name for name in whole.column_names if name in given.column_names])
         return whole
 
-    def check(self, rows: pa.Table, *, deletes: bool) -> None:
+    def check(self, rows: pa.Table, *, deletes: Deletes) -> None:
         """Raise what is wrong with conforming rows: InvalidRows or Invalid, naming column and row."""
         check_encoding(rows)
-        self._checker.check(with_tombstone(rows, self._schema, () if deletes else self._required_of(rows)))
+        required = () if deletes is True else self._required_of(rows)
+        among = None if isinstance(deletes, bool) else deletes
+        self._checker.check(with_tombstone(rows, self._schema, required, among))
 
     def gather(self, writes: Sequence[Write]) -> Checked:
         """The rows of one or more `writes` as one table of our own memory, in order, checked.
@@ -117,11 +123,15 @@ def size_bound(rows: pa.Table) -> int:
 
 
 def _is_missing(write: Write, name: str) -> bool:
-    return not write.deletes and name in write.rows.column_names and write.rows.column(name).null_count > 0
+    """Whether a row that is put has no value in a column that the write has."""
+    if write.deletes is True or name not in write.rows.column_names or not write.rows.column(name).null_count:
+        return False
+    return bool((write.rows.column(name).is_null().to_numpy() & ~np.asarray(write.deletes)).any())
 
 
 def _tombstones(writes: Sequence[Write]) -> pa.Array:
     rows = sum(write.rows.num_rows for write in writes)
-    if rows <= len(_PUT) and not any(write.deletes for write in writes):
+    if rows <= len(_PUT) and all(write.deletes is False for write in writes):
         return _PUT.slice(0, rows)
-    return pa.array(np.repeat([write.deletes for write in writes], [write.rows.num_rows for write in writes]))
+    parts = [np.broadcast_to(np.asarray(write.deletes, dtype=np.bool_), write.rows.num_rows) for write in writes]
+    return pa.array(np.concatenate(parts))

@@ -28,8 +28,12 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check or show a configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
+dlq_app = typer.Typer(help="Look at dead letters, put them into the table again, delete them.", no_args_is_help=True)
+app.add_typer(dlq_app, name="dlq")
+
 Config = Annotated[Path, typer.Argument(help="TOML file; see configs/", show_default=False)]
 Format = Literal["table", "json", "csv"]
+Stage = Annotated[str | None, typer.Option(help="only letters of this stage: parse, map, fit or refused")]
 
 
 @app.command()
@@ -196,6 +200,58 @@ def show(config: Config) -> int:
 
     sys.stdout.write(render_settings(_load(config)))
     return 0
+
+
+@dlq_app.command("list")
+def dlq_list(
+    config: Config,
+    stage: Stage = None,
+    limit: Annotated[int, typer.Option(min=1, help="letters at most, the newest first")] = 10,
+    format: Annotated[Format, typer.Option(help="how to print")] = "table",
+) -> int:
+    """Count dead letters by stage and reason, and show the newest."""
+    from ingest.cli_dlq import list_letters
+
+    return list_letters(_load(config), os.environ, Console(), stage=stage, limit=limit, form=format)
+
+
+@dlq_app.command("show")
+def dlq_show(
+    config: Config,
+    id: Annotated[str, typer.Argument(help="id of a letter, or its beginning", show_default=False)],
+    hex: Annotated[bool, typer.Option("--hex", help="raw bytes as hexadecimal digits, text too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> int:
+    """Show everything about one dead letter, with its raw bytes."""
+    from ingest.cli_dlq import show_letter
+
+    return show_letter(_load(config), os.environ, Console(), id=id, in_hex=hex, as_json=as_json)
+
+
+@dlq_app.command("replay")
+def dlq_replay(
+    config: Config,
+    id: Annotated[list[str] | None, typer.Option(help="only this letter; may be given again")] = None,
+    stage: Stage = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="letters at most, the oldest first")] = None,
+) -> int:
+    """Put dead letters that fit now into the table, each once, and remove them."""
+    from ingest.cli_dlq import replay
+
+    return replay(_load(config), os.environ, Console(), ids=id or [], stage=stage, limit=limit)
+
+
+@dlq_app.command("purge")
+def dlq_purge(
+    config: Config,
+    older_than: Annotated[str | None, typer.Option(help='such as "7d"; none: dlq.age_max')] = None,
+    stage: Stage = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be deleted, delete nothing")] = False,
+) -> int:
+    """Delete old dead letters."""
+    from ingest.cli_dlq import purge
+
+    return purge(_load(config), os.environ, Console(), older_than=older_than, stage=stage, dry_run=dry_run)
 
 
 def main() -> None:

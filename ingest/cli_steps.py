@@ -88,7 +88,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
         store = wal.open_store(settings.table.uri, settings.storage_options(environ))
         rows = _in_memory(status_from_storage(found.base, store)["regions"])
         if rows:
-            with closing(open_table(_by_itself(settings), environ)) as table:
+            with closing(open_table(by_itself(settings), environ)) as table:
                 table.flush()
         by = "this process, no daemon answers"
     said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"
@@ -96,7 +96,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
     return 0
 
 
-def _by_itself(settings: Settings) -> Settings:
+def by_itself(settings: Settings) -> Settings:
     """The same without commits and collections of the table's own."""
     quiet = {name: getattr(settings, name).model_copy(update={"interval": 0.0}) for name in ("commit", "gc")}
     return settings.model_copy(update=quiet)

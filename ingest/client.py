@@ -25,6 +25,7 @@ from ingest.reads import Reads
 from ingest.receipts import Receipt, StreamReceipt
 from ingest.rows import as_table
 from ingest.tokens import Token, TokenLike
+from memtable import row_schema
 from wal import Clock, SystemClock
 
 P = ParamSpec("P")
@@ -109,16 +110,26 @@ class RemoteTable(Reads):
 
     @_through_flight
     def open_stream(
-        self, region: UUID, token: Token, *, timeout: float | None = None, columns: Sequence[str] | None = None
+        self,
+        region: UUID,
+        token: Token,
+        *,
+        timeout: float | None = None,
+        columns: Sequence[str] | None = None,
+        deletes: bool = False,
     ) -> RegionStream:
         """Start the stream of one region and micro-batch; nothing is applied before `finish`.
 
         `columns`: those that the rows have, in the order of the schema; only a table whose upserts merge takes fewer
-        than all, which are meant without it.
+        than all, which are meant without it. `deletes`: whether there is a last column, `_tombstone`, which says of
+        each row whether it deletes its key.
         `timeout`: seconds from now to the ack, after which the stream is given up; None waits for ever.
         """
         request = {"op": "put", "region": str(region), "producer": token.producer, "sequence": token.sequence}
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        if deletes:
+            rows = row_schema(schema, self.key)  # in which all columns but the key's may be null
+            schema = rows.with_metadata(schema.metadata)
         return RegionStream(self, str(region), schema, self._open_put(request, schema, timeout))
 
     # ---- steps and state -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ingest.mapping import KEY, PLAIN, VALUE, Column, RecordMapping
 from ingest.mapping_task import KEY_PROBLEM, MapTask, column_name
 from ingest.references import resolve
 from ingest.settings import SourceSettings
-from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, TOPIC, spark_type
+from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC, spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -102,8 +102,8 @@ def check_topics(spark: SparkSession, source: SourceSettings) -> None:
 def _check_names(source: SourceSettings, found: list[str]) -> None:
     for topic in source.topics:
         if topic not in found:
-            hint = nearest(topic, found) if found else "; there is none"
-            raise Invalid(f"source.topics: there is no topic {topic!r} at {source.brokers}{hint}; create or correct it")
+            hint = nearest(topic, found) if found else "; it has none at all"
+            raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
     if source.topic_pattern and not any(re.fullmatch(source.topic_pattern, name) for name in found):
         there = f"there is {', '.join(found)}" if found else "there is none"
         raise Invalid(
@@ -153,12 +153,16 @@ def _said(thrown: Any) -> str:
 # ---- the stream ----------------------------------------------------------------------------------------------------
 
 
-def read_kafka(spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...]) -> DataFrame:
-    """The streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM."""
+def read_kafka(
+    spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
+) -> DataFrame:
+    """The streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM; and the
+    bytes of the records where `raw`.
+    """
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
     reader = reader.options(**_reader_options(source, mapping))
-    return rows_of(reader.load(), mapping)
+    return rows_of(reader.load(), mapping, raw=raw)
 
 
 def _reader_options(source: SourceSettings, mapping: RecordMapping) -> dict[str, str]:
@@ -174,12 +178,12 @@ def _reader_options(source: SourceSettings, mapping: RecordMapping) -> dict[str,
     }
 
 
-def rows_of(records: DataFrame, mapping: RecordMapping) -> DataFrame:
+def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) -> DataFrame:
     """Records as Spark's Kafka source gives them (streaming or not) as rows."""
     from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
 
     wanted = [KEY, VALUE, *PLAIN, *(["headers"] if mapping.headers else [])]
-    mapped = records.select(*wanted).mapInArrow(MapTask(mapping), _schema(mapping))
+    mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
     delete, problem = F.col(DELETE), F.col(PROBLEM)
     if mapping.delete_when:
         held = F.coalesce(F.expr(mapping.delete_when), F.lit(False))
@@ -195,7 +199,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping) -> DataFrame:
             missing = found.isNull() & (F.lit(column.key) | ~delete)
             why = f"map: column {column.name!r} (sql) is null; it must have a value, write coalesce(…, …)"
             problem = F.coalesce(problem, F.when(missing, F.lit(why)))
-    place = (LANDED, TOPIC, PARTITION, OFFSET)
+    place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE) if raw else ()))
     return mapped.select(*columns, *place, delete.alias(DELETE), problem.alias(PROBLEM))
 
 
@@ -208,7 +212,7 @@ def _column(number: int, column: Column, usable: SparkColumn) -> SparkColumn:
     return F.when(usable, F.expr(column.sql).cast(spark_type(column.kind)))
 
 
-def _schema(mapping: RecordMapping) -> StructType:
+def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
     """What `MapTask` returns, as Spark has to know it before."""
     from pyspark.sql import types as spark
 
@@ -229,6 +233,8 @@ def _schema(mapping: RecordMapping) -> StructType:
         PROBLEM: spark.StringType(),
         KEY_PROBLEM: spark.StringType(),
     }
+    if raw:
+        ours |= {RAW_KEY: spark.BinaryType(), RAW_VALUE: spark.BinaryType()}
     return _struct(found | ours)
 
 

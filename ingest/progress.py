@@ -67,9 +67,11 @@ class Progress:
             self._live.update(self._panel())
         elif figures.batch_id > self._printed_batch:
             self._printed_batch = figures.batch_id
+            bad = f"{figures.bad:,} bad, " if figures.bad else ""
             self._line(
-                f"micro-batch {figures.batch_id}: {figures.rows:,} rows in, {figures.rows_per_second:,.0f} rows/s, "
-                f"{_queued(self._status):,} in memtables, base version {self._status.get('base_version', '-')}"
+                f"micro-batch {figures.batch_id}: {figures.rows:,} rows in, {bad}"
+                f"{figures.rows_per_second:,.0f} rows/s, {_queued(self._status):,} in memtables, "
+                f"base version {self._status.get('base_version', '-')}"
             )
 
     def _line(self, text: str) -> None:
@@ -113,6 +115,8 @@ def _totals(figures: Figures, files: str, status: dict[str, Any]) -> Text:
         f"{figures.rows_per_second:,.0f}/s",
         f"batch {max(0, figures.batch_id)}",
     ]
+    if figures.bad:
+        parts.append(f"{figures.bad:,} bad")
     if files:
         parts.append(f"file {files}")
     if status:

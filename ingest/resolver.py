@@ -62,13 +62,13 @@ class Resolver:
         Raises: Refused for writes that lack a column they need; the error of a lookup.
         """
         missing = [
-            [] if write.deletes else [name for name in self._columns if name not in write.rows.column_names]
+            [] if write.deletes is True else [name for name in self._columns if name not in write.rows.column_names]
             for write in writes
         ]
-        if all(write.deletes for write in writes) or (self._merges and not any(missing)):
+        deletes = checked.rows.column(TOMBSTONE).to_numpy()
+        if deletes.all() or (self._merges and not any(missing)):
             return checked, ()
-        keys = checked.rows.select(self._key)
-        group = Group(keys, [write.rows.num_rows for write in writes], [write.deletes for write in writes])
+        group = Group(checked.rows.select(self._key), [write.rows.num_rows for write in writes], deletes)
         if self._merges:
             return self._merge(group, checked, missing, view), ()
         return self._insert(group, checked, len(writes), view)
@@ -84,7 +84,7 @@ class Resolver:
     def _merge(self, group: Group, checked: Checked, missing: Sequence[Sequence[str]], view: View) -> Checked:
         partial = np.array([bool(names) for names in missing])
         names = [name for name in self._columns if any(name in each for each in missing)]
-        asked = partial[group.writes[group.first]]
+        asked = partial[group.writes[group.first]] & ~group.deletes[group.first]
         at, stored = self._stored(group, checked, asked, [*self._key, *names], view)
         sources: dict[str, Places] = {}
         patterns: dict[bytes, Places] = {}  # many columns, few combinations of them

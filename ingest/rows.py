@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ingest.errors import Invalid
+from ingest.keys import NO_KEY
+from memtable import TOMBSTONE
 
 
 def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
@@ -48,6 +52,22 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
             _check_alike(rows)
         return _from_dicts(rows, schema)
     return None
+
+
+def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | npt.NDArray[np.bool_]]:
+    """`rows` without the column `_tombstone`, and what it says: which rows delete their key, False where none does.
+
+    Raises: Invalid for a column that is not of bools, and for a row that deletes where there is no key.
+    """
+    if TOMBSTONE not in rows.column_names:
+        return rows, False
+    column = rows.column(TOMBSTONE)
+    if not pa.types.is_boolean(column.type):
+        raise Invalid(f"column {TOMBSTONE!r} is {column.type}; it says with true or false which rows delete their key")
+    deletes = column.fill_null(False).to_numpy()
+    if deletes.any() and not key:
+        raise Invalid(f"row {int(np.argmax(deletes))} deletes, but {NO_KEY}")
+    return rows.drop_columns(TOMBSTONE), deletes if deletes.any() else False
 
 
 def check_encoding(rows: pa.Table) -> None:

@@ -22,6 +22,7 @@ from ingest.settings_checks import relations
 from ingest.settings_model import (
     CommitSettings,
     DaemonSettings,
+    DlqSettings,
     FlushSettings,
     LogSettings,
     MemtableSettings,
@@ -38,6 +39,7 @@ from ingest.settings_problems import Problem, nearest, of_section, section_type,
 __all__ = [
     "CommitSettings",
     "DaemonSettings",
+    "DlqSettings",
     "FlushSettings",
     "LogSettings",
     "MemtableSettings",

@@ -26,7 +26,8 @@ RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
     """Every violated rule. `refused` holds the (section, key) pairs whose values are not the user's but defaults."""
     found = [*of_table(settings.table), *of_append(settings)]
-    found += [*of_limits(settings), *of_source(settings), *of_kafka(settings), *of_daemon(settings)]
+    found += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
+    found += [*of_daemon(settings), *of_dlq(settings)]
     return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 
@@ -112,6 +113,13 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
         host, colon, port = endpoint.removeprefix("grpc://").rpartition(":")
         if not endpoint.startswith("grpc://") or not host or not colon or not port.isdecimal():
             yield Problem("daemon", "endpoints", f"endpoints: {endpoint!r} is not of the form 'grpc://host:port'")
+
+
+def of_dlq(settings: Settings) -> Iterator[Problem]:
+    """The dead letters are beside the table, not in it."""
+    dlq, table = settings.dlq, settings.table
+    if dlq.uri and dlq.uri.rstrip("/") == table.uri.rstrip("/"):
+        yield Problem("dlq", "uri", f"uri = {dlq.uri!r} is the table itself; choose another place for dead letters")
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:

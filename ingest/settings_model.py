@@ -267,6 +267,28 @@ class DaemonSettings(Section):
     )
 
 
+class DlqSettings(Section):
+    """Dead letters: rows of the source that do not parse, do not fit the table or are refused by it."""
+
+    mode: Literal["fail", "skip", "table"] = Field(
+        "fail",
+        description="a bad row stops the pipeline; is left out and counted; or is kept too, in a Lance table beside "
+        "the main one",
+    )
+    uri: str = Field("", description="the table of dead letters; empty = table.uri with .dlq behind it")
+    max_bad_percent: int = Field(
+        10, ge=0, le=100, description="a larger share of bad rows stops the pipeline; 100 = none does"
+    )
+    bad_window: int = Field(
+        1000,
+        ge=1,
+        description="that share is taken of the newest micro-batches with so many rows together, never of fewer rows",
+    )
+    age_max: Duration = Field(
+        2_592_000.0, description="age from which `memwal dlq purge` deletes letters, where it is told no other"
+    )
+
+
 class LogSettings(Section):
     """What is written to standard error."""
 
@@ -290,6 +312,7 @@ class Settings(Section):
     source: SourceSettings = Field(default_factory=SourceSettings)
     sink: SinkSettings = Field(default_factory=SinkSettings)
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
+    dlq: DlqSettings = Field(default_factory=DlqSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 
     def arrow_schema(self) -> pa.Schema:
@@ -318,6 +341,11 @@ class Settings(Section):
     def checkpoint(self) -> str:
         """Spark's checkpoint directory with the default filled in."""
         return self.sink.checkpoint or f"{self.table.uri.rstrip('/')}.checkpoint"
+
+    @property
+    def dead_letters(self) -> str:
+        """Where the table of dead letters is, with the default filled in."""
+        return self.dlq.uri or f"{self.table.uri.rstrip('/')}.dlq"
 
 
 def index_spec(column: str, index: Index, train_rows: int) -> IndexSpec:

@@ -15,7 +15,7 @@ of a key wins (`ingest.kafka_source`). Any other source is ordered by `source.or
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,22 +29,24 @@ from ingest.references import resolve
 from ingest.settings import SourceSettings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 LANDED, FILE, BLOCK = "_memwal_landed", "_memwal_file", "_memwal_block"
 PLACE = (LANDED, FILE, BLOCK)
 """Columns that say where a row of a file source lies, most significant first."""
+DELETE = "_memwal_delete"
+"""Column of bools that a frame may have: the row deletes its key (null = false), and needs no other values."""
 
 TOPIC, PARTITION, OFFSET = "_memwal_topic", "_memwal_partition", "_memwal_offset"
 COORDINATES = (TOPIC, PARTITION, OFFSET)
 """Columns that say where a row of Kafka lies, most significant first. It has `LANDED` too, which does not order it."""
-DELETE, PROBLEM = "_memwal_delete", "_memwal_problem"
-"""Whether a row deletes its key (bool, null = false), and why it cannot be used (text, null where it can)."""
+PROBLEM = "_memwal_problem"
+"""Why a row cannot be used, behind its stage ("parse: …", "map: …"); null where it can."""
 RAW_KEY, RAW_VALUE = "_memwal_raw_key", "_memwal_raw_value"
-"""The bytes of a record, where somebody wants them."""
-OURS = (*PLACE, *COORDINATES, DELETE, PROBLEM, RAW_KEY, RAW_VALUE)
-"""Columns of a row on its way that are none of the table."""
+"""The record's own bytes, for its dead letter; a source has them or has not."""
+BESIDE = (PROBLEM, RAW_KEY, RAW_VALUE)
+"""Columns that end where rows are sorted out, before they are shuffled."""
 
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 FILES_CHECKED = 256
@@ -52,6 +54,10 @@ FILES_CHECKED = 256
 
 _FAR = "36500d"  # Spark's default of 7 days makes it leave out, in silence, files older than that beside newer ones
 _STRICT = "FAILFAST"  # for JSON and CSV, where Spark's default puts nulls in the place of values that it cannot read
+
+_TOLD_BY_RECORD = ("json", "csv")
+_UNREAD = "_memwal_unread"
+_UNREADABLE = "parse: malformed, or a value is of another type than its column"
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
@@ -177,16 +183,22 @@ def _is_list(kind: pa.DataType) -> bool:
 # ---- the stream ----------------------------------------------------------------------------------------------------
 
 
-def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> DataFrame:
-    """The streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source."""
+def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema, *, keep_bad: bool = False) -> DataFrame:
+    """The streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source.
+
+    `keep_bad`: records of text files that cannot be read become rows with a `PROBLEM`, and end nothing.
+    """
     from pyspark.sql import functions
 
     is_file = source.format in FILE_FORMATS
+    keep_bad = keep_bad and source.format in _TOLD_BY_RECORD
     reader = spark.readStream.format(source.format)
     if is_file:
-        reader = reader.schema(spark_schema(schema)).options(
-            maxFilesPerTrigger=source.files_per_trigger, maxFileAge=_FAR, mode=_STRICT
+        columns = schema.append(pa.field(_UNREAD, pa.string())) if keep_bad else schema
+        reader = reader.schema(spark_schema(columns)).options(
+            maxFilesPerTrigger=source.files_per_trigger, maxFileAge=_FAR, mode="PERMISSIVE" if keep_bad else _STRICT
         )
+        reader = reader.option("columnNameOfCorruptRecord", _UNREAD) if keep_bad else reader
     reader = reader.options(**resolve(source.options, os.environ, "[source] options"))
     frame = reader.load(source.path) if source.path else reader.load()
     if not is_file:
@@ -196,7 +208,16 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) 
         functions.col("_metadata.file_modification_time").alias(LANDED),
         functions.col("_metadata.file_path").alias(FILE),
         functions.col("_metadata.file_block_start").alias(BLOCK),
+        *(_problem_columns() if keep_bad else ()),
     )
+
+
+def _problem_columns() -> Iterator[Column]:
+    from pyspark.sql import functions
+
+    unread = functions.col(_UNREAD)
+    yield functions.when(unread.isNotNull(), functions.lit(_UNREADABLE)).alias(PROBLEM)
+    yield unread.cast("binary").alias(RAW_VALUE)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -212,6 +233,8 @@ def spark_type(kind: pa.DataType) -> DataType:
 
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
         return spark.ArrayType(spark_type(kind.value_type), True)
+    if pa.types.is_struct(kind):
+        return spark_schema(pa.schema(list(kind)))
     if pa.types.is_timestamp(kind):
         return spark.TimestampNTZType() if kind.tz is None else spark.TimestampType()
     simple: dict[pa.DataType, DataType] = {

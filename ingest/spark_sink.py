@@ -5,8 +5,9 @@
 One micro-batch, in order:
 
 1. Executors validate their rows and compute the region of each (`RouteTask`). A refused row ends the job here, before
-   anything was sent.
+   anything was sent; unless `dlq.mode` is another than "fail", by which it goes on as a dead letter.
 2. Spark shuffles rows by region and sorts each region's, oldest first.
+   One task gets all dead letters, and writes them first (`ingest.dead_letters`).
 3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
    and visible (`SendTask`). Regions without rows get no stream.
 4. The driver collects one receipt per region, never a row. When a region fails, Spark replays the micro-batch and the
@@ -20,15 +21,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flush import BaseTable
+from ingest.bad_rate import BadRate
 from ingest.child import ChildDaemon, start_child
 from ingest.errors import Invalid, MemWalError, Unavailable
+from ingest.letters import LETTER, LETTER_TYPE, Rules
 from ingest.settings import Settings, load
-from ingest.source import COORDINATES, OFFSET, PLACE, spark_type
+from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
 from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
 
@@ -60,10 +63,16 @@ class BatchReceipt:
 
     batch_id: int
     regions: tuple[RegionReceipt, ...]
+    bad: int = 0
+    """Rows that no region got: left out, or dead letters now."""
+    letters: int = 0
+    """Dead letters that were written for it; fewer than `bad` where an earlier attempt had written them."""
+    reasons: str = ""
+    """The most frequent reasons of bad rows."""
 
     @property
     def rows(self) -> int:
-        """Rows of the micro-batch."""
+        """Rows of the micro-batch that its regions got."""
         return sum(each.rows for each in self.regions)
 
 
@@ -95,12 +104,15 @@ class MemWalSink:
         self._on_batch = on_batch
         self._child: ChildDaemon | None = None
         self._base: BaseTable | None = None
+        dlq = self._settings.dlq
+        self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls this."""
         try:
-            receipt = BatchReceipt(batch_id, self._write(frame, batch_id))
+            receipt = self._write(frame, batch_id)
+            self._refuse_too_bad(receipt)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
             self.failure = self._explained(error)
             raise self.failure from None
@@ -119,22 +131,38 @@ class MemWalSink:
             self._child.stop(self._settings.daemon.drain_timeout)
             self._child = None
 
-    def _write(self, frame: DataFrame, batch_id: int) -> tuple[RegionReceipt, ...]:
+    def _write(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
         producer = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if not producer:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
         routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
-        send = SendTask(endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout)
+        timeout, letters = self._settings.sink.stream_timeout, self._letters()
+        send = SendTask(endpoint, base.regions, producer, batch_id, timeout, letters)
         sent = routed.mapInArrow(send, _receipt_schema())
-        return tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
+        return receipt_of(batch_id, [row.asDict() for row in sent.collect()])
+
+    def _refuse_too_bad(self, receipt: BatchReceipt) -> None:
+        """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then."""
+        rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
+        if rate is None:
+            return
+        kept = f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "left out"
+        raise Invalid(
+            f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}, most of them: "
+            f"{receipt.reasons or 'see memwal dlq list'}; mend the source, or allow more",
+            {"bad": receipt.bad},
+        )
 
     def _route(self) -> RouteTask:
         """The first step's task; secrets travel as the references they are in the configuration."""
-        table = self._settings.table
-        return RouteTask(
-            table.uri, tuple((name, value.get_secret_value()) for name, value in table.storage_options.items())
-        )
+        return RouteTask(self._settings.table.uri, self._options(), self._settings.dlq.mode)
+
+    def _letters(self) -> Rules:
+        return Rules(self._settings.dlq.mode, self._settings.dead_letters, self._options())
+
+    def _options(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, value.get_secret_value()) for name, value in self._settings.table.storage_options.items())
 
     def _owner(self) -> str:
         """The endpoint to send to; a child daemon that is gone is replaced (the epoch keeps that safe)."""
@@ -169,13 +197,30 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
     order = COORDINATES if OFFSET in frame.columns else PLACE
     if not any(name in frame.columns for name in order):
         frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
-    types = (LongType(), IntegerType())
-    added = [StructField(name, kind, True) for name, kind in zip(ADDED, types, strict=True)]
-    routed = frame.mapInArrow(route, StructType([*frame.schema.fields, *added]))
+    kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
+    added = [StructField(name, kind, True) for name, kind in kinds]
+    if route.letters != "fail":
+        added.append(StructField(LETTER, spark_type(LETTER_TYPE), True))
+    passing = [StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in BESIDE]
+    routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
-    placed = routed.repartitionById(tasks, functions.col(BUCKET) % tasks)
+    placed = routed.repartitionById(tasks, functions.pmod(functions.col(BUCKET), functions.lit(tasks)))
     place = [name for name in order if name in frame.columns]
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
+
+
+def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]]) -> BatchReceipt:
+    """What the tasks of a micro-batch answered (`spark_tasks.RECEIPT`), put together."""
+    names = [each.name for each in fields(RegionReceipt)]
+    regions = tuple(RegionReceipt(**{name: row[name] for name in names}) for row in rows if row["letters"] is None)
+    bad = [row for row in rows if row["letters"] is not None]
+    return BatchReceipt(
+        batch_id,
+        regions,
+        sum(row["rows"] for row in bad),
+        sum(row["letters"] for row in bad),
+        "; ".join(row["said"] for row in bad),
+    )
 
 
 def only_endpoint(settings: Settings) -> str | None:

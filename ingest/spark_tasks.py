@@ -1,8 +1,8 @@
 """What the Spark sink does on executors: two functions over streams of Arrow batches. Nothing here imports Spark.
 
 `RouteTask` validates rows and names the region of each; `SendTask` streams the rows of each region, which Spark has
-brought together and in order by then, to the region's owner. Spark shuffles between the two, so no row is sent before
-every row of the micro-batch has passed validation.
+brought together and in order by then, to the region's owner, and bad rows to the table of dead letters. Spark shuffles
+between the two, so no row is sent before every row of the micro-batch has passed validation.
 
 Both are pickled with plain strings and numbers only; what they need beside is opened in the worker.
 """
@@ -10,8 +10,8 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -24,20 +24,23 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from flush import BaseTable
+from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
-from ingest.kafka_rows import at_coordinates, refuse_unusable
+from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Rules, Written, letter_column, place_of
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
-from ingest.source import BLOCK, FILE, LANDED, OFFSET, OURS
+from ingest.rows import split_deletes
+from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, PARTITION, PLACE, TOPIC
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import InvalidRows, MemTable, required_columns, row_schema, with_tombstone
+from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, required_columns, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 ADDED = (ROW, BUCKET)
 """Columns that `RouteTask` adds: int64 number of the row within its part of the source, int32 region of the row."""
+_NOT_THE_USERS = {*PLACE, TOPIC, PARTITION, OFFSET, DELETE, *BESIDE, *ADDED, LETTER}
 
 _MICROS = 1e6
 
@@ -51,27 +54,36 @@ RECEIPT = pa.schema(
         pa.field("landed_first", pa.float64()),
         pa.field("landed_last", pa.float64()),
         pa.field("acked_at", pa.float64(), nullable=False),
+        pa.field("letters", pa.int64()),
+        pa.field("said", pa.string()),
     ]
 )
 """All that comes back to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` null where
-the source has no files."""
+the source has no files.
+
+Two kinds of rows more, of no region's ack: with `letters` not null, what became of the bad rows (`rows` of them, of
+which so many letters were not there before; `said`: the most frequent reasons); with `said` alone, rows which the
+region refused, as `refusals.packed` writes them, and it has applied nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteTask:
-    """Validates batches against the table and adds the columns `ADDED`; the rows themselves pass unchanged.
+    """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged.
 
-    Raises (as TaskError): Invalid naming the column, and the row and its file where there is one.
+    Bad rows go on as dead letters, with the column `LETTER`, where `letters` is not "fail"; `refused` are those that
+    their region refused in an earlier attempt. Raises (as TaskError): Invalid naming the column, and the row and its
+    file where there is one; where there are dead letters, only for columns that fit no row.
     """
 
     uri: str
     options: tuple[tuple[str, str], ...]
+    letters: Mode = "fail"
+    refused: Mapping[Place, BadRow] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
             numbers = RowNumbers()
             for batch in batches:
-                refuse_unusable(batch)
                 yield self._routed(batch, numbers.of(batch))
 
     def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,17 +93,69 @@ class RouteTask:
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        rows = pa.Table.from_batches([batch]).select(of_table(batch))
+        target = self._target(of_table(batch))
+        bad = problems_of(batch)
+        if self.letters == "fail":
+            return self._all_or_none(batch, numbers, bad, target)
+        bad |= self._refused_of(batch, numbers)
+        rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
+        asked = batch if rest is None else batch.take(pa.array(rest))
+        unfit = unfit_of(asked, lambda rows: conformed_to(target, rows))
+        bad |= {row if rest is None else int(rest[row]): why for row, why in unfit.items()}
+        return self._sorted_out(batch, numbers, bad, target)
+
+    def _target(self, columns: Sequence[str]) -> Target:
         target = opened(self.uri, self.options)
-        if not set(rows.column_names) <= set(target.schema.names):
+        if not set(columns) <= set(target.schema.names):
             target = reopened(target, self.uri, self.options)
+        return target
+
+    @staticmethod
+    def _all_or_none(
+        batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
+    ) -> pa.RecordBatch:
+        for row, why in sorted(bad.items())[:1]:
+            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}", {"stage": why.stage})
         try:
-            conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names))
-            target.checker.check(conformed)
+            conformed = conformed_to(target, batch)
         except InvalidRows as error:
             raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
-        buckets = pa.array(target.base.route(conformed), pa.int32())
-        return batch.append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
+        return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
+
+    def _sorted_out(
+        self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
+    ) -> pa.RecordBatch:
+        """All rows in their order: good ones with their region, bad ones emptied, with their letter."""
+        letter = letter_column(batch, bad, of_table(batch), raw=self.letters == "table")
+        buckets = np.full(batch.num_rows, NOWHERE, dtype=np.int32)
+        good = np.ones(batch.num_rows, dtype=bool)
+        good[list(bad)] = False
+        if good.any():
+            buckets[good] = target.base.route(conformed_to(target, batch.filter(pa.array(good))))
+        for name in of_table(batch) if bad else ():
+            at = batch.schema.get_field_index(name)
+            kept = pc.if_else(pa.array(good), batch[name], pa.scalar(None, batch[name].type))
+            batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
+        return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
+
+    def _refused_of(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
+        if not self.refused:
+            return {}
+        places = ((row, place_of(batch, row, int(numbers[row]))) for row in range(batch.num_rows))
+        return {row: self.refused[place] for row, place in places if place in self.refused}
+
+
+def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
+    """The user's columns of a batch as the table has them. Raises: InvalidRows for what a region would refuse."""
+    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.key)
+    conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
+    target.checker.check(conformed)
+    return conformed
+
+
+def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: pa.Array) -> pa.RecordBatch:
+    beside = [name for name in BESIDE if name in batch.schema.names]
+    return batch.drop_columns(beside).append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
 
 
 class RowNumbers:
@@ -152,9 +216,16 @@ class SendTask:
     producer: str
     sequence: int
     timeout: float
+    letters: Rules = FAIL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
+            if self.letters.mode != "fail":
+                box = Letterbox(self.letters, ROW, self.producer, self.sequence)
+                written = box.take(batches, BUCKET)
+                if written is not None:
+                    yield _of_letters(written, SystemClock().now())
+                batches = box.rest(batches)
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
                 return
@@ -172,7 +243,7 @@ class SendTask:
                         yield done.finish()
                     if sending is None:
                         token = Token(self.producer, self.sequence)
-                        region, columns = self.regions[bucket], of_table(batch)
+                        region, columns = self.regions[bucket], [*of_table(batch), *_tombstone(batch)]
                         stream = opened_stream(table, region, token, self.timeout, columns)
                         sending = _Sending(table, bucket, stream, SystemClock())
                     sending.write(batch.slice(start, end - start))
@@ -189,12 +260,13 @@ class _Sending:
 
     def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
         self.bucket = bucket
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock, self._key = stream, clock, table.key
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        conformed = with_tombstone(pa.Table.from_batches([batch.select(of_table(batch))]), self._rows_schema)
+        rows, deletes = rows_and_deletes(batch, self._key, self._key)
+        conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
         sent = self._stream.schema
         for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
             self._stream.write(part)
@@ -231,19 +303,38 @@ class _Sending:
 def opened_stream(
     table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str]
 ) -> RegionStream:
-    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order.
+    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order;
+    and `_tombstone` where that is among them.
 
     Raises: as `RemoteTable.open_stream`.
     """
-    if not set(columns) <= set(table.schema.names):
+    if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
         table.refresh()  # added since the daemon last looked, and known to `RouteTask`
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
-    return table.open_stream(region, token, timeout=timeout, columns=carried)
+    return table.open_stream(region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns)
 
 
 def of_table(batch: pa.RecordBatch) -> list[str]:
     """Names of the columns that are the user's, in order."""
-    return [name for name in batch.schema.names if name not in OURS and name not in ADDED]
+    return [name for name in batch.schema.names if name not in _NOT_THE_USERS]
+
+
+def rows_and_deletes(
+    batch: pa.RecordBatch, key: Sequence[str], kept: Collection[str]
+) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
+    """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
+
+    Of rows that delete only the columns `kept` have values. Raises: Invalid as `ingest.rows.split_deletes`.
+    """
+    rows = pa.Table.from_batches([batch.select(of_table(batch))])
+    if DELETE not in batch.schema.names:
+        return rows, None
+    _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
+    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, kept, deletes), deletes)
+
+
+def _tombstone(batch: pa.RecordBatch) -> list[str]:
+    return [TOMBSTONE] if DELETE in batch.schema.names else []
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -251,11 +342,20 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
     yield from rest
 
 
+def _of_letters(written: Written, now: float) -> pa.RecordBatch:
+    nothing = {"region": "", "applied": True, "position": 0, "ack_seconds": 0.0, "acked_at": now}
+    receipt = nothing | {"rows": written.rows, "letters": written.added, "said": written.reasons}
+    return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
+
+
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
     """Where a refused row lies, for the end of its message: its number in the file, not in the batch."""
-    if row is not None and OFFSET in batch.schema.names:
-        return f" ({at_coordinates(batch, row)})"
-    if row is None or FILE not in batch.schema.names:
+    if row is None:
+        return ""
+    if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
+        topic, partition, offset = place_of(batch, row, 0)
+        return f" (offset {offset} of partition {partition} of topic {topic})"
+    if FILE not in batch.schema.names:
         return ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name
     return f" (row {int(numbers[row])} of {name}, counted from 0)"

@@ -40,11 +40,11 @@ from ingest.receipts import Receipt
 from ingest.region_context import RegionContext, Upkeep
 from ingest.region_writer import RegionWriter
 from ingest.reshaping import difference, fitted, reshaped
-from ingest.rows import as_table
+from ingest.rows import as_table, split_deletes
 from ingest.tokens import Token, TokenLike
 from ingest.waiting import written
-from ingest.write_queue import Ack, Write
-from ingest.write_rules import one_row_per_key
+from ingest.write_queue import Ack, Deletes, Write
+from ingest.write_rules import first_of_each_key
 from memtable import TOMBSTONE, InvalidRows, tombstones
 
 _LOG = logging.getLogger("memwal.table")
@@ -115,7 +115,7 @@ class Table(LevelReads):
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
         admission, conforming = self._conforming(as_table(rows, self.schema, alike=self.upsert == "merge"))
-        once = self._once_per_key(admission, conforming)
+        once, _ = self._once_per_key(admission, conforming)
         receipt = self._write(admission, once, Token.parse(token), durable=durable, timeout=timeout)
         return receipt if once is conforming else replace(receipt, rows=conforming.num_rows)
 
@@ -135,17 +135,22 @@ class Table(LevelReads):
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
+        With the column `_tombstone` (bool, null = false) rows where it is true delete their key, and need no other
+        value; a key is what its last row makes of it, and by the table's rules each of its runs of puts between two
+        deletes is a put of its own.
         Raises: Invalid also when a row belongs to another region, and for rows that the table's rule for equal keys in
         one put refuses; other regions' streams of the same micro-batch are not asked.
         """
         self._refuse_if_closed()
-        admission, conforming = self._conforming(self._brought_up(rows))
-        admission.check(conforming, deletes=False)
+        given, deletes = split_deletes(rows, self.key)
+        admission, conforming = self._conforming(self._brought_up(given), deletes)
+        admission.check(conforming, deletes=deletes)
         writer = self._writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
-        once = self._once_per_key(admission, conforming)
-        ack = self._acks([(writer, Write(once, token=token, shape=admission.context.shape))])[writer.name]
+        once, deletes = self._once_per_key(admission, conforming, deletes)
+        write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
+        ack = self._acks([(writer, write)])[writer.name]
         return replace(ack, rows=conforming.num_rows)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
@@ -256,13 +261,16 @@ class Table(LevelReads):
             sum(ack.skipped for ack in acks.values()),
         )
 
-    def _once_per_key(self, admission: Admission, rows: pa.Table) -> pa.Table:
+    def _once_per_key(self, admission: Admission, rows: pa.Table, deletes: Deletes = False) -> tuple[pa.Table, Deletes]:
         """The rows of one put by the table's rule for equal keys among them. Raises: Invalid, InvalidRows."""
         rule = self.base.rules.on_duplicate
         if rule == "last" or rows.num_rows < 2:
-            return rows
-        admission.check(rows, deletes=False)  # a null is no key, and its row is told by the caller's number
-        return one_row_per_key(rows, self.base.key, refuse=rule == "fail")
+            return rows, deletes
+        admission.check(rows, deletes=deletes)  # a null is no key, and its row is told by the caller's number
+        once = first_of_each_key(rows, self.base.key, deletes, refuse=rule == "fail")
+        if once.all():
+            return rows, deletes
+        return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
 
     def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
         """See `region_context.Find`; called by the regions' own threads."""
@@ -371,14 +379,14 @@ class Table(LevelReads):
                 self.base, self.schema, self._context, self._admission = base, base.schema, context, Admission(context)
             return waits
 
-    def _conforming(self, given: pa.Table) -> tuple[Admission, pa.Table]:
+    def _conforming(self, given: pa.Table, deletes: Deletes = False) -> tuple[Admission, pa.Table]:
         """Rows in the table's columns, and what brought them there.
 
         Raises: InvalidRows; Invalid for a column that the table had once.
         """
         admission = self._admission
         try:
-            return admission, admission.conform(given)
+            return admission, admission.conform(given, deletes)
         except InvalidRows:
             if set(given.column_names) <= set(admission.context.schema.names):
                 raise
@@ -386,7 +394,7 @@ class Table(LevelReads):
         for name in given.column_names:
             if (gone := self._reader.gone.get(name)) is not None:
                 raise Invalid(f"{gone}: leave it out of the rows, or give it its new name")
-        return self._admission, self._admission.conform(given)
+        return self._admission, self._admission.conform(given, deletes)
 
     def _brought_up(self, rows: pa.Table) -> pa.Table:
         """Rows of a stream that was opened when the table had other columns, in those of now."""

@@ -19,7 +19,8 @@ KEPT = 100_000
 class Figures:
     """A moment of a run. Times in seconds; NaN where nothing was measured.
 
-    `rows`: rows of finished micro-batches; `repeated`: those of them that their region had applied before.
+    `rows`: rows of finished micro-batches; `repeated`: those of them that their region had applied before. `bad`: rows
+    that no region got; `letters`: dead letters written for them.
     `seconds`: from the start of the query to the last ack. `ack_*`: from a stream's closing message to the ack, one
     per region and micro-batch. `queryable_*`: from the landing of a micro-batch's oldest file to the ack of its rows,
     per row.
@@ -35,6 +36,8 @@ class Figures:
     queryable_p50: float
     queryable_max: float
     by_region: dict[str, int]
+    bad: int = 0
+    letters: int = 0
 
     @property
     def rows_per_second(self) -> float:
@@ -53,6 +56,7 @@ class Tally:
         self._lock = threading.Lock()
         self._began = self._last = clock.monotonic()
         self._rows = self._repeated = self._batches = 0
+        self._bad = self._letters = 0
         self._batch_id = -1
         self._by_region: Counter[str] = Counter()
         self._acks: deque[float] = deque(maxlen=KEPT)
@@ -69,6 +73,8 @@ class Tally:
             self._last = self._clock.monotonic()
             self._batches += 1
             self._batch_id = receipt.batch_id
+            self._bad += receipt.bad
+            self._letters += receipt.letters
             for region in receipt.regions:
                 self._rows += region.rows
                 self._repeated += 0 if region.applied else region.rows
@@ -93,6 +99,8 @@ class Tally:
                 queryable_p50=_weighted_median(waits[:, 0], waits[:, 1]),
                 queryable_max=float(waits[:, 0].max()),
                 by_region=dict(self._by_region),
+                bad=self._bad,
+                letters=self._letters,
             )
 
 

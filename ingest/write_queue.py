@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from flush.shape import Shape
@@ -23,6 +25,8 @@ from ingest.pending import Pending
 from ingest.region_context import RegionContext
 from ingest.tokens import Token
 from wal import Clock
+
+Deletes = bool | npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,10 @@ class Ack:
 class Write:
     """Rows on their way into one region.
 
-    `rows`: in the columns of the row schema but its `_tombstone`, which `deletes` says for all of them; of a put into a
-    table whose upserts merge maybe fewer, the key's at least. They may share
-    memory with their caller, who waits: the region copies them before it acknowledges anything.
+    `rows`: in the columns of the row schema but its `_tombstone`; of a put into a table whose upserts merge maybe
+    fewer, the key's at least. They may share memory with their caller, who waits: the region copies them before it
+    acknowledges anything.
+    `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
     `shape`: what the rows were brought into; None where the columns of the table never change.
     `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
     """
@@ -51,7 +56,7 @@ class Write:
     rows: pa.Table
     durable: bool = True
     token: Token | None = None
-    deletes: bool = False
+    deletes: Deletes = False
     done: Pending[Ack] = field(default_factory=Pending)
     copied: bool = False
     shape: Shape | None = None

@@ -5,7 +5,7 @@ Sorted by key (and within a key by order of writing, the sort is stable) all of 
 
     key   a a a a a | b b | c       one segment for each key; what is stored counts as its first version
     op    p p d p p | p p | d       p a row of a put, d of a delete
-    run   1 1 2 3 3 | 1 4 | 2       rows of one write and key; a write is all puts or all deletes
+    run   1 1 2 3 3 | 1 4 | 2       rows of one write and key which all are puts or all deletes, none of these between
 
 insert: a run of puts is taken where the run before it is a delete, or where there is none and the key is not stored. Of
 a run that is taken all rows are, the last counts as everywhere. So of two puts of a new key in one group the first is
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ingest.errors import Invalid
+from ingest.write_queue import Deletes
 
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
@@ -37,14 +38,12 @@ class Group:
     Thread safety. Immutable. Shapes: n rows, m different keys; keys are numbered 0 to m - 1 in no order to rely on.
     """
 
-    def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Sequence[bool]) -> None:
-        """`keys`: the key columns of all rows, without nulls. `rows`, `deletes`: by write, how many rows it has and
-        whether it deletes their keys.
-        """
+    def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Mask) -> None:
+        """`keys`: the key columns of all rows, without nulls. `rows`: by write, how many. `deletes`: bool [n]."""
         self.writes: Places = np.repeat(np.arange(len(rows)), rows)
         """int64 [n]: the write of each row."""
-        self.deletes: Mask = np.repeat(np.asarray(deletes, dtype=np.bool_), rows)
-        """bool [n]: whether it is a row of a delete."""
+        self.deletes: Mask = deletes
+        """bool [n]: whether the row deletes its key."""
         codes = key_codes(keys)
         self.order: Places = np.argsort(codes, kind="stable")
         """int64 [n]: the rows sorted by key."""
@@ -80,13 +79,13 @@ def _column_codes(column: pa.ChunkedArray) -> Places:
 def inserted(group: Group, stored: Mask) -> Mask:
     """Which rows are written where a stored row stays as it is: bool [n]; rows of deletes all are.
 
-    `stored`: bool [m], whether the key is there before the group; not looked at where its first row is a delete's.
+    `stored`: bool [m], whether the key is there before the group; not looked at where its first row is a delete.
     """
     if not len(group.order):
         return np.ones(0, dtype=np.bool_)
     writes, deletes = group.writes[group.order], group.deletes[group.order]
     begins = group.begins.copy()
-    begins[1:] |= writes[1:] != writes[:-1]
+    begins[1:] |= (writes[1:] != writes[:-1]) | (deletes[1:] != deletes[:-1])
     runs = np.flatnonzero(begins)
     deleting = deletes[runs]
     gone = np.concatenate([[False], deleting[:-1]])
@@ -100,7 +99,7 @@ def merged_from(group: Group, given: Mask, stored: Places) -> Places:
     """Where each row has a column's value from: int64 [n], a row of the group, n + a stored row, or NOWHERE.
 
     `given`: bool [number of writes], which have the column. `stored`: int64 [m], the stored row of each key, NOWHERE
-    where there is none or it is not asked for; not looked at where the key's first row is a delete's.
+    where there is none or it is not asked for; not looked at where the key's first row is a delete.
     """
     rows, place = len(group.order), np.arange(len(group.order))
     deletes = group.deletes[group.order]
@@ -131,23 +130,22 @@ def named(rows: pa.Table, key: Sequence[str], row: int) -> str:
     return ", ".join(f"{name} = {rows.column(name)[row].as_py()!r:.80}" for name in key)
 
 
-def one_row_per_key(rows: pa.Table, key: Sequence[str], *, refuse: bool) -> pa.Table:
-    """The rows of one put without those whose key an earlier one has; order is kept.
+def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = False, *, refuse: bool) -> Mask:
+    """The rows of one put, bool [n], without those that put a key which an earlier row puts, no delete in between.
 
     `refuse`: raise Invalid naming the first such key and its two rows. Requires: the key columns, without nulls.
     """
-    codes = key_codes(rows.select(list(key)))
+    codes, deleting = key_codes(rows.select(list(key))), np.broadcast_to(deletes, rows.num_rows)
     order = np.argsort(codes, kind="stable")
-    again = order[1:][codes[order][1:] == codes[order][:-1]]
-    if not len(again):
-        return rows
-    if refuse:
+    repeats = (codes[order][1:] == codes[order][:-1]) & ~deleting[order][1:] & ~deleting[order][:-1]
+    again = order[1:][repeats]
+    once = np.ones(rows.num_rows, dtype=np.bool_)
+    once[again] = False
+    if refuse and len(again):
         second = int(again.min())
-        first = int(np.flatnonzero(codes == codes[second])[0])
+        first = int(order[:-1][repeats][again == second][0])
         raise Invalid(
             f"the key {named(rows, key, second)} is in row {first} and in row {second} of one put; {len(again)} rows "
             'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once'
         )
-    once = np.ones(rows.num_rows, dtype=np.bool_)
-    once[again] = False
-    return rows.filter(pa.array(once))
+    return once

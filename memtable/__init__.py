@@ -2,7 +2,7 @@
 
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memtable.index_spec import IndexSpec, check_indexes
-from memtable.schema import TOMBSTONE, key_columns, required_columns, row_schema, tombstones, with_tombstone
+from memtable.schema import TOMBSTONE, emptied, key_columns, required_columns, row_schema, tombstones, with_tombstone
 from memtable.snapshot import Snapshot
 from memtable.table import Checked, MemTable
 from memtable.vector_model import VectorModel
@@ -18,6 +18,7 @@ __all__ = [
     "Snapshot",
     "VectorModel",
     "check_indexes",
+    "emptied",
     "key_columns",
     "required_columns",
     "row_schema",

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from memtable.arrays import Mask
 from memtable.column_types import check_types
 from memtable.conversion import convert
 from memtable.errors import InvalidRows
@@ -68,12 +68,15 @@ def is_key_type(kind: pa.DataType) -> bool:
     )
 
 
-def with_tombstone(rows: pa.Table, row_schema: pa.Schema, required: Collection[str] = ()) -> pa.Table:
-    """A caller's rows in the row schema, `_tombstone` false: columns reordered and cast, missing ones null.
+def with_tombstone(
+    rows: pa.Table, row_schema: pa.Schema, required: Collection[str] = (), deletes: Mask | None = None
+) -> pa.Table:
+    """A caller's rows in the row schema: columns reordered and cast, missing ones null; `_tombstone` as `deletes` says
+    (bool [rows]), false without it.
 
-    `required` names columns outside the key which must be present and not null. Casts are those that lose
-    nothing (see conversion.convert). Raises InvalidRows naming the column, and the row where there is one,
-    for an unknown or doubled column, a missing key column, a null where none may be, a wrong type, and a
+    `required` names columns outside the key which must be present and not null, but in rows that delete. Casts are
+    those that lose nothing (see conversion.convert). Raises InvalidRows naming the column, and the row where there is
+    one, for an unknown or doubled column, a missing key column, a null where none may be, a wrong type, and a
     vector of another width.
     """
     wanted = [f for f in row_schema if f.name != TOMBSTONE]
@@ -82,8 +85,8 @@ def with_tombstone(rows: pa.Table, row_schema: pa.Schema, required: Collection[s
     for name in rows.column_names:
         if name not in names:
             raise InvalidRows(f"column {name!r} is not in the table{nearest(name, names)}", column=name)
-    columns = [_column(rows, f, required) for f in wanted]
-    columns.append(pa.array(np.zeros(rows.num_rows, dtype=bool)))
+    columns = [_column(rows, f, required, deletes) for f in wanted]
+    columns.append(pa.array(np.zeros(rows.num_rows, dtype=bool) if deletes is None else deletes))
     return pa.Table.from_arrays(columns, schema=row_schema)
 
 
@@ -104,9 +107,21 @@ def tombstones(keys: pa.Table, row_schema: pa.Schema) -> pa.Table:
     return rows.set_column(rows.num_columns - 1, row_schema.field(TOMBSTONE), deleting)
 
 
-def _column(rows: pa.Table, field: pa.Field, required: Collection[str]) -> pa.ChunkedArray | pa.Array:
+def emptied(rows: pa.Table, kept: Collection[str], deletes: Mask) -> pa.Table:
+    """`rows` with every column but those of `kept` null where `deletes` (bool [rows]) is set."""
+    rest = [name for name in rows.column_names if name not in kept]
+    # Not if_else: it does not know every type.
+    nulled = rows.select(rest).take(pa.array(np.arange(rows.num_rows), mask=deletes))
+    columns = [nulled.column(name) if name in rest else rows.column(name) for name in rows.column_names]
+    fields = [field.with_nullable(True) if field.name in rest else field for field in rows.schema]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=rows.schema.metadata))
+
+
+def _column(
+    rows: pa.Table, field: pa.Field, required: Collection[str], deletes: Mask | None
+) -> pa.ChunkedArray | pa.Array:
     """One column in the type of `field`; all null where the caller left it out."""
-    must = not field.nullable or field.name in required
+    must = not field.nullable or (field.name in required and (deletes is None or not deletes.all()))
     if field.name not in rows.column_names:
         if must:
             what = "key column" if not field.nullable else "required column"
@@ -114,9 +129,12 @@ def _column(rows: pa.Table, field: pa.Field, required: Collection[str]) -> pa.Ch
         return pa.nulls(rows.num_rows, field.type)
     column = convert(rows.column(field.name), field)
     if must and column.null_count:
-        row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])
-        what = "key column" if not field.nullable else "column"
-        raise InvalidRows(f"{what} {field.name!r} is null in row {row}: give it a value", column=field.name, row=row)
+        null = column.is_null().to_numpy(zero_copy_only=False)
+        rows_of = np.flatnonzero(null & ~deletes if field.nullable and deletes is not None else null)
+        if len(rows_of):
+            row, what = int(rows_of[0]), "column" if field.nullable else "key column"
+            reason = f"{what} {field.name!r} is null in row {row}: give it a value"
+            raise InvalidRows(reason, column=field.name, row=row)
     return column
 
 

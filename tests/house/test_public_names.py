@@ -36,6 +36,10 @@ COMMANDS = {
     "log": {"config", "limit", "diff", "keys", "json"},
     "verify": {"config", "deep", "json"},
     "inspect": {"path", "config"},
+    "dlq list": {"config", "stage", "limit", "format"},
+    "dlq show": {"config", "id", "hex", "json"},
+    "dlq replay": {"config", "id", "stage", "limit"},
+    "dlq purge": {"config", "older-than", "stage", "dry-run"},
     "config check": {"config"},
     "config show": {"config"},
 }

@@ -12,7 +12,7 @@ import pytest
 
 from ingest.errors import MemWalError
 from ingest.flight_server import FlightService
-from ingest.source import BLOCK, FILE, LANDED
+from ingest.source import BLOCK, DELETE, FILE, LANDED
 from ingest.spark_tasks import BUCKET, RECEIPT, ROW, RouteTask, RowNumbers, SendTask, runs
 from ingest.task_errors import TaskError, found_in
 
@@ -205,3 +205,41 @@ def test_an_empty_partition_opens_no_connection(made: Any) -> None:
 def test_an_owner_that_does_not_answer_is_unavailable(route: RouteTask, made: Any) -> None:
     rows = shuffled(list(route(iter([placed(made.table(range(3)))]))))
     assert refused(SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0), [rows]).kind == "UNAVAILABLE"
+
+
+def deleting(rows: pa.Table, deletes: Sequence[bool | None]) -> pa.Table:
+    return rows.append_column(DELETE, pa.array(deletes, pa.bool_()))
+
+
+def test_rows_that_delete_travel_with_those_that_put_and_need_only_their_key(
+    route: RouteTask, owner: tuple[Any, str], made: Any
+) -> None:
+    table, endpoint = owner
+    table.put(made.rows(range(10)))
+    put = made.table(range(5, 15), version=1)
+    lists = [field.with_type(pa.list_(pa.float32())) if field.name == "vector" else field for field in put.schema]
+    schema = pa.schema([field.with_nullable(True) for field in lists])  # as Spark has them
+    gone = [{"id": id, "vector": [1.0]} for id in range(8)]  # of another width: nobody looks at it
+    rows = [
+        placed(deleting(put.cast(schema), [None] * 10), landed=1_000),
+        placed(deleting(pa.Table.from_pylist(gone, schema), [True] * 8), landed=2_000),
+        placed(deleting(made.table([3]).cast(schema), [False]), landed=3_000),
+    ]
+    routed = shuffled([each for batch in rows for each in route(iter([batch]))])
+    receipts = pa.Table.from_batches(SendTask(endpoint, table.base.regions, "query", 0, 30.0)(iter([routed])))
+    assert sum(receipts["rows"].to_pylist()) == 19
+    assert {row["id"]: row["name"] for row in table.scan().to_pylist()} == {
+        3: "row 3 v0",
+        **{id: f"row {id} v1" for id in range(8, 15)},
+    }
+
+
+def test_a_row_that_deletes_without_a_key_is_refused_with_its_place(route: RouteTask, made: Any) -> None:
+    rows = deleting(made.table(range(3)), [False, True, None])
+    gone = rows.set_column(rows.column_names.index("id"), "id", pa.array([0, None, 2], pa.int64()))
+    found = refused(route, [placed(gone)])
+    assert (found.kind, "'id' is null in row 1" in str(found), "row 1 of a.parquet" in str(found)) == (
+        "INVALID",
+        True,
+        True,
+    )

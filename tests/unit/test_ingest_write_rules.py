@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.errors import Invalid
-from ingest.write_rules import NOWHERE, Group, inserted, key_codes, merged, merged_from, one_row_per_key
+from ingest.write_rules import NOWHERE, Group, first_of_each_key, inserted, key_codes, merged, merged_from
 
 SCHEMA = pa.schema(
     [
@@ -38,21 +38,21 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @dataclass
 class OneWrite:
-    """A put (the columns it has, by row) or a delete."""
+    """Rows (by the columns that the write has), and which of them delete."""
 
     keys: list[Key]
     rows: list[Row]
     columns: list[str]
-    deletes: bool
+    deletes: list[bool]
 
 
 @st.composite
 def a_write(draw: st.DrawFn) -> OneWrite:
     keys = draw(st.lists(KEYS, max_size=4))
-    if draw(st.integers(0, 3)) == 0:
-        return OneWrite(keys, [{} for _ in keys], VALUES, True)
+    deletes = [draw(st.sampled_from([False, False, True])) for _ in keys]
     columns = draw(st.lists(st.sampled_from(VALUES), unique=True))
-    return OneWrite(keys, [{name: draw(FIELDS[name]) for name in columns} for _ in keys], columns, False)
+    rows = [{} if delete else {name: draw(FIELDS[name]) for name in columns} for delete in deletes]
+    return OneWrite(keys, rows, columns, deletes)
 
 
 GROUPS = st.lists(a_write(), max_size=6)
@@ -71,7 +71,8 @@ def table(writes: list[OneWrite]) -> pa.Table:
 
 def group_of(writes: list[OneWrite]) -> Group:
     rows = table(writes).select(KEY)
-    return Group(rows, [len(write.keys) for write in writes], [write.deletes for write in writes])
+    deletes = np.array([each for write in writes for each in write.deletes], dtype=np.bool_)
+    return Group(rows, [len(write.keys) for write in writes], deletes)
 
 
 def stored_table(stored: dict[Key, Row]) -> pa.Table:
@@ -88,12 +89,12 @@ def keys_of(group: Group, rows: pa.Table) -> list[Key]:
 def test_inserts_take_what_one_put_after_the_other_would_take(writes: list[OneWrite], stored: dict[Key, Row]) -> None:
     there, expected = set(stored), []
     for write in writes:
-        if write.deletes:
-            expected += [True] * len(write.keys)
-            there -= set(write.keys)
-        else:
-            expected += [key not in there for key in write.keys]
-            there |= set(write.keys)
+        runs: dict[Key, bool] = {}  # of this write: whether the puts of a key since its last delete are taken
+        for key, delete in zip(write.keys, write.deletes, strict=True):
+            if delete:
+                runs.pop(key, None)
+            expected.append(delete or runs.setdefault(key, key not in there))
+            there = there - {key} if delete else there | {key}
     group = group_of(writes)
     found = inserted(group, np.array([key in stored for key in keys_of(group, table(writes))], dtype=bool))
     assert found.tolist() == expected
@@ -106,8 +107,8 @@ def test_merges_give_the_rows_that_one_put_after_the_other_would_give(
 ) -> None:
     state, expected = {key: dict(row) for key, row in stored.items()}, []
     for write in writes:
-        for key, row in zip(write.keys, write.rows, strict=True):
-            if write.deletes:
+        for key, row, delete in zip(write.keys, write.rows, write.deletes, strict=True):
+            if delete:
                 state.pop(key, None)
                 expected.append(dict.fromkeys(VALUES))
             else:
@@ -185,8 +186,9 @@ def test_codes_of_two_columns_do_not_meet() -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(KEYS, max_size=8))
-def test_the_first_row_of_a_key_counts_or_the_put_is_refused(keys: list[Key]) -> None:
+@given(st.lists(st.tuples(KEYS, st.sampled_from([False, False, True])), max_size=8))
+def test_the_first_put_of_a_key_since_its_delete_counts_or_the_write_is_refused(ops: list[tuple[Key, bool]]) -> None:
+    keys, deletes = [key for key, _ in ops], np.array([delete for _, delete in ops], dtype=np.bool_)
     rows = pa.table(
         {
             "a": pa.array([a for a, _ in keys], pa.int64()),
@@ -194,15 +196,20 @@ def test_the_first_row_of_a_key_counts_or_the_put_is_refused(keys: list[Key]) ->
             "at": pa.array(range(len(keys)), pa.int64()),
         }
     )
-    once = list(dict.fromkeys(keys))
-    assert one_row_per_key(rows, KEY, refuse=False)["at"].to_pylist() == [keys.index(key) for key in once]
-    if len(once) == len(keys):
-        assert one_row_per_key(rows, KEY, refuse=True) is rows
+    put: dict[Key, int] = {}
+    repeats: list[tuple[int, int]] = []
+    for at, (key, delete) in enumerate(ops):
+        if delete:
+            put.pop(key, None)
+        elif put.setdefault(key, at) != at:
+            repeats.append((put[key], at))
+    once = first_of_each_key(rows, KEY, deletes, refuse=False)
+    assert np.flatnonzero(~once).tolist() == [second for _, second in repeats]
+    if not repeats:
+        assert first_of_each_key(rows, KEY, deletes, refuse=True).all()
         return
-    second = next(at for at, key in enumerate(keys) if key in keys[:at])
+    first, second = repeats[0]
     with pytest.raises(Invalid) as refused:
-        one_row_per_key(rows, KEY, refuse=True)
+        first_of_each_key(rows, KEY, deletes, refuse=True)
     a, b = keys[second]
-    assert str(refused.value).startswith(
-        f"the key a = {a}, b = {b!r} is in row {keys.index(keys[second])} and in row {second} of one put"
-    )
+    assert str(refused.value).startswith(f"the key a = {a}, b = {b!r} is in row {first} and in row {second} of one put")

@@ -1,0 +1,113 @@
+"""Sorting out the rows of a batch that cannot be used, one by one; the good ones stay together.
+
+A batch is checked as a whole. Only where that fails is it halved, again and again, until the rows at fault are alone:
+b bad rows of n cost about 2 b log2(n / b) checks, none bad costs one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.source import PROBLEM
+from memtable import InvalidRows
+
+_ALONE = " in row 0"
+"""What the message of a row that was checked alone says of its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """Why a row is a dead letter: at which stage (parse, map, fit, refused), by which column if one is at fault."""
+
+    stage: str
+    column: str | None
+    reason: str
+
+
+def problems_of(batch: pa.RecordBatch) -> dict[int, BadRow]:
+    """Rows that the source or the mapping could not make use of, by their number in the batch."""
+    if PROBLEM not in batch.schema.names:
+        return {}
+    said = batch[PROBLEM]
+    if said.null_count == len(said):
+        return {}
+    rows = pc.indices_nonzero(pc.is_valid(said)).to_pylist()
+    return {row: _problem(text) for row, text in zip(rows, said.take(pa.array(rows)).to_pylist(), strict=True)}
+
+
+def _problem(text: str) -> BadRow:
+    stage, colon, reason = text.partition(": ")
+    return BadRow(stage, None, reason) if colon and stage in ("parse", "map") else BadRow("map", None, text)
+
+
+def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], object]) -> dict[int, BadRow]:
+    """Rows that `check` raises InvalidRows for, by their number in the batch.
+
+    Raises InvalidRows where even no rows of these columns pass: that is the fault of the columns, not of a row.
+    """
+    try:
+        check(batch)
+    except InvalidRows:
+        check(batch.slice(0, 0))
+        found: dict[int, BadRow] = {}
+        _halve(batch, 0, check, found)
+        return found
+    return {}
+
+
+def _halve(
+    failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], object], found: dict[int, BadRow]
+) -> None:
+    """Add to `found` the bad rows of `failed`, of which there is at least one; its first row is number `first`."""
+    if failed.num_rows == 1:
+        try:
+            check(failed)
+        except InvalidRows as error:
+            found[first] = BadRow("fit", error.column, str(error).replace(_ALONE, ""))
+        return
+    middle = failed.num_rows // 2
+    for start, part in ((0, failed.slice(0, middle)), (middle, failed.slice(middle))):
+        try:
+            check(part)
+        except InvalidRows:
+            _halve(part, first + start, check, found)
+
+
+# ---- rows as JSON --------------------------------------------------------------------------------------------------
+
+
+def as_json(row: Mapping[str, Any]) -> bytes:
+    """A row of a source without raw bytes as JSON: times as ISO text, bytes as base64. Nulls are left out."""
+    given = {name: value for name, value in row.items() if value is not None}
+    return json.dumps(given, default=_plain, ensure_ascii=False).encode(errors="surrogateescape")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return str(value)
+
+
+def readable_row(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+    """One row's values; text that is not UTF-8 with its bytes escaped."""
+    return {name: _value(batch[name].slice(row, 1)) for name in batch.schema.names}
+
+
+def _value(alone: pa.Array) -> Any:
+    try:
+        return alone[0].as_py()
+    except UnicodeDecodeError:
+        return alone.cast(pa.binary())[0].as_py().decode(errors="backslashreplace")

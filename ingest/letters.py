@@ -1,0 +1,192 @@
+"""Dead letters on their way through Spark: made where rows are sorted out, written by the one task that gets them.
+
+A bad row keeps its place columns, is null in all others, and goes to no region: its `_memwal_bucket` is `NOWHERE`, and
+the column `LETTER` says why and holds the row's bytes. Rows of no region sort before those of any, so the task that
+gets them has written them before it sends anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import SecretStr
+
+from ingest.bad_rows import BadRow, as_json, readable_row
+from ingest.dead_letters import SCHEMA, DeadLetters
+from ingest.references import resolve
+from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, RAW_KEY, RAW_VALUE, TOPIC
+from wal import Clock, SystemClock, SystemIds
+
+Mode = Literal["fail", "skip", "table"]
+Place = tuple[str | int | None, ...]
+
+NOWHERE = -1
+LETTER = "_memwal_letter"
+LETTER_TYPE = pa.struct(
+    [
+        pa.field("stage", pa.string()),
+        pa.field("column", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("raw_key", pa.binary()),
+        pa.field("raw_value", pa.binary()),
+    ]
+)
+_ID_BYTES = 10
+_SAID = 3
+"""Reasons that a receipt tells, the most frequent ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What becomes of bad rows, as it travels to the tasks; secrets travel as references."""
+
+    mode: Mode = "fail"
+    uri: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+
+FAIL = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Bad rows of a micro-batch. `added`: letters that were not in their table before. `reasons`: the frequent ones."""
+
+    rows: int
+    added: int
+    reasons: str
+
+
+def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
+    """Where a row lies in its source; `number`: as `spark_tasks.RowNumbers` counts."""
+    names = batch.schema.names
+    if TOPIC in names and batch[TOPIC][row].is_valid:
+        return tuple(batch[name][row].as_py() for name in (TOPIC, PARTITION, OFFSET))
+    file = batch[FILE][row].as_py() if FILE in names else None
+    return (file, batch[BLOCK][row].as_py() if BLOCK in names else None, number)
+
+
+def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: list[str], *, raw: bool) -> pa.Array:
+    """The column `LETTER` of a batch: null where rows are good. `raw`: with the bytes of the record, or, where the
+    source has none, `columns` as JSON.
+    """
+    letters: list[dict[str, object] | None] = [None] * batch.num_rows
+    for row, why in bad.items():
+        letter: dict[str, object] = {"stage": why.stage, "column": why.column, "reason": why.reason}
+        if raw:
+            letter["raw_key"] = _bytes(batch, RAW_KEY, row)
+            value = _bytes(batch, RAW_VALUE, row)
+            given = value is not None or (TOPIC in batch.schema.names and batch[TOPIC][row].is_valid)
+            letter["raw_value"] = value if given else as_json(readable_row(batch.select(columns), row))
+        letters[row] = letter
+    return pa.array(letters, LETTER_TYPE)
+
+
+def _bytes(batch: pa.RecordBatch, name: str, row: int) -> bytes | None:
+    return batch[name].cast(pa.binary())[row].as_py() if name in batch.schema.names else None
+
+
+def as_letters(batch: pa.RecordBatch, row_numbers: str, query_id: str, batch_id: int, now: float) -> pa.RecordBatch:
+    """Rows of no region as rows of the table of dead letters. `row_numbers`: name of the column that numbers them."""
+    names = batch.schema.names
+    numbers = batch[row_numbers].to_pylist()
+    ids = [_id(query_id, batch_id, place_of(batch, row, number)) for row, number in enumerate(numbers)]
+    count = batch.num_rows
+
+    def kept(name: str, kind: pa.DataType) -> pa.Array:
+        return batch[name].cast(kind) if name in names else pa.nulls(count, kind)
+
+    parts = {field.name: pc.struct_field(batch[LETTER], field.name) for field in LETTER_TYPE}
+    parts |= {
+        "id": pa.array(ids, pa.string()),
+        "time": pa.array([int(now * 1e6)] * count, pa.timestamp("us", "UTC")),
+        "topic": kept(TOPIC, pa.string()),
+        "partition": kept(PARTITION, pa.int32()),
+        "offset": kept(OFFSET, pa.int64()),
+        "file": kept(FILE, pa.string()),
+        "block": kept(BLOCK, pa.int64()),
+        "row": pa.nulls(count, pa.int64()) if TOPIC in names else pa.array(numbers, pa.int64()),
+        "landed": kept(LANDED, pa.timestamp("us", "UTC")),
+        "query_id": pa.array([query_id] * count, pa.string()),
+        "batch_id": pa.array([batch_id] * count, pa.int64()),
+    }
+    return pa.RecordBatch.from_arrays([parts[field.name] for field in SCHEMA], schema=SCHEMA)
+
+
+def _id(query_id: str, batch_id: int, place: Place) -> str:
+    """The same in every replay, whatever tasks and batches the rows are cut into."""
+    within = [query_id] if isinstance(place[0], str) else [query_id, batch_id]
+    return hashlib.blake2b(json.dumps([*within, *place]).encode(), digest_size=_ID_BYTES).hexdigest()
+
+
+class Letterbox:
+    """Takes the rows of no region out of a task's stream, and writes them as the rules say.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, rules: Rules, row_numbers: str, query_id: str, batch_id: int) -> None:
+        self._rules, self._row_numbers = rules, row_numbers
+        self._query_id, self._batch_id = query_id, batch_id
+        self._clock: Clock = SystemClock()
+        self._rows = 0
+        self._reasons: Counter[str] = Counter()
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, batches: Iterator[pa.RecordBatch], bucket: str) -> Written | None:
+        """Write what comes before the first row of a region; None where nothing did. `rest` gives the others.
+
+        `bucket`: name of the column that is `NOWHERE` for rows of no region. Raises: what the table of letters raises.
+        """
+        letters = self._letters(batches, bucket)
+        first = next(letters, None)
+        if first is None:
+            return None
+        added = self._write(_chain(first, letters))
+        for _ in letters:
+            continue  # those of a micro-batch that was done before are not even looked at
+        said = "; ".join(f"{reason} ({count:,}x)" for reason, count in self._reasons.most_common(_SAID))
+        return Written(self._rows, added, said)
+
+    def rest(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of regions. Requires: `take` of the same batches."""
+        if self._rest is not None:
+            yield self._rest
+        yield from batches
+
+    def _write(self, letters: Iterator[pa.RecordBatch]) -> int:
+        if self._rules.mode != "table":
+            return sum(0 for _ in letters)
+        secrets = {name: SecretStr(value) for name, value in self._rules.options}
+        table = DeadLetters.create(self._rules.uri, resolve(secrets, os.environ), self._clock, SystemIds())
+        return table.append(letters, self._query_id, self._batch_id)
+
+    def _letters(self, batches: Iterator[pa.RecordBatch], bucket: str) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            count = int(np.count_nonzero(batch[bucket].to_numpy() == NOWHERE))
+            if count < batch.num_rows:
+                self._rest = batch.slice(count)
+            if count:
+                yield self._counted(batch.slice(0, count))
+            if count < batch.num_rows:
+                return
+
+    def _counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self._rows += batch.num_rows
+        for why in batch[LETTER].to_pylist():
+            self._reasons[f"{why['stage']}: {why['reason']}"] += 1
+        return as_letters(batch, self._row_numbers, self._query_id, self._batch_id, self._clock.now())
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest

@@ -1,0 +1,123 @@
+"""Which rows of a batch are at fault, and when they are too many."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.bad_rate import BadRate
+from ingest.bad_rows import BadRow, as_json, problems_of, unfit_of
+from ingest.dlq_replay import rows_of_json
+from ingest.source import PROBLEM
+from memtable import InvalidRows
+
+
+def refuse_negative(rows: pa.RecordBatch) -> None:
+    for row, value in enumerate(rows["n"].to_pylist()):
+        if value < 0:
+            raise InvalidRows(f"column 'n' is {value} in row {row}", column="n", row=row)
+
+
+@given(st.lists(st.integers(-3, 20), max_size=40))
+def test_exactly_the_rows_at_fault_are_found(values: list[int]) -> None:
+    found = unfit_of(pa.record_batch({"n": pa.array(values, pa.int64())}), refuse_negative)
+    wrong = {row: value for row, value in enumerate(values) if value < 0}
+    assert found == {row: BadRow("fit", "n", f"column 'n' is {value}") for row, value in wrong.items()}
+
+
+def test_few_checks_find_few_rows() -> None:
+    checks = 0
+
+    def counted(rows: pa.RecordBatch) -> None:
+        nonlocal checks
+        checks += 1
+        refuse_negative(rows)
+
+    values = [-1 if row % 1000 == 500 else row for row in range(4000)]
+    assert len(unfit_of(pa.record_batch({"n": values}), counted)) == 4
+    assert checks < 4 * 2 * 13
+    checks = 0
+    assert unfit_of(pa.record_batch({"n": range(4000)}), counted) == {}
+    assert checks == 1
+
+
+def test_columns_that_fit_no_row_are_no_bad_row() -> None:
+    def refuse(rows: pa.RecordBatch) -> None:
+        raise InvalidRows("column 'x' is not in the table", column="x")
+
+    with pytest.raises(InvalidRows, match="not in the table"):
+        unfit_of(pa.record_batch({"x": [1, 2]}), refuse)
+
+
+def test_what_the_mapping_says_keeps_its_stage() -> None:
+    batch = pa.record_batch({PROBLEM: ["parse: no JSON: x", None, "map: no such field", "strange: thing"]})
+    assert problems_of(batch) == {
+        0: BadRow("parse", None, "no JSON: x"),
+        2: BadRow("map", None, "no such field"),
+        3: BadRow("map", None, "strange: thing"),
+    }
+    assert problems_of(pa.record_batch({"x": [1]})) == {}
+
+
+def test_a_row_as_json_is_read_back_as_the_same_row() -> None:
+    row = {
+        "id": 2**63,
+        "text": 'quote " and \u2028 é',
+        "bytes": b"\x00\xff",
+        "at": datetime(2026, 1, 2, 3, 4, 5, 678, UTC),
+        "local": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 - a column without a zone
+        "day": date(2026, 1, 2),
+        "vector": [0.5, -1.0],
+        "flag": False,
+        "nothing": None,
+    }
+    schema = pa.schema(
+        [
+            ("id", pa.uint64()),
+            ("text", pa.string()),
+            ("bytes", pa.binary()),
+            ("at", pa.timestamp("us", "UTC")),
+            ("local", pa.timestamp("us")),
+            ("day", pa.date32()),
+            ("vector", pa.list_(pa.float32(), 2)),
+            ("flag", pa.bool_()),
+            ("nothing", pa.int64()),
+        ]
+    )
+    raw = as_json(row | {"id": Decimal(2**63)})  # Spark's type for it
+    assert "nothing" not in json.loads(raw)
+    mapped = rows_of_json(pa.table({"raw_value": [raw]}), schema)
+    assert mapped.rows.to_pylist() == [row]
+
+
+def test_letters_that_are_no_rows_say_why_and_the_others_pass() -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    raw = [b'{"id": 1, "more": 2}', b"{", b'{"id": "x"}', b"[1]", None, b'{"id": 2, "name": "b"}', b'{"name": "c"}']
+    mapped = rows_of_json(pa.table({"raw_value": pa.array(raw, pa.binary())}), schema)
+    assert mapped.rows["id"].to_pylist() == [1, 2, None]
+    assert mapped.of == [0, 5, 6]
+    assert sorted(mapped.failed) == [1, 2, 3, 4]
+    assert "'id' cannot become int64" in mapped.failed[2].reason
+
+
+def test_too_many_bad_rows_are_told_with_their_share() -> None:
+    rate = BadRate(max_percent=10, window=100)
+    assert rate.with_more(50, 50) is None, "too few rows to tell"
+    said = rate.with_more(60, 0)
+    assert said is not None
+    assert "50 of the last 110 rows (45.5 %)" in said
+    assert rate.with_more(100, 10) is None, "exactly the share that is allowed; older rows are no longer counted"
+    assert rate.with_more(100, 11) is not None
+
+
+def test_all_may_be_bad_or_none() -> None:
+    assert BadRate(100, 1).with_more(5, 5) is None
+    assert BadRate(0, 1).with_more(5, 0) is None
+    assert BadRate(0, 1).with_more(5, 1) is not None
+    assert BadRate(0, 1).with_more(0, 0) is None
