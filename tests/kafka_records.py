@@ -19,11 +19,11 @@ WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def kafka_settings(columns: Mapping[str, str], *, key: Sequence[str] = ("id",), **source: Any) -> Settings:
+def kafka_settings(table: Mapping[str, str], *, key: Sequence[str] = ("id",), **source: Any) -> Settings:
     """The configuration of a table that is fed by Kafka."""
     keyed = {"key": list(key)} if key else {"append_only": True}
     given = {"format": "kafka", "brokers": "127.0.0.1:9092", "topics": ["t"], **source}
-    return load({"table": {"uri": "t.lance", "columns": dict(columns), **keyed}, "source": given}, {})
+    return load({"table": {"uri": "t.lance", "columns": dict(table), **keyed}, "source": given}, {})
 
 
 def mapping_of(settings: Settings) -> RecordMapping:
