@@ -25,7 +25,7 @@ from ingest.mapping import KEY, PLAIN, VALUE, Column, RecordMapping
 from ingest.mapping_task import KEY_PROBLEM, MapTask, column_name
 from ingest.references import resolve
 from ingest.settings import SourceSettings
-from ingest.source import COORDINATES, DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC, spark_type
+from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC, spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -102,8 +102,8 @@ def check_topics(spark: SparkSession, source: SourceSettings) -> None:
 def _check_names(source: SourceSettings, found: list[str]) -> None:
     for topic in source.topics:
         if topic not in found:
-            hint = nearest(topic, found) if found else "; there is none"
-            raise Invalid(f"source.topics: there is no topic {topic!r} at {source.brokers}{hint}; create or correct it")
+            hint = nearest(topic, found) if found else "; it has none at all"
+            raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
     if source.topic_pattern and not any(re.fullmatch(source.topic_pattern, name) for name in found):
         there = f"there is {', '.join(found)}" if found else "there is none"
         raise Invalid(
@@ -156,9 +156,8 @@ def _said(thrown: Any) -> str:
 def read_kafka(
     spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
 ) -> DataFrame:
-    """The streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM.
-
-    `raw`: the records' own bytes too, as RAW_KEY and RAW_VALUE.
+    """The streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM; and the
+    bytes of the records where `raw`.
     """
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
@@ -184,7 +183,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
     from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
 
     wanted = [KEY, VALUE, *PLAIN, *(["headers"] if mapping.headers else [])]
-    mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw))
+    mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
     delete, problem = F.col(DELETE), F.col(PROBLEM)
     if mapping.delete_when:
         held = F.coalesce(F.expr(mapping.delete_when), F.lit(False))
@@ -200,8 +199,8 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
             missing = found.isNull() & (F.lit(column.key) | ~delete)
             why = f"map: column {column.name!r} (sql) is null; it must have a value, write coalesce(…, …)"
             problem = F.coalesce(problem, F.when(missing, F.lit(why)))
-    beside = (LANDED, *COORDINATES, *((RAW_KEY, RAW_VALUE) if raw else ()))
-    return mapped.select(*columns, *beside, delete.alias(DELETE), problem.alias(PROBLEM))
+    place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE) if raw else ()))
+    return mapped.select(*columns, *place, delete.alias(DELETE), problem.alias(PROBLEM))
 
 
 def _column(number: int, column: Column, usable: SparkColumn) -> SparkColumn:
@@ -213,7 +212,7 @@ def _column(number: int, column: Column, usable: SparkColumn) -> SparkColumn:
     return F.when(usable, F.expr(column.sql).cast(spark_type(column.kind)))
 
 
-def _schema(mapping: RecordMapping, raw: bool) -> StructType:
+def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
     """What `MapTask` returns, as Spark has to know it before."""
     from pyspark.sql import types as spark
 

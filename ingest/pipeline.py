@@ -352,8 +352,7 @@ class _Run:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            frame = self._frame()
-            writer = frame.writeStream.foreachBatch(self._sink).queryName(f"memwal {self._settings.checkpoint}")
+            writer = self._frame().writeStream.foreachBatch(self._sink).queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (
                 {"availableNow": True}
@@ -374,12 +373,11 @@ class _Run:
         return query
 
     def _frame(self) -> DataFrame:
-        source, schema = self._settings.source, written_schema(self._settings, self._base)
+        source, dlq = self._settings.source, self._settings.dlq
+        spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
-            return read_kafka(
-                self._services.spark, source, schema, self._base.key, raw=self._settings.dlq.mode == "table"
-            )
-        return read_stream(self._services.spark, source, schema, keep_bad=self._settings.dlq.mode != "fail")
+            return read_kafka(spark, source, schema, self._base.key, raw=dlq.mode == "table")
+        return read_stream(spark, source, schema, keep_bad=dlq.mode != "fail")
 
     def _drain(self, query: StreamingQuery) -> None:
         """Set `drained` once the query has processed all that the source holds. Failures are found by `_check`."""

@@ -28,7 +28,8 @@ RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
     """Every violated rule. `refused` holds the (section, key) pairs whose values are not the user's but defaults."""
     found = [*of_table(settings.table), *of_append(settings)]
-    found += [*of_limits(settings), *of_source(settings), *of_kafka(settings), *of_daemon(settings), *of_dlq(settings)]
+    found += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
+    found += [*of_daemon(settings), *of_dlq(settings)]
     return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 

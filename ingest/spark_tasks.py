@@ -35,7 +35,7 @@ from ingest.references import resolve
 from ingest.region_stream import RegionStream
 from ingest.routings import expect_routing
 from ingest.rows import split_deletes
-from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, OURS
+from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OURS, TOPIC
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
 from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, row_schema, with_tombstone
@@ -384,10 +384,12 @@ def _of_letters(written: Written, now: float) -> pa.RecordBatch:
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
     """Where a refused row lies, for the end of its message: its number in the file, not in the batch."""
-    if row is not None and OFFSET in batch.schema.names:
+    if row is None:
+        return ""
+    if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
         topic, partition, offset = place_of(batch, row, 0)
-        return f" (topic {topic}, partition {partition}, offset {offset})"
-    if row is None or FILE not in batch.schema.names:
+        return f" (offset {offset} of partition {partition} of topic {topic})"
+    if FILE not in batch.schema.names:
         return ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name
     return f" (row {int(numbers[row])} of {name}, counted from 0)"
