@@ -93,47 +93,53 @@ class Replaying:
             return
         buckets = np.asarray(self._target.base.route(conformed_to(self._target, rows)))
         for bucket in np.unique(buckets):
-            at = np.flatnonzero(buckets == bucket)
-            self._region([found[int(row)] for row in at], rows.take(pa.array(at)))
+            self._region([found[int(row)] for row in np.flatnonzero(buckets == bucket)])
 
-    def _region(self, ids: Sequence[str], rows: pa.RecordBatch) -> None:
-        """Steps 2 to 4; halves what the region refuses."""
+    def _region(self, ids: Sequence[str]) -> None:
+        """Steps 2 to 4 for letters that fit; halves what the region refuses."""
         self._letters.refresh()
         self._finish(self._letters.replay())
         reserved = self._letters.reserve(ids, self._letters.replay())
-        if reserved is None:  # another replay is at work; what it has taken is gone then
-            self._some(ids)
+        if reserved is None:  # another replay is at work; what it takes is gone then
+            self._region(ids)
             return
-        try:
-            self._put(reserved, ids, rows)
-        except Invalid as error:
-            self._letters.reserve((), reserved)
-            if len(ids) == 1:
-                self._outcome.stay[f"refused: {error}"] += 1
-                return
-            middle = len(ids) // 2
-            self._region(ids[:middle], rows.slice(0, middle))
-            self._region(ids[middle:], rows.slice(middle))
+        refused = self._finish(reserved)
+        if refused is None:
+            return
+        if len(ids) == 1:
+            self._outcome.stay[f"refused: {refused}"] += 1
+            return
+        middle = len(ids) // 2
+        self._region(ids[:middle])
+        self._region(ids[middle:])
 
-    def _finish(self, unfinished: Replay) -> None:
-        """Steps 3 and 4 of a replay that was cut off, or is under way elsewhere: it is the same once more."""
-        if not unfinished.ids:
-            return
-        ids, rows = self._fitting(unfinished.ids, tell=False)
-        if rows.num_rows:
-            try:
-                self._put(unfinished, ids, rows)
-            except Invalid:
-                self._letters.reserve((), unfinished)  # they stay, and are tried one by one
-        else:
-            self._letters.reserve((), unfinished)
+    def _finish(self, reserved: Replay) -> Invalid | None:
+        """Steps 3 and 4 of what is reserved: by this replay, by one that was cut off, or by one that is under way
+        elsewhere and does the same. Returns why the region refuses it; it is reserved no longer then.
+
+        Looks at the letters once more: those that another replay put before they were reserved are gone.
+        """
+        if not reserved.ids:
+            return None
+        ids, rows = self._fitting(reserved.ids, tell=False)
+        try:
+            if rows.num_rows:
+                self._put(reserved, ids, rows)
+            refused = None
+        except Invalid as error:
+            refused = error
+        self._letters.reserve((), reserved)
+        return refused
 
     def _put(self, reserved: Replay, ids: Sequence[str], rows: pa.RecordBatch) -> None:
         token = Token(f"dlq-{self._letters.name}", reserved.sequence)
         receipt = self._table.put(pa.Table.from_batches([rows]), token=token)
-        # Applied before: then with all that was reserved, whatever of it still fits.
-        self._outcome.replayed += self._letters.delete(among(ids if receipt.applied else reserved.ids))
-        self._letters.reserve((), reserved)
+        if not receipt.applied:  # before, then: all that was reserved, whatever of it still fits
+            self._letters.refresh()
+            if self._letters.replay() != reserved:
+                return  # another replay has finished this one, and maybe the next; it knows what became of the letters
+            ids = reserved.ids
+        self._outcome.replayed += self._letters.delete(among(ids))
 
     def _fitting(self, ids: Sequence[str], *, tell: bool = True) -> tuple[list[str], pa.RecordBatch]:
         """Step 1: rows of those letters that fit, and their ids, in order. `tell`: count why the others do not."""
