@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run test simulate s3-server lint bench lock docs java clean
+.PHONY: help install run test simulate s3-server kafka lint bench lock docs java clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,11 +37,14 @@ run: java $(STAMP) ## the quickstart: stream the Debian packages into a local La
 
 # A test's servers and Spark take a core each, but wait a lot for the disk and for one another. Files in the order of
 # collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java $(STAMP) s3-server ## every test, in JOBS processes: one for each core, four at most
+test: java $(STAMP) s3-server kafka ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into the user's cache
 	@$(BIN)/python tests/s3_server.py
+
+kafka: java $(STAMP) ## the Kafka broker of the tests and Spark's connector, fetched once per machine into the user's cache
+	@$(BIN)/python tests/kafka_server.py
 
 simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection
 	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)

@@ -1,6 +1,7 @@
 """`memwal run`: source -> regions -> base table.
 
-1. Check everything that can be checked: Java, the source, the table. Nothing has been written until here.
+1. Check everything that can be checked: Java, the source, the table; Kafka is asked for its topics through Spark, which
+   is started for that. Nothing has been written until here.
 2. Create the table when it is absent; start the daemon and Spark, at the same time.
 3. Start the streaming query, and the feed once Spark's workers are warm. The daemon commits at intervals by itself.
 4. Watch until the source is drained (`--once`), a signal comes, or something fails.
@@ -34,6 +35,8 @@ from ingest.dead_letters import DeadLetters
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
+from ingest.kafka_checks import KAFKA, record_mapping
+from ingest.kafka_source import check_reachable, check_topics, of_kafka, read_kafka
 from ingest.opening import find_or_create
 from ingest.progress import Progress
 from ingest.report import print_report
@@ -46,7 +49,7 @@ from ingest.task_errors import of_spark
 from wal import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 MARKER = "memwal-table"
@@ -70,8 +73,11 @@ def run(settings: Settings, *, once: bool, console: Console, settings_source: st
         stop = stack.enter_context(stop_signals())
         progress = stack.enter_context(Progress(console, settings.table.uri, clock))
         progress.phase("starting Spark and the daemon")
+        starting = stack.enter_context(spark_of(settings, base, once=once))
+        if settings.source.format == KAFKA:
+            check_topics(starting.result(), settings.source)
         base = base or find_or_create(settings, os.environ)[0]
-        services = stack.enter_context(services_of(settings, base, once=once, replaying=progress.note))
+        services = stack.enter_context(services_of(settings, starting, replaying=progress.note))
         running = _Run(settings, base, services, Tally(clock), clock, progress)
         ended = running.stream(once, stop)
         if once and ended:
@@ -112,6 +118,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     check_source(settings.source, schema)
     if settings.dlq.mode == "table":
         DeadLetters.find(settings.dead_letters, settings.storage_options(environ), SystemClock())
+    if settings.source.format == KAFKA:
+        record_mapping(settings.source, schema, tuple(settings.table.key) if base is None else base.key)
+        check_reachable(settings.source)
     return base
 
 
@@ -180,15 +189,22 @@ class Services:
 
 
 @contextmanager
-def services_of(
-    settings: Settings, base: BaseTable, *, once: bool, replaying: Callable[[str], None]
-) -> Iterator[Services]:
-    """Start the daemon and Spark side by side; stop both at the end. `replaying`: see `start_child`."""
-    conf = configuration(settings, base.buckets, once=once)
+def spark_of(settings: Settings, base: BaseTable | None, *, once: bool) -> Iterator[Future[SparkSession]]:
+    """Begin to start Spark; stop it at the end. `base`: None for a table that is not there yet."""
+    conf = configuration(settings, settings.regions.count if base is None else base.buckets, once=once)
     with ExitStack() as stack:
         starter = stack.enter_context(ThreadPoolExecutor(1, "spark-start"))
         starting: Future[SparkSession] = starter.submit(start_session, conf)
         stack.callback(_stop_spark, starting)
+        yield starting
+
+
+@contextmanager
+def services_of(
+    settings: Settings, starting: Future[SparkSession], *, replaying: Callable[[str], None]
+) -> Iterator[Services]:
+    """Start the daemon while Spark starts; stop the daemon at the end. `replaying`: see `start_child`."""
+    with ExitStack() as stack:
         child = None if settings.daemon.endpoints else start_child(settings, replaying)
         if child is not None:
             stack.callback(child.stop, settings.daemon.drain_timeout)
@@ -259,10 +275,7 @@ class _Run:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            keep_bad = self._settings.dlq.mode != "fail"
-            schema = written_schema(self._settings, self._base)
-            frame = read_stream(self._services.spark, source, schema, keep_bad=keep_bad)
-            writer = frame.writeStream.foreachBatch(self._sink).queryName("memwal")
+            writer = self._frame().writeStream.foreachBatch(self._sink).queryName("memwal")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (
                 {"availableNow": True}
@@ -281,6 +294,13 @@ class _Run:
         if self._feed is not None:
             self._feed.start()
         return query
+
+    def _frame(self) -> DataFrame:
+        source, dlq = self._settings.source, self._settings.dlq
+        spark, schema = self._services.spark, written_schema(self._settings, self._base)
+        if source.format == KAFKA:
+            return read_kafka(spark, source, schema, self._base.key, raw=dlq.mode == "table")
+        return read_stream(spark, source, schema, keep_bad=dlq.mode != "fail")
 
     def _drain(self, query: StreamingQuery, drained: threading.Event) -> None:
         """Set `drained` once the query has processed all that the source holds. Failures are found by `_check`."""
@@ -310,7 +330,7 @@ class _Run:
         for _ in range(_DEATH_NOTICE if self._services.child is not None else 0):
             self._services.check()
             stop.wait(_LOOK_EVERY / 2)
-        raise self._sink.failure or of_spark(error)
+        raise self._sink.failure or of_kafka(error) or of_spark(error)
 
     def _feed_failure(self) -> MemWalError | None:
         return None if self._feed is None else self._feed.failure

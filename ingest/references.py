@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from ingest.errors import Invalid
 
 HIDDEN = "(hidden)"
-_SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|proxy", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|jaas|proxy", re.IGNORECASE)
 _SCHEMES = ("env:", "file:")
 
 
@@ -28,8 +28,10 @@ def check_reference(value: SecretStr) -> SecretStr:
     return value
 
 
-def resolve(options: Mapping[str, SecretStr], environ: Mapping[str, str]) -> dict[str, str]:
-    """The options with every reference replaced by what it points to.
+def resolve(
+    options: Mapping[str, SecretStr], environ: Mapping[str, str], setting: str = "[table] storage_options"
+) -> dict[str, str]:
+    """The options with every reference replaced by what it points to. `setting`: where they are written.
 
     A file's trailing newline is dropped. Raises: Invalid with every reference that cannot be resolved, one line each.
     """
@@ -39,7 +41,7 @@ def resolve(options: Mapping[str, SecretStr], environ: Mapping[str, str]) -> dic
         try:
             resolved[name] = _resolve(value.get_secret_value(), environ)
         except ValueError as problem:
-            problems.append(f"[table] storage_options.{name}: {problem}")
+            problems.append(f"{setting}.{name}: {problem}")
     if problems:
         raise Invalid.of(problems)
     return resolved

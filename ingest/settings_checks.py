@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from flush.row_hash import is_hashed
 from ingest.column_types import parse_type
+from ingest.kafka_checks import of_kafka
 from ingest.settings_model import Index, Settings, TableSettings, index_spec
 from ingest.settings_problems import Problem, nearest
 from ingest.units import format_duration, format_size
@@ -25,7 +26,8 @@ RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
     """Every violated rule. `refused` holds the (section, key) pairs whose values are not the user's but defaults."""
     found = [*of_table(settings.table), *of_append(settings)]
-    found += [*of_limits(settings), *of_source(settings), *of_daemon(settings), *of_dlq(settings)]
+    found += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
+    found += [*of_daemon(settings), *of_dlq(settings)]
     return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 

@@ -201,15 +201,45 @@ class GcSettings(Section):
 class SourceSettings(Section):
     """Where the rows of `memwal run` come from: a Spark Structured Streaming source."""
 
-    format: str = Field("parquet", min_length=1, description="name of any Spark streaming source")
+    format: str = Field("parquet", min_length=1, description="kafka, or the name of any other Spark streaming source")
     path: str = Field("", description="directory that a file source watches")
     feed: str = Field("", description="a stream from files at hand: they are copied into `path` in name order")
     feed_every: Duration = Field(0.0, description="time between two files of the feed")
     files_per_trigger: int = Field(1, ge=1, description="files in one micro-batch of a file source")
     trigger: Duration = Field(0.2, description="time between two micro-batches")
-    options: dict[str, str] = Field({}, description="more options of the Spark source, as Spark names them")
+    options: dict[str, Option] = Field(
+        {}, description="more options of the Spark source, as Spark names them; secrets as env:NAME or file:PATH"
+    )
     order_by: list[str] = Field([], description="order of one key's rows inside a micro-batch; the last wins")
     spark: dict[str, str] = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")
+    brokers: str = Field("", description="Kafka: host:port of brokers to begin with, separated by commas")
+    topics: list[str] = Field([], description="Kafka: topics to read")
+    topic_pattern: str = Field("", description="Kafka: or a regular expression, every topic that it matches as a whole")
+    starting_offsets: str = Field(
+        "earliest", description='Kafka, at the first start: earliest, latest or JSON such as {"flights": {"0": 17}}'
+    )
+    max_offsets_per_trigger: int = Field(
+        0, ge=0, description="Kafka: records in one micro-batch at most; 0 = all there are"
+    )
+    fail_on_data_loss: bool = Field(True, description="Kafka: stop where records were deleted before they were read")
+    value_format: Literal["json", "avro", "raw"] = Field("json", description="Kafka: what the values of records are")
+    avro_schema: str = Field("", description="Avro: the schema of every value, as JSON")
+    registry: str = Field("", description="Avro: or the URL of a Confluent-style registry that knows the schemas by id")
+    registry_options: dict[str, Option] = Field(
+        {}, description="username and password, or token, for the registry; as env:NAME or file:PATH"
+    )
+    envelope: Literal["none", "debezium"] = Field(
+        "none", description="Kafka: what is around a row: nothing, or Debezium's before, after and op"
+    )
+    delete_when: str = Field(
+        "", description="Kafka: Spark SQL, such as value.op = 'D'; a record of which it holds deletes its key"
+    )
+    columns: dict[str, str | dict[str, Any]] = Field(
+        {}, description="Kafka: column = where it comes from, see Kafka; one that is not named = the field of its name"
+    )
+    fields: dict[str, ColumnType] = Field(
+        {}, description="Kafka: types of fields that SQL uses and no column is mapped from"
+    )
 
 
 class SinkSettings(Section):

@@ -8,11 +8,13 @@ rows by them, so the newest row of a key wins whatever the shuffle does and howe
     _memwal_file     its path, for files of one moment
     _memwal_block    byte offset of the part of the file that the task reads
 
-A source that is no file source is ordered by `source.order_by`.
+A row of Kafka has its time as `_memwal_landed`, and its topic, partition and offset, which order it: the newest offset
+of a key wins (`ingest.kafka_source`). Any other source is ordered by `source.order_by`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,7 @@ import pyarrow.parquet as pq
 from ingest.errors import Invalid
 from ingest.feed import feed_files, visible_files
 from ingest.keys import nearest
+from ingest.references import resolve
 from ingest.settings import SourceSettings
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ DELETE = "_memwal_delete"
 """Column of bools that a frame may have: the row deletes its key (null = false), and needs no other values."""
 
 TOPIC, PARTITION, OFFSET = "_memwal_topic", "_memwal_partition", "_memwal_offset"
+COORDINATES = (TOPIC, PARTITION, OFFSET)
+"""Columns that say where a row of Kafka lies, most significant first. It has `LANDED` too, which does not order it."""
 PROBLEM = "_memwal_problem"
 """Why a row cannot be used, behind its stage ("parse: …", "map: …"); null where it can."""
 RAW_KEY, RAW_VALUE = "_memwal_raw_key", "_memwal_raw_value"
@@ -194,7 +199,7 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema, 
             maxFilesPerTrigger=source.files_per_trigger, maxFileAge=_FAR, mode="PERMISSIVE" if keep_bad else _STRICT
         )
         reader = reader.option("columnNameOfCorruptRecord", _UNREAD) if keep_bad else reader
-    reader = reader.options(**source.options)
+    reader = reader.options(**resolve(source.options, os.environ, "[source] options"))
     frame = reader.load(source.path) if source.path else reader.load()
     if not is_file:
         return frame

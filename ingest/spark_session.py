@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ingest.errors import Invalid, Unavailable
+from ingest.kafka_source import connector
 from ingest.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, st
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
     }
-    return defaults | settings.source.spark
+    return defaults | connector(settings.source) | settings.source.spark
 
 
 def start_session(conf: Mapping[str, str]) -> SparkSession:

@@ -34,7 +34,7 @@ from ingest.child import ChildDaemon, start_child
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
 from ingest.settings import Settings, load
-from ingest.source import BESIDE, PLACE, spark_type
+from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
 from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
 
@@ -213,7 +213,8 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-    if not any(name in frame.columns for name in PLACE):
+    order = COORDINATES if OFFSET in frame.columns else PLACE
+    if not any(name in frame.columns for name in order):
         frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -223,7 +224,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
     placed = routed.repartitionById(tasks, functions.pmod(functions.col(BUCKET), functions.lit(tasks)))
-    place = [name for name in PLACE if name in frame.columns]
+    place = [name for name in order if name in frame.columns]
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 
 

@@ -1,0 +1,258 @@
+"""Kafka as the source: Spark's own Kafka source, the mapping behind it, and what can be checked before it starts.
+
+1. Spark reads records; its checkpoint holds the offsets, so whatever ends a run, the next one goes on behind the last
+   micro-batch that was durable.
+2. Executors turn them into rows (`ingest.mapping_task`).
+3. Spark evaluates what is SQL, on the same executors: columns, and `source.delete_when`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ingest.errors import Invalid, MemWalError, Unavailable
+from ingest.kafka_checks import KAFKA, record_mapping
+from ingest.keys import nearest
+from ingest.mapping import KEY, PLAIN, VALUE, Column, RecordMapping
+from ingest.mapping_task import KEY_PROBLEM, MapTask, column_name
+from ingest.references import resolve
+from ingest.settings import SourceSettings
+from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+_CONNECT_WITHIN = 5.0
+_ANSWER_WITHIN_MS = 20_000
+_SCALA = "2.13"  # the only one that Spark 4 is built with
+_MISCONFIGURED = (
+    "org.apache.kafka.common.config.ConfigException",
+    "org.apache.kafka.common.errors.AuthenticationException",
+    "org.apache.kafka.common.errors.AuthorizationException",
+)
+
+
+def connector(source: SourceSettings) -> dict[str, str]:
+    """Spark configuration that brings its Kafka connector, unless `source.spark` says where it comes from."""
+    given = {"spark.jars", "spark.jars.packages"} & set(source.spark)
+    if source.format != KAFKA or given:
+        return {}
+    return {"spark.jars.packages": f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')}"}
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------
+
+
+def check_reachable(source: SourceSettings) -> None:
+    """A quick look before anything is started. Raises: Unavailable when nobody listens at any of the brokers."""
+    reasons = []
+    for broker in source.brokers.split(","):
+        host, _, port = broker.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN):
+                return
+        except (OSError, OverflowError) as error:
+            reasons.append(f"{broker.strip()}: {getattr(error, 'strerror', None) or error}")
+    raise Unavailable(
+        f"source.brokers: no broker answers ({'; '.join(reasons)}); start Kafka, or correct the address; "
+        "nothing was read or written"
+    )
+
+
+def check_topics(spark: SparkSession, source: SourceSettings) -> None:
+    """Ask the brokers, as Spark's source will do it, for the topics. Reads only.
+
+    Raises: Invalid for a topic that is not there and for credentials that are refused; Unavailable without an answer.
+    """
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+    options = resolve(source.options, os.environ, "[source] options")
+    try:
+        properties = jvm.java.util.Properties()
+        for name, value in _client_options(source, options).items():
+            properties.put(name, value)
+        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        try:
+            found = sorted(str(name) for name in admin.listTopics().names().get())
+        finally:
+            admin.close(jvm.java.time.Duration.ZERO)
+    except Py4JJavaError as error:
+        raise kafka_error(error.java_exception) or Unavailable(
+            f"source.brokers: {_said(error.java_exception)}"
+        ) from None
+    except (Py4JError, TypeError) as error:
+        raise Invalid(
+            "Spark has no Kafka connector; take spark.jars and spark.jars.packages out of [source] spark, or name "
+            f"spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')} and what it needs there"
+        ) from error
+    _check_names(source, found)
+
+
+def _check_names(source: SourceSettings, found: list[str]) -> None:
+    for topic in source.topics:
+        if topic not in found:
+            hint = nearest(topic, found) if found else "; it has none at all"
+            raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
+    if source.topic_pattern and not any(re.fullmatch(source.topic_pattern, name) for name in found):
+        there = f"there is {', '.join(found)}" if found else "there is none"
+        raise Invalid(
+            f"source.topic_pattern: {source.topic_pattern!r} matches no topic at {source.brokers}; {there}; correct it"
+        )
+
+
+def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[str, str]:
+    prefix = "kafka."
+    given = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+    return {
+        "default.api.timeout.ms": str(_ANSWER_WITHIN_MS),
+        "request.timeout.ms": str(_ANSWER_WITHIN_MS // 2),
+        **given,
+        "bootstrap.servers": source.brokers,
+    }
+
+
+def kafka_error(thrown: Any) -> MemWalError | None:
+    """The kind of a Java exception that Kafka's client is behind, told by its class; None for any other."""
+    while thrown is not None:
+        kinds = _classes(thrown)
+        if any(kind in _MISCONFIGURED for kind in kinds):
+            return Invalid(f"source: Kafka refuses us: {_said(thrown)}; correct brokers or options of [source]")
+        if any(kind.startswith("org.apache.kafka.common.errors.") for kind in kinds):
+            return Unavailable(
+                f"source: Kafka does not answer: {_said(thrown)}; nothing acknowledged is lost; "
+                "run the same command again when it does"
+            )
+        thrown = thrown.getCause()
+    return None
+
+
+def _classes(thrown: Any) -> list[str]:
+    found, kind = [], thrown.getClass()
+    while kind is not None:
+        found.append(str(kind.getName()))
+        kind = kind.getSuperclass()
+    return found
+
+
+def _said(thrown: Any) -> str:
+    lines = str(thrown.getMessage() or thrown.getClass().getSimpleName()).splitlines()
+    return lines[0].strip()[:300]
+
+
+# ---- the stream ----------------------------------------------------------------------------------------------------
+
+
+def read_kafka(
+    spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
+) -> DataFrame:
+    """The streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM; and the
+    bytes of the records where `raw`.
+    """
+    mapping = record_mapping(source, schema, key)
+    reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
+    reader = reader.options(**_reader_options(source, mapping))
+    return rows_of(reader.load(), mapping, raw=raw)
+
+
+def _reader_options(source: SourceSettings, mapping: RecordMapping) -> dict[str, str]:
+    where = {"subscribe": ",".join(source.topics)} if source.topics else {"subscribePattern": source.topic_pattern}
+    limit = source.max_offsets_per_trigger
+    return {
+        "kafka.bootstrap.servers": source.brokers,
+        **where,
+        "startingOffsets": source.starting_offsets,
+        "failOnDataLoss": str(source.fail_on_data_loss).lower(),
+        "includeHeaders": str(mapping.headers).lower(),
+        **({"maxOffsetsPerTrigger": str(limit)} if limit else {}),
+    }
+
+
+def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) -> DataFrame:
+    """Records as Spark's Kafka source gives them (streaming or not) as rows."""
+    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+
+    wanted = [KEY, VALUE, *PLAIN, *(["headers"] if mapping.headers else [])]
+    mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
+    delete, problem = F.col(DELETE), F.col(PROBLEM)
+    if mapping.delete_when:
+        held = F.coalesce(F.expr(mapping.delete_when), F.lit(False))
+        delete = delete | F.when(F.col(KEY_PROBLEM).isNull(), held).otherwise(False)
+        problem = F.when(delete, F.col(KEY_PROBLEM)).otherwise(problem)
+    usable = problem.isNull()
+    columns = []
+    for number, column in enumerate(mapping.columns):
+        found = _column(number, column, usable)
+        emptied = mapping.has_sql and not column.key
+        columns.append((F.when(~delete, found) if emptied else found).alias(column.name))
+        if column.sql and column.required:
+            missing = found.isNull() & (F.lit(column.key) | ~delete)
+            why = f"map: column {column.name!r} (sql) is null; it must have a value, write coalesce(…, …)"
+            problem = F.coalesce(problem, F.when(missing, F.lit(why)))
+    place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE) if raw else ()))
+    return mapped.select(*columns, *place, delete.alias(DELETE), problem.alias(PROBLEM))
+
+
+def _column(number: int, column: Column, usable: SparkColumn) -> SparkColumn:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if not column.sql:
+        return F.col(column_name(number))
+    # Of a row that cannot be used nothing is evaluated: it could only hide the reason behind another.
+    return F.when(usable, F.expr(column.sql).cast(spark_type(column.kind)))
+
+
+def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
+    """What `MapTask` returns, as Spark has to know it before."""
+    from pyspark.sql import types as spark
+
+    found: dict[str, Any] = {
+        column_name(n): spark_type(c.kind) for n, c in enumerate(mapping.columns) if c.leaf is not None
+    }
+    for leaf in mapping.inputs:
+        below = found
+        for name in (leaf.origin.root, *leaf.origin.path)[:-1]:
+            below = below.setdefault(name, {})
+        below[(leaf.origin.root, *leaf.origin.path)[-1]] = spark_type(leaf.kind)
+    ours: dict[str, DataType] = {
+        LANDED: spark.TimestampType(),
+        TOPIC: spark.StringType(),
+        PARTITION: spark.IntegerType(),
+        OFFSET: spark.LongType(),
+        DELETE: spark.BooleanType(),
+        PROBLEM: spark.StringType(),
+        KEY_PROBLEM: spark.StringType(),
+    }
+    if raw:
+        ours |= {RAW_KEY: spark.BinaryType(), RAW_VALUE: spark.BinaryType()}
+    return _struct(found | ours)
+
+
+def _struct(fields: Mapping[str, Any]) -> StructType:
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType(
+        [StructField(name, _struct(kind) if isinstance(kind, dict) else kind, True) for name, kind in fields.items()]
+    )
+
+
+def of_kafka(error: BaseException) -> MemWalError | None:
+    """What Kafka's client did to a query of Spark, None when it was not that."""
+    current: Any = error
+    while current is not None:
+        origin = getattr(current, "_origin", None)
+        if origin is not None:
+            with suppress(Exception):  # the JVM may be gone
+                return kafka_error(origin)
+        current = getattr(current, "_cause", None) or current.__cause__
+    return None

@@ -1,0 +1,347 @@
+"""A real Kafka broker for tests and benchmarks: Apache's own, one node (KRaft), run by `java` on loopback.
+
+`python tests/kafka_server.py` (`make kafka`) brings its jars and those of Spark's Kafka connector into the user's
+cache, once per machine: (1) PySpark ships Ivy, which takes each jar that kafka_server.lock names from Maven Central
+with nothing but Java; (2) every jar must have the SHA-256 that the lock says; (3) only then do they get their place.
+
+    with KafkaServer.started(directory) as kafka:
+        kafka.create_topic("flights", partitions=4)
+        kafka.produce("flights", [Record(b'{"id": 1}', key=b"1")])
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+from xml.sax.saxutils import quoteattr
+
+LOCK = Path(__file__).with_name("kafka_server.lock")
+
+_READY_WITHIN = 120.0
+_STARTS = 5
+"""Another process may take a port between our look and the broker's bind."""
+_LARGEST_MESSAGE = 16 << 20
+_LOGGING = ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl")
+
+
+# ---- fetching ------------------------------------------------------------------------------------------------------
+
+
+def cache() -> Path:
+    """Where the jars are kept, for every checkout of this user; the name tells the lock."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwal" / "kafka"
+    return root / hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
+
+
+def jars(part: str) -> list[Path]:
+    """The jars of a part, `broker` or `connector`; they may not be there yet."""
+    return [cache() / part / name for kind, _, name, _ in _locked() if kind == part]
+
+
+def _locked() -> list[tuple[str, tuple[str, str, str], str, str]]:
+    """Of each jar: its part, its coordinates, its file name, its SHA-256."""
+    found = []
+    for line in LOCK.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            part, coordinates, digest = line.split()
+            group, artifact, version = coordinates.split(":")
+            found.append((part, (group, artifact, version), f"{artifact}-{version}.jar", digest))
+    return found
+
+
+def fetch() -> Path:
+    """Bring the jars into the cache unless they are there. Raises SystemExit with one line where they cannot be had.
+
+    Thread safety. Any number of processes; one fetches, the others wait for it.
+    """
+    if cache().exists():
+        return cache()
+    cache().parent.mkdir(parents=True, exist_ok=True)
+    with (cache().parent / "fetching").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if cache().exists():
+            return cache()
+        _say("fetching the tests' Kafka broker and Spark's connector, once per machine: 55 MB")
+        with tempfile.TemporaryDirectory(dir=cache().parent, prefix="fetch-") as scratch:
+            _fetch_into(Path(scratch)).replace(cache())
+        _say("the Kafka broker is there")
+    return cache()
+
+
+def _fetch_into(scratch: Path) -> Path:
+    found = scratch / "found"
+    for part in ("broker", "connector"):
+        ivy, settings = scratch / f"{part}.xml", scratch / "settings.xml"
+        wanted = [coordinates for kind, coordinates, _, _ in _locked() if kind == part]
+        ivy.write_text(_ivy_file(wanted), encoding="utf-8")
+        settings.write_text(_IVY_SETTINGS, encoding="utf-8")
+        _run(
+            [
+                *(_java(), f"-Divy.default.ivy.user.dir={scratch}", "-jar", str(_ivy())),
+                *("-settings", str(settings), "-cache", str(scratch / "cache"), "-ivy", str(ivy), "-error"),
+                *("-retrieve", str(found / part / "[artifact]-[revision].[ext]")),
+            ]
+        )
+    for part, _, name, digest in _locked():
+        jar = found / part / name
+        if not jar.exists() or hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
+            _fail(f"{name} has not the SHA-256 {digest}; do not use it, and report it")
+    return found
+
+
+# Without poms: the lock names every jar, so there is nothing to resolve. Ivy's default root is Maven Central.
+_IVY_SETTINGS = """<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
+</ivysettings>
+"""
+
+
+def _ivy_file(wanted: Iterable[tuple[str, str, str]]) -> str:
+    dependencies = "".join(
+        f'<dependency org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)} transitive="false"/>\n'
+        for group, artifact, version in wanted
+    )
+    info = '<info organisation="memwal" module="tests"/>'
+    return f'<ivy-module version="2.0">{info}<dependencies>\n{dependencies}</dependencies></ivy-module>\n'
+
+
+def _pyspark_jars() -> Path:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        _fail("PySpark is not installed; run `make install`")
+    return Path(spec.origin).parent / "jars"
+
+
+def _ivy() -> Path:
+    return next(_pyspark_jars().glob("ivy-*.jar"))
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME", "")
+    return str(Path(home) / "bin" / "java") if home else "java"
+
+
+def _run(command: list[str]) -> None:
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        _fail(f"{command[0]}: {error.strerror}")
+    if ran.returncode:
+        said = [line.strip() for line in (ran.stderr + ran.stdout).splitlines() if line.strip(" :\t")]
+        _fail(f"Ivy: exit code {ran.returncode}: {' | '.join(said)[:400]}")
+
+
+def _say(text: str) -> None:
+    print(f"memwal: {text}", file=sys.stderr, flush=True)
+
+
+def _fail(text: str) -> NoReturn:
+    raise SystemExit(
+        f"memwal: the tests' Kafka broker cannot be fetched: {text}; run `make kafka` where Maven Central is in reach"
+    )
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """A message; `timestamp` in milliseconds since 1970, the time of sending without it."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    partition: int = -1
+    timestamp: int = 0
+
+
+@dataclass
+class KafkaServer:
+    """A running broker on loopback, with its messages in one directory and its port for as long as it is wanted.
+
+    Thread safety. Any thread; but start it from a thread that lives as long as the broker shall: on Linux the
+    broker ends with it, so that a killed test run leaves none behind.
+    """
+
+    directory: Path
+    ports: tuple[int, int]
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    @contextmanager
+    def started(cls, directory: Path) -> Iterator[KafkaServer]:
+        """A broker whose messages are below `directory`, until the end of the `with`. Raises RuntimeError."""
+        server = cls.start(directory)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+    @classmethod
+    def start(cls, directory: Path) -> KafkaServer:
+        """A broker that answers. Raises RuntimeError, with its last words, where none does in 2 minutes."""
+        if not cache().exists():
+            raise RuntimeError(f"{cache()} is not there; run `make kafka`")
+        from tests.s3_server import free_ports  # not above: `make kafka` runs this file by itself
+
+        deadline = time.monotonic() + _READY_WITHIN
+        for attempt in range(_STARTS):
+            first, second = free_ports(2)
+            place = directory.absolute() / str(attempt)
+            place.mkdir(parents=True)
+            _configure(place, first, second)
+            server = cls(place, (first, second), _launch(place))
+            if server._answers(deadline):
+                return server
+            server.stop()
+        raise RuntimeError(f"the Kafka broker did not answer; its last words: {_last_words(place)}")
+
+    @property
+    def brokers(self) -> str:
+        """What `source.brokers` and any Kafka client take."""
+        return f"127.0.0.1:{self.ports[0]}"
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """An empty topic, there when this returns."""
+        from confluent_kafka.admin import NewTopic
+
+        admin = self._admin()  # kept until the answer is there, which needs it alive
+        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_READY_WITHIN)
+
+    def produce(self, topic: str, records: Sequence[Record]) -> None:
+        """Append records, in order within a partition; they are stored when this returns."""
+        from confluent_kafka import Producer
+
+        failed: list[Any] = []
+        producer = Producer(
+            {"bootstrap.servers": self.brokers, "message.max.bytes": _LARGEST_MESSAGE, "linger.ms": 5, **_QUIET}
+        )
+        for record in records:
+            while len(producer) > 50_000:
+                producer.poll(0.1)
+            producer.produce(
+                topic,
+                record.value,
+                record.key,
+                record.partition,
+                timestamp=record.timestamp,
+                headers=list(record.headers.items()),
+                on_delivery=lambda error, _: failed.append(error) if error else None,
+            )
+            producer.poll(0)
+        left = producer.flush(_READY_WITHIN)
+        if left or failed:
+            raise RuntimeError(f"{left} records of {topic} were not stored: {failed[:1]}")
+
+    def stop(self) -> None:
+        """End the broker; its messages stay. A second call does nothing."""
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(60)
+
+    def restart(self) -> None:
+        """The same broker again, on the same port and with its messages. Raises RuntimeError."""
+        self.stop()
+        self.process = _launch(self.directory)
+        if not self._answers(time.monotonic() + _READY_WITHIN):
+            raise RuntimeError(f"the Kafka broker did not come back; its last words: {_last_words(self.directory)}")
+
+    def pause(self) -> None:
+        """Let the broker stand still (SIGSTOP): its connections stay, nothing answers."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def _admin(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient({"bootstrap.servers": self.brokers, **_QUIET})
+
+    def _answers(self, deadline: float) -> bool:
+        """Whether the broker serves clients before `deadline`; False at once where it ended."""
+        from confluent_kafka import KafkaException
+
+        admin = self._admin()
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                if admin.list_topics(timeout=2).brokers:
+                    return True
+            except KafkaException:
+                time.sleep(0.05)
+        return False
+
+
+_QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 200}
+
+
+def _configure(directory: Path, port: int, controller: int) -> None:
+    """Write the broker's settings and format its storage."""
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": directory / "messages",
+        "message.max.bytes": _LARGEST_MESSAGE,
+        "replica.fetch.max.bytes": _LARGEST_MESSAGE,
+        "auto.create.topics.enable": "false",
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "group.initial.rebalance.delay.ms": 0,
+    }
+    (directory / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    with (directory / "log").open("ab") as log:
+        formatting = ["kafka.tools.StorageTool", "format", "--cluster-id", "bWVtd2FsLXRlc3RzLTAwMQ"]
+        formatting += ["--feature", "eligible.leader.replicas.version=0", "--config"]  # a killed broker leads again
+        subprocess.run(_command(directory, *formatting), stdout=log, stderr=log, cwd=directory)
+
+
+def _launch(directory: Path) -> subprocess.Popen[bytes]:
+    bound = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
+    with (directory / "log").open("ab") as log:
+        return subprocess.Popen(
+            [*bound, *_command(directory, "kafka.Kafka")],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _command(directory: Path, *main: str) -> list[str]:
+    """A program of the broker's jars; it logs with Spark's jars, which stand in front."""
+    logging = [str(next(_pyspark_jars().glob(f"{name}-[0-9]*.jar"))) for name in _LOGGING]
+    classpath = os.pathsep.join([*logging, *map(str, jars("broker"))])
+    tuned = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    return [_java(), *tuned, "-cp", classpath, *main, str(directory / "server.properties")]
+
+
+def _last_words(directory: Path) -> str:
+    return (directory / "log").read_text(errors="replace")[-800:]
+
+
+if __name__ == "__main__":
+    fetch()
