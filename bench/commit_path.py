@@ -46,15 +46,16 @@ def _upserts(values: Values, ssts: int) -> list[pa.Table]:
     return made
 
 
-def _linked(source: Path, target: Path) -> None:
+def linked(source: Path, target: Path) -> None:
+    """A copy of a table whose files are the same: none of them is ever changed."""
     shutil.copytree(source, target, copy_function=os.link)
 
 
-def _digest(uri: Path, rows: pa.Table) -> str:
+def merged_digest(uri: Path, rows: pa.Table, key: str = NARROW_KEY) -> str:
     """Of the rows that were upserted, as the table has them now, and of how many it has in all."""
     table = lance.dataset(str(uri)).to_table()
-    upserted = table.filter(pc.is_in(table.column(NARROW_KEY), value_set=rows.column(NARROW_KEY).combine_chunks()))
-    return f"{table.num_rows} {rows_digest(upserted, [NARROW_KEY])}"
+    upserted = table.filter(pc.is_in(table.column(key), value_set=rows.column(key).combine_chunks()))
+    return f"{table.num_rows} {rows_digest(upserted, [key])}"
 
 
 class Commits(Contender):
@@ -80,13 +81,13 @@ class Commits(Contender):
     def round(self, at: Path, watch: Watch) -> Sample:
         """One commit."""
         table = at / "table"
-        _linked(self._at, table)
+        linked(self._at, table)
         _publish(table, flush.BaseTable.open(str(table)), self._rows)
         sync_tree(str(table))
         with watch.timed():
             report = _commit(table)
         taken = sum(each.num_rows for each in self._rows)
-        digest = _digest(table, self._newest)
+        digest = merged_digest(table, self._newest)
         measures = {"versions": float(report.versions), "megabytes": report.bytes_written / 1e6}
         return Sample(np.asarray([watch.seconds]), watch.seconds, taken, digest, measures)
 
@@ -109,12 +110,12 @@ class BareMerge(Contender):
     def round(self, at: Path, watch: Watch) -> Sample:
         """One merge."""
         table = at / "table"
-        _linked(self._at, table)
+        linked(self._at, table)
         dataset = lance.dataset(str(table))
         with watch.timed():
             merge = dataset.merge_insert(NARROW_KEY).when_matched_update_all().when_not_matched_insert_all()
             merge.execute(self._rows)
-        digest = _digest(table, self._rows)
+        digest = merged_digest(table, self._rows)
         return Sample(np.asarray([watch.seconds]), watch.seconds, self._taken, digest)
 
 

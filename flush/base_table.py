@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 
 from flush.errors import NotALanceTable, NotInitialised, TableExists, UnsupportedTable
-from flush.field_ids import field_id, first_ids, row_field_ids
+from flush.field_ids import column_ids, field_id, first_ids, row_field_ids
 from flush.lance_dataset import open_dataset
 from flush.row_hash import is_hashed
 from flush.shape import Shape, present_indexes, shape_of
@@ -28,13 +28,22 @@ from flush.table_setup import (
     declare,
     declare_beside,
     is_vacant,
+    is_version_type,
     keyed_schema,
     metadata_of,
     read_setup,
     setup_metadata,
 )
 from flush.vector_models import vector_models
-from memtable import IndexSpec, InvalidRows, VectorModel, check_indexes, key_columns, row_schema
+from memtable import (
+    IndexSpec,
+    InvalidRows,
+    VectorModel,
+    check_indexes,
+    key_columns,
+    required_columns,
+    row_schema,
+)
 from memtable.index_spec import nearest
 from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
 from wal import regions as regions_of
@@ -69,7 +78,7 @@ class BaseTable:
     wal_format: WalFormat
     """How the entries of its log are written, fixed when it was set up."""
     rules: WriteRules
-    """What its puts do to keys that are there, fixed when it was set up."""
+    """What its puts do to keys that are there, fixed when it was set up; the version column by its name of now."""
     committed: Mapping[UUID, int]
     """Per region the highest generation this version holds; absent = none."""
     marked: Mapping[UUID, int]
@@ -205,6 +214,12 @@ class BaseTable:
         return self.key or self._hash.columns
 
     @property
+    def required(self) -> tuple[str, ...]:
+        """Columns outside the key which every row that is put must give a value."""
+        declared, version = required_columns(self.schema, self.key), self.rules.version
+        return (*declared, version) if version and version not in declared else declared
+
+    @property
     def routes_alike(self) -> bool:
         """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
         return self._hash.whole
@@ -282,6 +297,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
             f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
             f"{dataset.version}; restore a version that has them"
         )
+    rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
@@ -296,12 +312,23 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         wal_format=setup.wal_format,
-        rules=setup.rules,
+        rules=rules,
         committed=done.committed,
         marked=done.marked,
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
         _hash=BucketHash(dataset, key[0], len(regions)) if by is None else route,
+    )
+
+
+def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | None) -> str:
+    if version_id is None:
+        return ""
+    for name, number in column_ids(dataset).items():
+        if number == version_id:
+            return name
+    raise UnsupportedTable(
+        f"{uri}: its version column is gone from version {dataset.version}; restore a version that has it"
     )
 
 
@@ -378,6 +405,7 @@ def _check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> No
         raise InvalidRows(f"regions.count = {setup.buckets}: a table has at least 1 region")
     row_schema(schema, key)
     check_indexes(schema, setup.indexes)
+    _check_version(schema, key, setup)
     if setup.append_by is not None:
         _check_append(schema, key, setup.append_by, setup.wal_format)
         return
@@ -400,6 +428,27 @@ def _check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> No
                 "use its days as int32, or a string",
                 column=name,
             )
+
+
+def _check_version(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
+    name = setup.rules.version
+    if not name:
+        return
+    if name not in schema.names:
+        raise InvalidRows(f"version column {name!r} is not in the table{nearest(name, schema.names)}", column=name)
+    if not key or name in key:
+        what = "is part of the key" if key else "is for rows with a key, and the table has none"
+        raise InvalidRows(f"version column {name!r} {what}: name a column outside the key, or none", column=name)
+    if not is_version_type(kind := schema.field(name).type):
+        raise InvalidRows(
+            f"version column {name!r} has the type {kind}: name a column of integers, timestamps or dates", column=name
+        )
+    if setup.rules.upsert == "insert":
+        raise InvalidRows(
+            f"version column {name!r} is for rows that replace others, and upsert = 'insert' never replaces one: drop "
+            "one of both",
+            column=name,
+        )
 
 
 def _check_append(schema: pa.Schema, key: Sequence[str], by: Sequence[str], wal_format: WalFormat) -> None:

@@ -17,6 +17,7 @@ The set-up is schema metadata of the base table:
                        there were, "ids": their field ids, by which they are found whatever is added or renamed}
     memwal:upsert      "replace", "insert" or "merge"; absent: replace
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
+    memwal:version     only where late rows are left out: JSON {"id": field id of the column that says how new a row is}
 
 Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
 config instead: Lance's ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key
@@ -42,7 +43,7 @@ from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
-UPSERT, ON_DUPLICATE = b"memwal:upsert", b"memwal:on_duplicate"
+UPSERT, ON_DUPLICATE, VERSION = b"memwal:upsert", b"memwal:on_duplicate", b"memwal:version"
 Upsert = Literal["replace", "insert", "merge"]
 OnDuplicate = Literal["last", "first", "fail"]
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
@@ -59,6 +60,8 @@ class WriteRules(NamedTuple):
     does not have keep what is stored."""
     on_duplicate: OnDuplicate = "last"
     """Rows of one put with the same key: the last or the first of them counts, or the put is refused."""
+    version: str = ""
+    """A row with a lower value of this column than the newest row of its key has is left out; "": none ever is."""
 
     def chosen(self) -> dict[str, str]:
         """The rules that are not the default, by their settings' names."""
@@ -78,6 +81,8 @@ class Setup(NamedTuple):
     append_ids: tuple[int, ...] = ()
     """Field ids of the columns that rows are routed by, where there is no key; known once the table is there."""
     rules: WriteRules = WriteRules()
+    """Without the name of the version column, once the table is there: columns are renamed, ids stay."""
+    version_id: int | None = None
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
@@ -86,8 +91,10 @@ def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
     by = setup.append_by
     routed = {"columns": by, "ids": [ids[name] for name in by or ids]}
     append = {} if by is None else {APPEND_BY.decode(): json.dumps(routed)}
+    version = setup.rules.version
     return {
         **append,
+        **({VERSION.decode(): json.dumps({"id": ids[version]})} if version else {}),
         TABLE.decode(): SystemIds().entry_id(),
         REGIONS.decode(): str(setup.buckets),
         INDEXES.decode(): json.dumps(listed),
@@ -116,7 +123,9 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         routed = json.loads(metadata.get(APPEND_BY, b"null"))
         by, by_ids = (None, ()) if routed is None else (tuple(routed["columns"]), tuple(routed["ids"]))
         ids = {str(name): int(id) for name, id in ids.items()}
-        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by, by_ids, _read_rules(metadata))
+        version = json.loads(metadata.get(VERSION, b"null"))
+        version_id = None if version is None else int(version["id"])
+        return Setup(int(metadata[REGIONS]), specs, wal_format, ids, by, by_ids, _read_rules(metadata), version_id)
     except (ValueError, TypeError, KeyError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
@@ -131,6 +140,11 @@ def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
         if value not in get_args(known):
             raise ValueError(f"{value!r} is no {key.decode()}")
     return WriteRules(upsert, on_duplicate)  # type: ignore[arg-type]  # checked just now
+
+
+def is_version_type(kind: pa.DataType) -> bool:
+    """Whether values of this type tell which of two rows is newer: any two of them compare, and none is NaN."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from flush import WriteRules
 from ingest.region_context import RegionContext
 from ingest.rows import check_encoding
 from ingest.write_queue import Deletes, Write
@@ -46,12 +47,12 @@ class Admission:
         """A caller's rows in the table's columns, nothing copied where they are already.
 
         In a table whose upserts merge, columns that the caller does not give stay away, required ones too.
-        Of rows that delete only the key is looked at and kept, where they are not all of them.
+        Of rows that delete only key and version are looked at and kept, where `deletes` tells them from others.
         Raises: InvalidRows, Invalid where they cannot be brought there; other faults are found by `check`.
         """
         among = None if isinstance(deletes, bool) else deletes
         if among is not None:
-            given = emptied(given, self.context.key, among)
+            given = emptied(given, (*self.context.key, self.context.rules.version), among)
         schema = given.schema
         if schema.equals(self._columns):
             return given
@@ -95,9 +96,7 @@ class Admission:
 
     def _required_of(self, rows: pa.Table) -> tuple[str, ...]:
         """The columns that must have a value in `rows`."""
-        if not self._partial:
-            return self._required
-        return tuple(name for name in self._required if name in rows.column_names)
+        return given_required(self._required, rows.column_names, self.context.rules)
 
     def _whole(self, rows: pa.Table) -> pa.Table:
         """`rows` with all columns of the table, those that are missing null."""
@@ -114,6 +113,15 @@ class Admission:
         if single and len(batches := rows.to_batches()) == 1:  # most puts, and two thirds of the time of the other way
             return pa.Table.from_batches([pa.concat_batches([self._no_batch, *batches])])
         return pa.concat_tables([self._nothing, rows]).combine_chunks()
+
+
+def given_required(required: Sequence[str], columns: Sequence[str], rules: WriteRules) -> tuple[str, ...]:
+    """Those of the columns `required` that a put with `columns` must have and give a value: all, but where upserts
+    merge those that it has, and always the version column.
+    """
+    if rules.upsert != "merge":
+        return tuple(required)
+    return tuple(name for name in required if name in columns or name == rules.version)
 
 
 def size_bound(rows: pa.Table) -> int:

@@ -172,6 +172,7 @@ class RemoteTable(Reads):
         self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
         self.key = tuple(described["key"])
         self.upsert: str = described["upsert"]
+        self.version: str = described["version"]
         return described
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
@@ -244,9 +245,8 @@ class RegionStream:
         clock = self._table.clock
         started = clock.monotonic()
         answer = _finish(self._writer, self._answers, self.rows, self._table.endpoint)
-        return StreamReceipt(
-            self._region, answer["rows"], answer["applied"], answer["position"], clock.monotonic() - started
-        )
+        seconds, skipped = clock.monotonic() - started, answer["skipped"]
+        return StreamReceipt(self._region, answer["rows"], answer["applied"], answer["position"], seconds, skipped)
 
     def abort(self) -> None:
         """Drop the stream; the region applies nothing of it."""

@@ -150,6 +150,7 @@ def _table(place: Place) -> RenderableType:
         "WAL format": base.wal_format,
         "upsert": base.rules.upsert,
         "on duplicate": base.rules.on_duplicate,
+        "version column": base.rules.version or "none",
         "indexes": ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none",
         "columns": ", ".join(f"{field.name} {field.type}" for field in base.schema),
     }

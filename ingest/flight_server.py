@@ -111,6 +111,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 "key": list(base.key),
                 "identity": self._table.identity,
                 "upsert": self._table.upsert,
+                "version": base.rules.version,
             }
         raise Invalid(f"unknown action {name!r}")
 

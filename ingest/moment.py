@@ -59,10 +59,13 @@ class Moment:
         for stack in self.stacks:
             yield from stack.levels
 
-    def rows_of(self, keys: pa.Table, columns: list[str]) -> Iterator[tuple[pa.Table, Positions]]:
+    def rows_of(
+        self, keys: pa.Table, columns: list[str], *, tombstones: bool = False
+    ) -> Iterator[tuple[pa.Table, Positions]]:
         """The live rows of `keys` (distinct), from one level after the other, and for each the position of its key.
 
-        A level is asked for the keys that no newer one holds, and not at all when none are left.
+        A level is asked for the keys that no newer one holds, and not at all when none are left. `tombstones`: rows
+        that delete too, and `_tombstone` as the last column.
         """
         wanted = np.arange(keys.num_rows)
         for level in self.levels():
@@ -73,12 +76,13 @@ class Moment:
             if held.any():
                 # Tombstones are fetched with the rows: the mask of all of the level's takes time with its size.
                 rows = level.take(at[held], [*columns, TOMBSTONE])
-                live = ~rows.column(TOMBSTONE).to_numpy()
-                yield filtered(rows.select(columns), live), wanted[held][live]
+                live = ~rows.column(TOMBSTONE).to_numpy() | tombstones
+                yield filtered(rows if tombstones else rows.select(columns), live), wanted[held][live]
                 wanted = wanted[~held]
         if len(wanted):
             rows, at = self.base.get(picked(keys, wanted), columns)
-            yield rows, wanted[at]
+            none = pa.array(np.zeros(rows.num_rows, dtype=np.bool_))
+            yield rows.append_column(TOMBSTONE, none) if tombstones else rows, wanted[at]
 
     def count_above(self, filter: str | None) -> int:
         """Number of visible rows above the base that pass `filter`."""

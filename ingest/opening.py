@@ -25,7 +25,7 @@ from ingest.replay_progress import replay_bar
 from ingest.settings import Settings, load
 from ingest.table import Table
 from ingest.vector_models import VectorModels
-from memtable import check_indexes, required_columns, row_schema
+from memtable import check_indexes, row_schema
 
 SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
 """Lance's ShardWriter, with its default settings, does not open a region that has more rows or batches of one
@@ -104,7 +104,7 @@ def open_table(
         schema=rows,
         key=base.key,
         indexes=base.indexes,
-        required=required_columns(base.schema, base.key),
+        required=base.required,
         storage_version=base.storage_version,
         field_ids=base.row_field_ids,
         files=settings.flush.file_options(),
@@ -148,7 +148,7 @@ def find_or_create(
     row_schema(wanted, table.key)
     check_indexes(wanted, indexes)
     try:
-        rules = flush.WriteRules(table.upsert, table.on_duplicate)
+        rules = flush.WriteRules(table.upsert, table.on_duplicate, table.version)
         created = flush.BaseTable.create(
             table.uri,
             wanted,
@@ -180,7 +180,8 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
     except flush.NotInitialised:
         uri, key, indexes = settings.table.uri, tuple(settings.table.key), settings.index_specs()
         options, wal_format = settings.storage_options(environ), _given_format(settings)
-        by, rules = _append_by(settings), flush.WriteRules(settings.table.upsert, settings.table.on_duplicate)
+        table, by = settings.table, _append_by(settings)
+        rules = flush.WriteRules(table.upsert, table.on_duplicate, table.version)
         adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format, by, rules)
         _check_same_table(settings, adopted)
         return adopted, f"adopted ({adopted.wal_format})"

@@ -35,7 +35,7 @@ from ingest.reshaping import said
 from ingest.sst_cache import CACHE_BYTES, SstCache
 from ingest.sst_loader import load_sst
 from ingest.top_k import concatenate, in_order, merge
-from memtable import IndexSpec, Snapshot
+from memtable import TOMBSTONE, IndexSpec, Snapshot
 from memtable.text_query import TextParser
 from wal import Corrupt, ObjectStore, SsTable
 
@@ -106,19 +106,24 @@ class Reader:
         keys: Any,
         columns: Sequence[str] | None = None,
         shape: Shape | None = None,
+        *,
+        tombstones: bool = False,
     ) -> pa.Table:
         """The live rows of `keys`, in the order in which these are first named; what is not there is left
         out.
 
-        `keys`: whatever `ingest.keys.normalise_keys` takes. `shape`: that the base must have. Raises: Reshaped.
+        `keys`: whatever `ingest.keys.normalise_keys` takes. `shape`: that the base must have. `tombstones`: rows that
+        delete too, which the column `_tombstone` behind the others says. Raises: Reshaped.
         """
         base, known = self._known()
         if shape is not None and known.shape != shape:
             raise Reshaped
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
-        found = list(self._moment(views, base, known).rows_of(asked, out))
-        rows = concatenate([rows for rows, _ in found], _projected(known, out))
+        found = list(self._moment(views, base, known).rows_of(asked, out, tombstones=tombstones))
+        schema = _projected(known, out)
+        schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
+        rows = concatenate([rows for rows, _ in found], schema)
         return in_order(rows, np.concatenate([at for _, at in found] or [_NONE]))
 
     def scan(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Receipt:
     """What a put or delete answers: rows taken, and whether any region applied them now (False: the token was applied
     before). `positions`: WAL position per region id, 0 where the rows are not durable yet. `skipped`: rows that are not
-    stored, because their keys were there already and stored rows stay as they are (upsert = "insert")."""
+    stored, because their keys were there already and stored rows stay as they are (upsert = "insert"), or are newer
+    (version)."""
 
     rows: int
     applied: bool
@@ -21,10 +22,11 @@ class Receipt:
 @dataclass(frozen=True, slots=True)
 class StreamReceipt:
     """A region's answer to one stream: `applied` is False when its token was applied before; `ack_seconds` is the time
-    from the closing message to the answer."""
+    from the closing message to the answer; `skipped` as in a `Receipt`."""
 
     region: str
     rows: int
     applied: bool
     position: int
     ack_seconds: float
+    skipped: int = 0

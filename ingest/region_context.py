@@ -27,8 +27,8 @@ OnReplay = Callable[[UUID, str, int, int], None]
 """Told, while a region is opened: the region, "reading" or "applying", entries done, entries in all."""
 Find = Callable[[RegionView, pa.Table, Sequence[str], Shape | None], pa.Table]
 """The live rows of some keys (distinct) with some columns of a shape, as a region's levels in the view and the newest
-base table hold them. Raises: OverTaken for a view that a commit overtook; Reshaped where the base has another shape;
-what reading storage does."""
+base table hold them; with `_tombstone` as the last column rows that delete too. Raises: OverTaken for a view that a
+commit overtook; Reshaped where the base has another shape; what reading storage does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from flush import BaseTable
 from flush.shape import Shape
 from ingest.region_context import RegionContext
-from memtable import TOMBSTONE, required_columns, row_schema
+from memtable import TOMBSTONE, row_schema
 from wal.entry_columns import EntryColumns
 
 
@@ -30,7 +30,8 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
         codec=base.codec,
         schema=row_schema(base.schema, base.key),
         indexes=base.indexes,
-        required=required_columns(base.schema, base.key),
+        required=base.required,
+        rules=base.rules,
         field_ids=base.row_field_ids,
         sst_indexes=context.sst_indexes.over(base.indexes),
         shape=base.shape,

@@ -4,7 +4,8 @@ The log, the memtables, SSTs and the base table only ever hold whole rows whose 
 reads them (Lance's own readers, a replay, a flush, a commit) knows of the rules. In steps:
 
 1. Find the keys whose stored row counts: those that the group does not begin with a delete of, nor (merge) with a row
-   that has every column.
+   that has every column. Where rows have versions it is every key but those that the group begins with a delete of
+   without one; and of stored rows tombstones too, which keep their version.
 2. Look these up, all at once, in the region's levels and the newest base table. The region has no other writer, so what
    is found is still true when the group is logged. What a commit moves meanwhile is in a level of the view, or in the
    base, which is opened after it.
@@ -25,7 +26,7 @@ from ingest.level_reads import ATTEMPTS
 from ingest.levels import OverTaken, RegionView
 from ingest.region_context import RegionContext
 from ingest.write_queue import Write
-from ingest.write_rules import NOWHERE, Group, Mask, Places, inserted, merged, merged_from, named
+from ingest.write_rules import NOWHERE, Group, Mask, Places, inserted, merged, merged_from, named, timely
 from memtable import TOMBSTONE, Checked, InvalidRows
 
 View = Callable[[], RegionView]
@@ -46,14 +47,15 @@ class Resolver:
     """
 
     def __init__(self, context: RegionContext, admission: Admission) -> None:
-        """Requires: `context.find`, and rules that are not "replace"."""
+        """Requires: `context.find`, and rules that ask what is stored."""
         if context.find is None:
             raise ValueError("a table whose puts depend on what is stored needs a way to look that up")
         self._find, self._shape = context.find, context.shape
         self._admission = admission
         self._key, self._required = list(context.key), frozenset(context.required)
         self._columns = [name for name in context.schema.names if name not in (*self._key, TOMBSTONE)]
-        self._merges = context.rules.upsert == "merge"
+        self._merges, self._version = context.rules.upsert == "merge", context.rules.version
+        self._told = [self._version, TOMBSTONE] if self._version else []
 
     def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
         """What `writes`, whose rows `checked` holds, come to: rows to log, and how many were skipped of each write.
@@ -65,13 +67,53 @@ class Resolver:
             [] if write.deletes is True else [name for name in self._columns if name not in write.rows.column_names]
             for write in writes
         ]
-        deletes = checked.rows.column(TOMBSTONE).to_numpy()
-        if deletes.all() or (self._merges and not any(missing)):
-            return checked, ()
-        group = Group(checked.rows.select(self._key), [write.rows.num_rows for write in writes], deletes)
-        if self._merges:
-            return self._merge(group, checked, missing, view), ()
-        return self._insert(group, checked, len(writes), view)
+        group = Group(
+            checked.rows.select(self._key),
+            [write.rows.num_rows for write in writes],
+            checked.rows.column(TOMBSTONE).to_numpy(),
+        )
+        names = [name for name in self._columns if self._merges and any(name in each for each in missing)]
+        if not self._version:
+            if group.deletes.all() or (self._merges and not names):
+                return checked, ()
+            if not self._merges:
+                return self._insert(group, checked, len(writes), view)
+        partial = np.array([bool(each) for each in missing])
+        asked = self._asked(group, checked.rows, partial)
+        at, stored = self._stored(group, checked, asked, [*self._key, *names, *self._told], view)
+        skipped: Sequence[int] = ()
+        if self._version:
+            rows, group, at, skipped = self._timely(group, checked.rows, at, stored)
+            checked = checked if not skipped else self._admission.again(rows)
+        return self._merged(group, checked, missing, names, at, stored) if names else checked, skipped
+
+    def _asked(self, group: Group, rows: pa.Table, partial: Mask) -> Mask:
+        """The keys whose stored rows count, bool [m]."""
+        first = group.first
+        if self._version:
+            known: Mask = rows.column(self._version).is_valid().to_numpy()
+            return known[first]
+        return partial[group.writes[first]] & ~group.deletes[first]
+
+    def _timely(
+        self, group: Group, rows: pa.Table, at: Places, stored: pa.Table
+    ) -> tuple[pa.Table, Group, Places, Sequence[int]]:
+        """The rows that are not late, their group, and the stored live row of each of its keys; and how many were late
+        of each write, no numbers where none was.
+        """
+        versions = rows.column(self._version)
+        taken = timely(group, versions, stored.column(self._version).cast(versions.type), at)
+        live = ~np.append(stored.column(TOMBSTONE).to_numpy(), False)
+        at = np.where(live[at], at, NOWHERE)
+        if taken.all():
+            return rows, group, at, ()
+        counts = np.bincount(group.writes[taken], minlength=group.count)
+        rows = rows.filter(pa.array(taken))
+        left = Group(rows.select(self._key), counts.tolist(), group.deletes[taken])
+        of_row = np.empty(len(taken), dtype=np.int64)
+        of_row[group.order] = at[group.key]
+        skipped = np.bincount(group.writes[~taken], minlength=group.count)
+        return rows, left, of_row[taken][left.first], skipped.tolist()
 
     def _insert(self, group: Group, checked: Checked, writes: int, view: View) -> tuple[Checked, Sequence[int]]:
         at, _ = self._stored(group, checked, ~group.deletes[group.first], self._key, view)
@@ -81,11 +123,16 @@ class Resolver:
         skipped = np.bincount(group.writes[~taken], minlength=writes)
         return self._admission.again(checked.rows.filter(pa.array(taken))), skipped.tolist()
 
-    def _merge(self, group: Group, checked: Checked, missing: Sequence[Sequence[str]], view: View) -> Checked:
-        partial = np.array([bool(names) for names in missing])
-        names = [name for name in self._columns if any(name in each for each in missing)]
-        asked = partial[group.writes[group.first]] & ~group.deletes[group.first]
-        at, stored = self._stored(group, checked, asked, [*self._key, *names], view)
+    def _merged(
+        self,
+        group: Group,
+        checked: Checked,
+        missing: Sequence[Sequence[str]],
+        names: Sequence[str],
+        at: Places,
+        stored: pa.Table,
+    ) -> Checked:
+        """The rows of `group` with the columns `names` filled in where their writes are `missing` them."""
         sources: dict[str, Places] = {}
         patterns: dict[bytes, Places] = {}  # many columns, few combinations of them
         for name in names:
@@ -152,4 +199,5 @@ class Resolver:
 
 def resolver_of(context: RegionContext, admission: Admission) -> Resolver | None:
     """What resolves the writes of a region; None where a put just replaces what is there."""
-    return None if context.rules.upsert == "replace" else Resolver(context, admission)
+    rules = context.rules
+    return Resolver(context, admission) if rules.version or rules.upsert != "replace" else None

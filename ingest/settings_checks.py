@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 
 from flush.row_hash import is_hashed
+from flush.table_setup import is_version_type
 from ingest.column_types import parse_type
 from ingest.kafka_checks import of_kafka
 from ingest.settings_model import Index, Settings, TableSettings, index_spec
@@ -39,6 +40,7 @@ def of_table(table: TableSettings) -> Iterator[Problem]:
     for name in table.columns:
         if name in RESERVED or "." in name or not name:
             yield Problem("table", "columns", f"columns.{name}: the name is taken by Lance or memwal; rename it")
+    yield from _of_version(table)
     yield from _of_indexes(table)
 
 
@@ -52,7 +54,7 @@ def of_append(settings: Settings) -> Iterator[Problem]:
     if table.append_only and settings.wal.format == "arrow":
         text = 'format = "arrow" needs a table with a key; take it out, or append_only'
         yield Problem("wal", "format", text)
-    for rule in ("upsert", "on_duplicate") if table.append_only else ():
+    for rule in ("upsert", "on_duplicate", "version") if table.append_only else ():
         if rule in table.model_fields_set:
             text = (
                 f"{rule} is for keys that are put again, and append_only = true says that there are none; take it out"
@@ -142,6 +144,21 @@ def _of_key(table: TableSettings) -> Iterator[Problem]:
                 "key",
                 f"key column {name!r} is {table.columns[name]}; a key is of integers, text, binary or bool",
             )
+
+
+def _of_version(table: TableSettings) -> Iterator[Problem]:
+    name = table.version
+    if name and table.upsert == "insert":
+        text = f'version = {name!r} is for rows that replace others; take it out, or upsert = "insert"'
+        yield Problem("table", "version", text, needs=(("table", "upsert"),))
+    if name in table.key:
+        yield Problem("table", "version", f"version = {name!r} is part of the key; name a column outside it")
+    elif name and table.columns and name not in table.columns:
+        text = f"version = {name!r} is not among columns; {nearest(name, table.columns)}"
+        yield Problem("table", "version", text, needs=_column(name))
+    elif name and table.columns and not is_version_type(parse_type(table.columns[name])):
+        text = f"version column {name!r} is {table.columns[name]}; name a column of integers, timestamps or dates"
+        yield Problem("table", "version", text, needs=_column(name))
 
 
 def _of_indexes(table: TableSettings) -> Iterator[Problem]:

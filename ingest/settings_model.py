@@ -72,6 +72,11 @@ class TableSettings(Section):
         description="rows of one put with the same key: which of them counts, or the put is refused. "
         "Fixed when the table is set up",
     )
+    version: str = Field(
+        "",
+        description="column that says which row of a key is newer: a row with a lower value than the stored row's is "
+        "left out; empty = the later put is newer. Fixed when the table is set up",
+    )
 
 
 class RegionsSettings(Section):

@@ -50,7 +50,8 @@ _QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True)
 class RegionReceipt:
-    """What one region answered to one micro-batch; times in unix seconds, see `spark_tasks.RECEIPT`."""
+    """What one region answered to one micro-batch; times in unix seconds, see `spark_tasks.RECEIPT`. `skipped`: rows
+    that the table's rules left out."""
 
     region: str
     rows: int
@@ -60,6 +61,7 @@ class RegionReceipt:
     landed_first: float | None
     landed_last: float | None
     acked_at: float
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from flush import BaseTable
+from ingest.admission import given_required
 from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
@@ -34,7 +35,7 @@ from ingest.rows import split_deletes
 from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OFFSET, PARTITION, PLACE, TOPIC
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
-from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, required_columns, row_schema, with_tombstone
+from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
@@ -54,6 +55,7 @@ RECEIPT = pa.schema(
         pa.field("landed_first", pa.float64()),
         pa.field("landed_last", pa.float64()),
         pa.field("acked_at", pa.float64(), nullable=False),
+        pa.field("skipped", pa.int64(), nullable=False),
         pa.field("letters", pa.int64()),
         pa.field("said", pa.string()),
     ]
@@ -147,7 +149,7 @@ class RouteTask:
 
 def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
     """The user's columns of a batch as the table has them. Raises: InvalidRows for what a region would refuse."""
-    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.key)
+    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
     conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
     target.checker.check(conformed)
     return conformed
@@ -265,12 +267,12 @@ class _Sending:
     ) -> None:
         """`refusals`: told of every row, where rows that the region refuses may be left out."""
         self.bucket, self._refusals = bucket, refusals
-        self._stream, self._clock, self._key = stream, clock, table.key
+        self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rows, deletes = rows_and_deletes(batch, self._key, self._key)
+        rows, deletes = rows_and_deletes(batch, self._key, self._version)
         conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
         sent = self._stream.schema
         for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
@@ -306,6 +308,7 @@ class _Sending:
             "landed_first": min((each["min"] / _MICROS for each in landed), default=None),
             "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
             "acked_at": acked_at,
+            "skipped": answer.skipped,
         }
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
@@ -330,17 +333,17 @@ def of_table(batch: pa.RecordBatch) -> list[str]:
 
 
 def rows_and_deletes(
-    batch: pa.RecordBatch, key: Sequence[str], kept: Collection[str]
+    batch: pa.RecordBatch, key: Sequence[str], version: str
 ) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
     """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
 
-    Of rows that delete only the columns `kept` have values. Raises: Invalid as `ingest.rows.split_deletes`.
+    Rows that delete have values of their key and version only. Raises: Invalid as `ingest.rows.split_deletes`.
     """
     rows = pa.Table.from_batches([batch.select(of_table(batch))])
     if DELETE not in batch.schema.names:
         return rows, None
     _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
-    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, kept, deletes), deletes)
+    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, (*key, version), deletes), deletes)
 
 
 def _tombstone(batch: pa.RecordBatch) -> list[str]:
@@ -354,7 +357,8 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 def _without_ack(now: float, **values: object) -> pa.RecordBatch:
     """A receipt that tells of other things than a region's ack."""
-    nothing = {"region": "", "rows": 0, "applied": False, "position": 0, "ack_seconds": 0.0, "acked_at": now}
+    counts = dict.fromkeys(("rows", "position", "skipped"), 0)
+    nothing = {"region": "", "applied": False, "ack_seconds": 0.0, "acked_at": now, **counts}
     return pa.RecordBatch.from_pylist([nothing | values], schema=RECEIPT)
 
 
@@ -382,9 +386,7 @@ class Target:
 
     def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
         """The columns that must have a value in rows with `columns`."""
-        if self.base.rules.upsert != "merge":
-            return self.required
-        return tuple(name for name in self.required if name in columns)
+        return given_required(self.required, columns, self.base.rules)
 
 
 @lru_cache(maxsize=8)
@@ -396,7 +398,7 @@ def opened(uri: str, options: tuple[tuple[str, str], ...]) -> Target:
     base = BaseTable.open(uri, resolve(secrets, os.environ))
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
-    return Target(base, schema, required_columns(base.schema, base.key), checker)
+    return Target(base, schema, base.required, checker)
 
 
 def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...]) -> Target:

@@ -275,7 +275,8 @@ class Table(LevelReads):
     def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
         """See `region_context.Find`; called by the regions' own threads."""
         try:
-            return self._reader.get([view], keys, columns, shape)
+            named = [name for name in columns if name != TOMBSTONE]
+            return self._reader.get([view], keys, named, shape, tombstones=len(named) < len(columns))
         except (pa.ArrowInvalid, OSError):
             self._reader.ask_storage()
             raise

@@ -11,6 +11,9 @@ insert: a run of puts is taken where the run before it is a delete, or where the
 a run that is taken all rows are, the last counts as everywhere. So of two puts of a new key in one group the first is
 taken, and the second finds it.
 
+version: a row is taken where none before it in its segment, nor the stored row, has a higher version. A segment is cut
+where a row deletes whatever version is there. What is not taken is left out before anything is merged.
+
 merge: each column of a row is that of the last row since the segment's beginning, or since the last delete, whose write
 has the column: a forward fill, whose beginning is the stored row (of a delete: nulls).
 """
@@ -47,6 +50,8 @@ class Group:
         """`keys`: the key columns of all rows, without nulls. `rows`: by write, how many. `deletes`: bool [n]."""
         self.writes: Places = np.repeat(np.arange(len(rows)), rows)
         """int64 [n]: the write of each row."""
+        self.count = len(rows)
+        """Number of writes."""
         self.deletes: Mask = deletes
         """bool [n]: whether the row deletes its key."""
         codes = key_codes(keys)
@@ -116,6 +121,39 @@ def merged_from(group: Group, given: Mask, stored: Places) -> Places:
     sources = np.empty(rows, dtype=np.int64)
     sources[group.order] = np.where(last >= since, group.order[last], fallback)
     return sources
+
+
+def timely(group: Group, versions: pa.ChunkedArray, stored: pa.ChunkedArray, at: Places) -> Mask:
+    """Which rows are not older than what is there before them, stored or earlier in the group: bool [n].
+
+    A row without a version (a delete by key only) never is, and whatever comes behind it is not older than it.
+    `versions`: of the n rows. `stored`: of stored rows, null = older than any. `at`: int64 [m], the stored row of each
+    key, NOWHERE where there is none; not looked at where the key's first row has no version.
+    """
+    order, known = group.order, versions.is_valid().to_numpy()
+    kept, has = _ordered(stored), stored.is_valid().to_numpy()
+    # Dense ranks from 1 on: 0 is older than any, and a segment's number times one more than the highest keeps it apart.
+    _, ranks = np.unique(np.concatenate([_ordered(versions), kept]), return_inverse=True)
+    ranks = ranks.astype(np.int64) + 1
+    own = np.where(known, ranks[: len(order)], 0)[order]
+    before = np.concatenate([np.where(has, ranks[len(order) :], 0), [0]])[at]  # NOWHERE is the last
+    floor = np.where(group.begins & (own > 0), before[group.key], 0)
+    segment = np.cumsum(group.begins | (own == 0)) * (len(ranks) + 1)
+    highest = np.maximum.accumulate(segment + np.maximum(own, floor)) - segment
+    taken = np.empty(len(order), dtype=np.bool_)
+    taken[order] = own == highest
+    return taken
+
+
+def _ordered(versions: pa.ChunkedArray) -> Places:
+    """Values of a version column as int64 in the same order, nulls 0."""
+    if pa.types.is_uint64(versions.type):
+        signed: Places = (versions.fill_null(0).to_numpy() ^ np.uint64(1 << 63)).view(np.int64)
+        return signed
+    if pa.types.is_date32(versions.type):
+        versions = versions.cast(pa.int32())
+    values: Places = versions.cast(pa.int64()).fill_null(0).to_numpy()
+    return values
 
 
 def merged(rows: pa.Table, stored: pa.Table, sources: Mapping[str, Places]) -> pa.Table:

@@ -45,7 +45,9 @@ class Op:
     value: int
 
 
-OPS = st.builds(Op, KEYS, st.sampled_from([False, False, True]), st.integers(0, 5), st.integers(0, 99))
+PUTS = st.builds(Op, KEYS, st.just(False), st.integers(0, 5), st.integers(0, 99))
+DELETES = st.builds(Op, KEYS, st.just(True), st.sampled_from([None, *range(6)]), st.integers(0, 99))
+OPS = st.one_of(PUTS, PUTS, DELETES)
 
 
 def stream(ops: list[Op], columns: list[str]) -> pa.Table:
@@ -71,6 +73,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         self.directory = tempfile.mkdtemp()
         self.uri = str(Path(self.directory) / "table.lance")
         self.model: dict[str, dict[str, Any]] = {}
+        self.versions: dict[str, int] = {}  # of the newest row of a key, one that deletes too
         self.sequence = 0
         self.last: tuple[pa.Table, Token] | None = None
 
@@ -79,16 +82,18 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         settings = {"commit": {"interval": "0s"}, "table": self.choices}
         self.table = ingest.open(self.uri, schema=SCHEMA, key="k", regions=1, settings=settings)
 
-    @rule(ops=st.lists(OPS, min_size=1, max_size=10))
-    def send(self, ops: list[Op]) -> None:
-        rows, token = stream(ops, SCHEMA.names), Token("stream", self.sequence)
+    @rule(ops=st.lists(OPS, min_size=1, max_size=10), whole=st.booleans())
+    def send(self, ops: list[Op], whole: bool) -> None:
+        whole = whole or self.choices.get("upsert") != "merge"
+        columns = SCHEMA.names if whole else ["k", "v", "must"]
+        rows, token = stream(ops, columns), Token("stream", self.sequence)
         self.sequence += 1
         settled = self.settled(ops)
         if settled is None:
             with pytest.raises(Invalid, match="of one put"):
                 self.table.put_region(REGION, rows, token)
             return
-        skipped = self.take(settled)
+        skipped = self.take(settled, whole)
         ack = self.table.put_region(REGION, rows, token)
         assert (ack.rows, ack.applied, ack.skipped) == (len(ops), True, skipped)
         self.last = rows, token
@@ -159,22 +164,31 @@ class StreamsAgainstDict(RuleBasedStateMachine):
             left.append(op)
         return left
 
-    def take(self, ops: list[Op]) -> int:
-        """Apply the rows of one write; returns how many are left out."""
+    def take(self, ops: list[Op], whole: bool = True) -> int:
+        """Apply the rows of one write, which have all columns or not the text; returns how many are left out."""
         skipped = 0
         runs: dict[str, bool] = {}  # whether the puts of a key since its last delete in this write are taken
         for op in ops:
+            if "version" in self.choices and op.version is not None:
+                if op.version < self.versions.get(op.key, 0):
+                    skipped += 1
+                    continue
+                self.versions[op.key] = op.version
             if op.deletes:
                 runs.pop(op.key, None)
                 self.model.pop(op.key, None)
+                if op.version is None:
+                    self.versions.pop(op.key, None)
             elif self.choices.get("upsert") != "insert" or runs.setdefault(op.key, op.key not in self.model):
-                self.model[op.key] = {"k": op.key, "v": op.version, "must": op.value, "text": f"text {op.value}"}
+                text = f"text {op.value}" if whole else self.model.get(op.key, {}).get("text")
+                self.model[op.key] = {"k": op.key, "v": op.version, "must": op.value, "text": text}
             else:
                 skipped += 1
         return skipped
 
     def forget(self) -> None:
-        """Everything is in the base table."""
+        """Everything is in the base table, which has no rows that delete."""
+        self.versions = {key: version for key, version in self.versions.items() if key in self.model}
 
 
 @pytest.mark.parametrize(
@@ -185,6 +199,9 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         {"upsert": "insert"},
         {"upsert": "insert", "on_duplicate": "fail"},
         {"upsert": "merge", "on_duplicate": "fail"},
+        {"version": "v"},
+        {"version": "v", "upsert": "merge"},
+        {"version": "v", "on_duplicate": "first"},
     ],
     ids=lambda rules: "-".join(rules.values()) or "default",
 )
@@ -193,7 +210,7 @@ def test_streams_of_puts_and_deletes_are_what_one_row_after_the_other_is(rules: 
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=12,
+            max_examples=10,
             stateful_step_count=16,
             deadline=None,
             derandomize=True,

@@ -280,7 +280,7 @@ def test_a_lookup_that_storage_fails_is_unavailable_and_the_table_goes_on(
         table.put(rows(range(4)))
         with monkeypatch.context() as broken:
 
-            def fails(*_: Any) -> Any:
+            def fails(*_: Any, **__: Any) -> Any:
                 raise OSError("the object store gave up")
 
             def silent(*_: Any) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.errors import Invalid
-from ingest.write_rules import NOWHERE, Group, first_of_each_key, inserted, key_codes, merged, merged_from
+from ingest.write_rules import NOWHERE, Group, first_of_each_key, inserted, key_codes, merged, merged_from, timely
 
 SCHEMA = pa.schema(
     [
@@ -124,6 +124,43 @@ def test_merges_give_the_rows_that_one_put_after_the_other_would_give(
     assert found.schema == SCHEMA
     assert found.select(VALUES).to_pylist() == expected
     assert found.select(KEY) == rows.select(KEY)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers(0, 4))), max_size=5), max_size=4),
+    st.dictionaries(KEYS, st.one_of(st.none(), st.integers(0, 4)), max_size=5),
+    st.sampled_from([pa.int8(), pa.int64(), pa.uint64(), pa.timestamp("us", "UTC"), pa.date32()]),
+)
+def test_a_row_that_is_older_than_what_is_there_is_not_taken(
+    writes: list[list[tuple[Key, int | None]]], stored: dict[Key, int | None], kind: pa.DataType
+) -> None:
+    rows = [row for write in writes for row in write]
+    newest, expected = {key: -1 if version is None else version for key, version in stored.items()}, []
+    for key, version in rows:
+        expected.append(version is None or version >= newest.get(key, -1))
+        if expected[-1]:
+            newest[key] = -1 if version is None else version
+    keys = pa.table(
+        {
+            "a": pa.array([key[0] for key, _ in rows], pa.int64()),
+            "b": pa.array([key[1] for key, _ in rows], pa.string()),
+        }
+    )
+    group = Group(
+        keys, [len(write) for write in writes], np.array([version is None for _, version in rows], dtype=bool)
+    )
+    order = list(stored)
+    at = np.array([order.index(key) if key in stored else NOWHERE for key in keys_of(group, keys)], dtype=np.int64)
+
+    def typed(versions: list[int | None]) -> pa.ChunkedArray:
+        top = 2**64 - 9 if pa.types.is_uint64(kind) else 0
+        shifted = [None if each is None else each + top * (each > 2) for each in versions]
+        numbers = pa.int32() if pa.types.is_date(kind) else pa.uint64() if top else pa.int64()
+        return pa.chunked_array([pa.array(shifted, numbers).cast(kind)])
+
+    found = timely(group, typed([version for _, version in rows]), typed([stored[key] for key in order]), at)
+    assert found.tolist() == expected
 
 
 VALUES_BY_TYPE: dict[str, pa.Array] = {

@@ -1,0 +1,297 @@
+"""The path from Spark: how fast rows stream through the sink, and what one micro-batch takes over a large base table.
+
+    python -m bench.spark_path [--smoke] [--rounds N] [NAME …]
+
+Apart from the other benchmarks because it needs Java and minutes, and because its peers are others: Spark alone, with
+a `mapInArrow` that drops the rows (no sink can be faster), and a `foreachBatch` that calls Lance's `merge_insert`. All
+are fed by the same query: Parquet files of narrow rows, one file a micro-batch, in Spark's configuration of `memwal
+run`. The first micro-batch of a query, in which Spark starts, is not counted. What is merged is read back and must be
+alike.
+
+What the two sides of a micro-batch do not do alike: merge_insert returns when the rows are in the base table, none of
+them synced; memwal when they are synced to its log and queryable, and takes them into the base table beside that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import flush
+import ingest
+from bench.benchmark import Benchmark, Contender, Figure, Parameter, Sample, Side, Values, Watch
+from bench.commit_path import linked, merged_digest
+from bench.result import BenchmarkResult
+from bench.rounds import run
+from bench.source_data import SEED
+from flush.durability import sync_tree
+from ingest.settings import Settings, load
+from ingest.source import read_stream
+from ingest.spark_session import configuration, start_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KEY = "id"
+COLUMNS = {KEY: "int64", "value": "float64", "count": "int64"}
+ROWS = pa.schema([pa.field(KEY, pa.int64(), nullable=False), ("value", pa.float64()), ("count", pa.int64())])
+REGIONS = 2
+_ROWS_OF_A_FRAGMENT = 1_000_000
+_LONGEST = 1800
+_FIRST_FILE = 1_700_000_000
+_FRESH = 1.2
+"""Keys are drawn from this many times the base, so that one in six is new; of an empty base all are."""
+
+
+def _rows(ids: Any, seed: int) -> pa.Table:
+    rng = np.random.default_rng((SEED, seed))
+    return pa.table([pa.array(ids, pa.int64()), rng.random(len(ids)), rng.integers(0, 1000, len(ids))], schema=ROWS)
+
+
+def _base_rows(rows: int) -> Iterator[pa.RecordBatch]:
+    for first in range(0, rows, _ROWS_OF_A_FRAGMENT):
+        yield from _rows(np.arange(first, min(rows, first + _ROWS_OF_A_FRAGMENT)), 0).to_batches()
+
+
+def _micro_batches(number: int, rows: int, base: int) -> list[pa.Table]:
+    rng = np.random.default_rng(SEED)
+    space = max(int(base * _FRESH), number * rows)
+    return [_rows(rng.choice(space, rows, replace=False), n + 1) for n in range(number)]
+
+
+class Stream(Contender):
+    """A query that feeds each of `batches` to what a round makes of a micro-batch; subclasses say what that is."""
+
+    def __init__(self, name: str, side: Side, batches: Sequence[pa.Table], base: int, *, question: str) -> None:
+        super().__init__(name, side, {"base": base}, question=question)
+        self._batches, self._base = batches, base
+
+    def prepare(self, at: Path) -> None:
+        """The files, and the base table."""
+        self._at = at
+        (at / "in").mkdir()
+        for number, rows in enumerate(self._batches):
+            file = at / "in" / f"{number:04d}.parquet"
+            pq.write_table(rows, file)
+            os.utime(file, (_FIRST_FILE + number, _FIRST_FILE + number))  # Spark reads them in the order of these times
+        self._settings = self.settings_for(at / "table")
+        self._spark = start_session(configuration(self._settings, REGIONS, once=False))
+        self.create(at / "table")
+        if self._base:
+            rows_of_base = pa.RecordBatchReader.from_batches(ROWS, _base_rows(self._base))
+            lance.write_dataset(rows_of_base, str(at / "table"), mode="append", max_rows_per_file=_ROWS_OF_A_FRAGMENT)
+        sync_tree(str(at / "table"))
+
+    def settings_for(self, table: Path) -> Settings:
+        """The configuration of `memwal run`."""
+        return load(
+            {
+                "table": {"uri": str(table), "key": [KEY], "columns": COLUMNS},
+                "regions": {"count": REGIONS},
+                "source": {"path": str(self._at / "in"), "files_per_trigger": 1},
+            },
+            {},
+        )
+
+    def create(self, table: Path) -> None:
+        """The table without rows."""
+        lance.write_dataset(ROWS.empty_table(), str(table))
+
+    def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - the query's micro-batches are the watch
+        """One query over all files; a table that is linked to the prepared one is written to."""
+        linked(self._at / "table", at / "table")
+        self.open(at / "table")
+        try:
+            ends = self._run(at / "checkpoint")
+        finally:
+            self.finish()
+        latencies = np.diff(ends)  # between the ends of micro-batches: all that Spark does is in it
+        rows = sum(each.num_rows for each in self._batches[1:])
+        return Sample(latencies, float(latencies.sum()), rows, self.found(at / "table"))
+
+    def _run(self, checkpoint: Path) -> list[float]:
+        ends: list[float] = []
+
+        def timed(frame: DataFrame, batch_id: int) -> None:
+            self.micro_batch(frame, batch_id)
+            ends.append(time.perf_counter())
+
+        frame = read_stream(self._spark, self._settings.source, ROWS)
+        writer = frame.writeStream.foreachBatch(timed).option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            if not query.awaitTermination(_LONGEST):
+                raise TimeoutError(f"{self.name}: the query takes more than {_LONGEST} s")
+        finally:
+            query.stop()
+        return ends
+
+    def open(self, table: Path) -> None:
+        """Before the query starts."""
+
+    def micro_batch(self, frame: DataFrame, batch_id: int) -> None:
+        """What happens to a micro-batch."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """After the query has ended."""
+
+    def found(self, table: Path) -> str:
+        """The digest of the table with the rows of all micro-batches."""
+        return merged_digest(table, pa.concat_tables(self._batches), KEY)
+
+
+class Sink(Stream):
+    """memwal's sink with its child daemon, at its defaults."""
+
+    def __init__(self, batches: Sequence[pa.Table], base: int, *, question: str) -> None:
+        super().__init__(f"memwal, {base:,} rows", "memwal", batches, base, question=question)
+
+    def create(self, table: Path) -> None:
+        """With its regions."""
+        flush.BaseTable.create(str(table), ROWS, [KEY], REGIONS, [])
+
+    def open(self, table: Path) -> None:
+        """The daemon is started and Spark's workers have opened the table, as `memwal run` does before its query."""
+        self._sink = ingest.MemWalSink(self.settings_for(table))
+        self._sink.warm_up(self._spark)
+
+    def micro_batch(self, frame: DataFrame, batch_id: int) -> None:
+        """The sink."""
+        self._sink(frame, batch_id)
+
+    def finish(self) -> None:
+        """The daemon ends."""
+        self._sink.close()
+
+    def found(self, table: Path) -> str:
+        """What is committed in the end."""
+        with ingest.open(table) as opened:
+            opened.flush()
+            opened.commit()
+        return super().found(table)
+
+
+class Merge(Stream):
+    """A `foreachBatch` that merges, with or without a B-tree on the key. The rows come to the driver as Arrow."""
+
+    def __init__(self, batches: Sequence[pa.Table], base: int, *, btree: bool, question: str) -> None:
+        name = f"merge_insert{', B-tree on the key' if btree else ''}, {base:,} rows"
+        super().__init__(name, "lance", batches, base, question=question)
+        self._btree = btree
+
+    def prepare(self, at: Path) -> None:
+        """Also the index."""
+        super().prepare(at)
+        if self._btree:
+            lance.dataset(str(at / "table")).create_scalar_index(KEY, "BTREE")
+
+    def open(self, table: Path) -> None:
+        """The dataset stays open over all micro-batches."""
+        self._dataset = lance.dataset(str(table))
+
+    def micro_batch(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - as Spark calls it
+        """One merge."""
+        merge = self._dataset.merge_insert(KEY).when_matched_update_all().when_not_matched_insert_all()
+        merge.execute(frame.select(*ROWS.names).toArrow().cast(ROWS))
+
+
+class Drop(Stream):
+    """Spark alone: every row passes a `mapInArrow` that drops it."""
+
+    def micro_batch(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - as Spark calls it
+        """Rows reach Python as Arrow batches, and nothing comes back."""
+        frame.mapInArrow(_dropped, frame.schema).collect()
+
+    def found(self, table: Path) -> str:  # noqa: ARG002 - there is none
+        """Nothing to compare."""
+        return ""
+
+
+def _dropped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.slice(0, 0)
+
+
+def _rates(values: Values) -> list[Contender]:
+    batches = _micro_batches(values["batches"] + 1, values["rows"], 0)
+    return [Sink(batches, 0, question=""), Drop("Spark alone", "floor", batches, 0, question="")]
+
+
+def _times(values: Values) -> list[Contender]:
+    made: list[Contender] = []
+    for base in (0, values["base"], 10 * values["base"]):
+        batches, question = _micro_batches(values["batches"] + 1, values["rows"], base), f"{base} rows"
+        made.append(Sink(batches, base, question=question))
+        made.append(Merge(batches, base, btree=False, question=question))
+        if base:
+            made.append(Merge(batches, base, btree=True, question=question))
+    return made
+
+
+def _micro_batch(rows: int, batches: int, title: str) -> Benchmark:
+    parameters = {
+        "base": Parameter(2_000, 1_000_000, "rows of the base table; none and ten times as many are measured too"),
+        "rows": Parameter(100, rows, "rows of a micro-batch"),
+        "batches": Parameter(2, batches, "micro-batches of a round"),
+    }
+    return Benchmark(f"micro_batch_{rows}", title, "p50_ms", parameters, _times)
+
+
+BENCHMARKS = (
+    Benchmark(
+        "stream_rate",
+        "Rows from Parquet files through Spark, end to end",
+        "rows_per_second",
+        {"rows": Parameter(500, 500_000, "rows of a micro-batch"), "batches": Parameter(2, 8, "of a round")},
+        _rates,
+    ),
+    _micro_batch(1_000, 15, "A micro-batch of 1,000 rows over base tables of three sizes"),
+    _micro_batch(100_000, 6, "A micro-batch of 100,000 rows over base tables of three sizes"),
+)
+
+
+def lines(result: BenchmarkResult) -> Iterator[str]:
+    """A result in words: each contender's median, and how it stands beside the first."""
+    yield f"{result.name}  {result.title}"
+    figure: Figure = result.figure
+    first = result.contenders[0]
+    for each in result.contenders:
+        ratio = median(
+            getattr(ours, figure) / getattr(one, figure) for ours, one in zip(each.rounds, first.rounds, strict=True)
+        )
+        value = each.median(figure)
+        shown = f"{value:,.0f} ms" if figure == "p50_ms" else f"{value:,.0f} rows/s"
+        yield f"  {each.name:<48}{shown:>20}   {ratio:.2f} x the first"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmarks that are named, or all, and print what came out."""
+    parser = argparse.ArgumentParser("python -m bench.spark_path")
+    parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in BENCHMARKS)])
+    parser.add_argument("--smoke", action="store_true", help="tiny values: does it run at all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workdir", type=Path, default=Path(__file__).resolve().parent.parent / "build")
+    given = parser.parse_args(arguments)
+    given.workdir.mkdir(parents=True, exist_ok=True)
+    for benchmark in BENCHMARKS:
+        if not given.names or benchmark.name in given.names:
+            with tempfile.TemporaryDirectory(dir=given.workdir, prefix="bench-") as at:
+                result = run(benchmark, Path(at) / "tables", smoke=given.smoke, rounds=given.rounds)
+            print("\n".join(lines(result)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
