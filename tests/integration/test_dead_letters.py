@@ -14,9 +14,9 @@ import pytest
 
 import ingest
 from ingest import spark_sink
-from ingest.cli_dlq import by_source
 from ingest.dead_letters import DeadLetters
 from ingest.dlq_replay import Replaying
+from ingest.dlq_sources import by_source
 from ingest.feed import Feed
 from ingest.pipeline import written_schema
 from ingest.settings import load
@@ -234,7 +234,8 @@ def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_oth
     assert dead is not None
     target = opened(settings.table.uri, ())
     with ingest.connect(source.endpoint()) as table:
-        outcome = Replaying(dead, target, table, by_source(written_schema(settings, target.base))).replay(None, None)
+        mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
+        outcome = Replaying(dead, target, table, mapping).replay(None, None)
     assert (outcome.replayed, outcome.stay) == (10, {})
     assert source.letters() == []
     assert source.rows() == first | {n: f"{n} at {100 + n}" for n in range(10)}

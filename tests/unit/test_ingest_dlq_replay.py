@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 import ingest
-from ingest.cli_dlq import by_source
 from ingest.dead_letters import SCHEMA, DeadLetters
 from ingest.dlq_replay import Outcome, Replaying
+from ingest.dlq_sources import by_source
+from ingest.settings import load
 from ingest.spark_tasks import opened
 from wal import FakeClock, SystemIds
 
@@ -31,7 +32,8 @@ class World:
     def opened(self) -> DeadLetters:
         return DeadLetters.create(f"{self.uri}.dlq", {}, FakeClock(), SystemIds())
 
-    def write(self, *raws: Any) -> None:
+    def write(self, *raws: Any, topic: str | None = None) -> None:
+        """Letters of a file, or of records with the keys 0, 1, …"""
         rows = [
             {
                 "id": f"{number * 977 + 1:020x}",
@@ -40,19 +42,20 @@ class World:
                 "reason": "none",
                 "query_id": "q",
                 "batch_id": 0,
-                "file": "f",
+                **({"file": "f"} if topic is None else {"topic": topic, "partition": 0, "offset": number}),
                 "row": number,
-                "raw_value": raw if isinstance(raw, bytes) else json.dumps(raw).encode(),
+                "raw_key": str(number).encode(),
+                "raw_value": raw if isinstance(raw, bytes | None) else json.dumps(raw).encode(),
             }
             for number, raw in enumerate(raws)
         ]
         self.letters.append(pa.Table.from_pylist(rows, schema=SCHEMA).to_batches(), "q", 0)
 
-    def replay(self, table: Any = None, letters: DeadLetters | None = None, condition: str | None = None) -> Outcome:
+    def replay(self, table: Any = None, condition: str | None = None, source: dict[str, Any] | None = None) -> Outcome:
         target = opened(self.uri, ())
-        return Replaying(letters or self.opened(), target, table or self.table, by_source(target.base.schema)).replay(
-            condition, None
-        )
+        settings = load({"table": {"uri": self.uri}, "source": source or {}}, {})
+        mapping = by_source(settings, target.base.schema, target.base.key)
+        return Replaying(self.opened(), target, table or self.table, mapping).replay(condition, None)
 
     def ids(self) -> list[int]:
         return sorted(self.table.scan(["id"])["id"].to_pylist())
@@ -164,3 +167,35 @@ def test_the_newest_letter_of_a_key_counts(world: Callable[..., World]) -> None:
     at.write(*({"id": n % 4, "n": n} for n in range(12)))
     at.replay()
     assert sorted(at.table.scan()["n"].to_pylist()) == [8, 9, 10, 11]
+
+
+KAFKA = {"format": "kafka", "brokers": "127.0.0.1:1", "topics": ["orders"]}
+
+
+def test_records_go_through_the_mapping_of_the_source(world: Callable[..., World]) -> None:
+    at = world(key="id")
+    at.table.put([{"id": 2, "n": 20}, {"id": 9, "n": 90}])
+    at.write({"id": 0, "m": 5}, {"id": 0, "m": 6}, None, b"{", {"m": 1}, {"id": 5, "m": "x"}, topic="orders")
+    outcome = at.replay(source=KAFKA | {"columns": {"n": "value.m"}})
+    assert outcome.replayed == 3
+    assert sorted(reason.partition(":")[0] for reason in outcome.stay) == ["map", "map", "parse"]
+    assert sorted((row["id"], row["n"]) for row in at.table.scan().to_pylist()) == [(0, 6), (9, 90)], "2 was deleted"
+    assert at.left() == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("topic", "source", "says"),
+    [
+        ("orders", {}, "it came from a Kafka topic"),
+        (None, KAFKA, "it came from a file"),
+        ("orders", KAFKA | {"columns": {"n": "headers.n"}}, "headers"),
+    ],
+)
+def test_letters_that_cannot_be_mapped_stay(
+    world: Callable[..., World], topic: str | None, source: dict[str, Any], says: str
+) -> None:
+    at = world(key="id")
+    at.write({"id": 0, "n": 5}, topic=topic)
+    (reason,) = at.replay(source=source).stay
+    assert says in reason
+    assert at.left() == [0]
