@@ -142,7 +142,10 @@ def build(source: SourceSettings, schema: pa.Schema, key: Sequence[str]) -> tupl
 
 def parse_origin(text: str, source: SourceSettings) -> Origin:
     """`value.geo.lat` as an Origin; a name with a dot in backticks. Raises: ValueError with the fix."""
-    parts = _split(text)
+    return _origin(_split(text), text, source)
+
+
+def _origin(parts: Sequence[str], text: str, source: SourceSettings) -> Origin:
     roots = (*ROOTS, ENVELOPE) if source.envelope != "none" else ROOTS
     if not parts:
         raise ValueError(f"{text!r} names nothing; write value.FIELD, with dots between names, odd names in backticks")
@@ -288,4 +291,4 @@ def references(sql: str, source: SourceSettings) -> Iterator[Origin]:
             whole = whole.parent
             parts.append(whole.expression.name)
         if parts[0] not in names:
-            yield parse_origin(".".join(f"`{part}`" for part in parts), source)
+            yield _origin(parts, ".".join(parts), source)

@@ -69,7 +69,7 @@ def debezium(
         return None
 
 
-_REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, KeyError)
+_REFUSED = (pa.ArrowInvalid, UnicodeDecodeError)
 
 
 def _below(path: Path, fields: Sequence[Read]) -> list[Read]:
@@ -135,8 +135,8 @@ def _parsed(text: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
         return pa.array([], pa.struct(list(schema)))
     if not pc.all(whole).as_py():
         return None
-    offsets = pa.array(np.array([0, len(text)], np.int64))
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, trimmed.cast(pa.large_string())), "\n")
+    offsets = pa.array(np.array([0, len(text)], np.int32))
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, trimmed), "\n")
     buffer = joined[0].as_buffer()
     table = reader.read_json(
         pa.BufferReader(buffer),

@@ -95,7 +95,13 @@ def of_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
 def _misfit(value: Any, kind: pa.DataType, why: str = "") -> ValueError:
     text = repr(value)
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    return ValueError(f"{text} is no {kind}{why and f' ({why})'}")
+    return ValueError(f"{text} is no {_named(kind)}{why and f' ({why})'}")
+
+
+def _named(kind: pa.DataType) -> str:
+    """A type as [table] columns writes it."""
+    name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
+    return name.replace("tz=", "").replace("[day]", "")
 
 
 def _integer(value: Any, kind: pa.DataType, _unit: str) -> int:

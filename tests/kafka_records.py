@@ -1,0 +1,62 @@
+"""Kafka records without Kafka: batches as Spark's source hands them on, and mappings as a configuration writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from ingest.kafka_checks import record_mapping
+from ingest.mapping import RecordMapping
+from ingest.mapping_task import column_name, mapped
+from ingest.settings import Settings, load
+from ingest.source import DELETE, PROBLEM
+from tests.kafka_server import Record
+
+WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def kafka_settings(table: Mapping[str, str], *, key: Sequence[str] = ("id",), **source: Any) -> Settings:
+    """The configuration of a table that is fed by Kafka."""
+    keyed = {"key": list(key)} if key else {"append_only": True}
+    given = {"format": "kafka", "brokers": "127.0.0.1:9092", "topics": ["t"], **source}
+    return load({"table": {"uri": "t.lance", "columns": dict(table), **keyed}, "source": given}, {})
+
+
+def mapping_of(settings: Settings) -> RecordMapping:
+    """The mapping that a configuration declares."""
+    return record_mapping(settings.source, settings.arrow_schema(), tuple(settings.table.key))
+
+
+def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
+    """Records of topic t, partition 0, with offsets from 0."""
+    count = len(records)
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([each.key for each in records], pa.binary()),
+            "value": pa.array([each.value for each in records], pa.binary()),
+            "topic": pa.array(["t"] * count, pa.string()),
+            "partition": pa.array([0] * count, pa.int32()),
+            "offset": pa.array(range(count), pa.int64()),
+            "timestamp": pa.array([WHEN] * count, pa.timestamp("us", "UTC")),
+            "headers": pa.array(
+                [[{"key": name, "value": value} for name, value in each.headers.items()] for each in records], _HEADERS
+            ),
+        }
+    )
+
+
+def rows_of(settings: Settings, *records: Record) -> list[dict[str, Any]]:
+    """What the mapping makes of each record: its columns, `delete` where it deletes, `problem` where it has one."""
+    mapping = mapping_of(settings)
+    found = []
+    for row in mapped(batch_of(records), mapping).to_pylist():
+        values = {c.name: row[column_name(n)] for n, c in enumerate(mapping.columns) if c.leaf is not None}
+        if row[PROBLEM] is not None:
+            found.append({"problem": row[PROBLEM]})
+        else:
+            found.append(({"delete": True} if row[DELETE] else {}) | values)
+    return found

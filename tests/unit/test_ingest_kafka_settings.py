@@ -1,0 +1,142 @@
+"""`[source]` for Kafka: every mistake is told when it is loaded, in one line that says how to mend it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ingest.errors import Invalid
+from ingest.kafka_source import _check_names, _reader_options, check_reachable, connector
+from ingest.mapping import references
+from ingest.settings_reference import render_settings
+from tests.kafka_records import kafka_settings, mapping_of
+
+TABLE = {"id": "int64", "carrier": "string", "at": "timestamp[us, UTC]", "vector": "vector[4]"}
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "brokers": ({"brokers": ""}, 'brokers is not set; write one or more, such as "localhost:9092"'),
+    "broker": ({"brokers": "a:1, b"}, "brokers: 'b' is not of the form 'host:port'"),
+    "topics": ({"topics": []}, "topics is not set"),
+    "both": ({"topic_pattern": "f.*"}, "topics and topic_pattern are both set"),
+    "topic": ({"topics": ["a*"]}, "'a*' is no name of a topic"),
+    "pattern": ({"topics": [], "topic_pattern": "("}, "is no regular expression"),
+    "offsets": ({"starting_offsets": "earlist"}, 'write "earliest", "latest" or JSON'),
+    "offsets as JSON": ({"starting_offsets": '{"t": {"0": "x"}}'}, "says no offsets"),
+    "taken option": ({"options": {"startingOffsets": "latest"}}, "write it as starting_offsets"),
+    "a file's": ({"path": "in"}, "path is for files; take it out"),
+    "format": ({"value_format": "jsn"}, "did you mean 'json'?"),
+    "avro": ({"value_format": "avro"}, "needs either avro_schema or registry"),
+    "schema": ({"value_format": "avro", "avro_schema": "{}"}, "avro_schema is no Avro schema"),
+    "registry": ({"value_format": "avro", "registry": "file:///etc"}, "is no http:// or https:// URL"),
+    "no avro": ({"registry": "http://h"}, 'registry is for value_format = "avro", this is \'json\''),
+    "raw envelope": ({"value_format": "raw", "envelope": "debezium"}, "envelope needs values with fields"),
+    "column": ({"columns": {"carier": "value.x"}}, "the table has no such column; did you mean 'carrier'?"),
+    "root": ({"columns": {"carrier": "header.x"}}, "did you mean 'headers'?"),
+    "no root": ({"columns": {"carrier": "carrier"}}, "A field is value.carrier"),
+    "word": ({"columns": {"carrier": {"form": "value.x"}}}, "unknown word 'form'; did you mean 'from'?"),
+    "two ways": ({"columns": {"carrier": {"from": "value.x", "sql": "1"}}}, "write either from or sql"),
+    "default": ({"columns": {"carrier": {"from": "value.x", "default": 5}}}, "5 is no string"),
+    "unit": ({"columns": {"at": {"from": "value.x", "unit": "msec"}}}, "did you mean 'ms'?"),
+    "unit of text": ({"columns": {"carrier": {"from": "value.x", "unit": "ms"}}}, "is for columns that are times"),
+    "type": ({"columns": {"carrier": "offset"}}, "offset is int64, the column string"),
+    "vector": ({"columns": {"vector": "key"}}, "vectors come from JSON or Avro fields"),
+    "header": ({"columns": {"carrier": "headers"}}, "names no header; write headers.NAME"),
+    "raw field": ({"value_format": "raw", "columns": {"id": "value.id"}}, "the value has no fields"),
+    "raw column": ({"value_format": "raw"}, "columns.carrier: a raw value has no fields; write where the column"),
+    "envelope": ({"columns": {"carrier": "envelope.op"}}, "'envelope.op' is no part of a record"),
+    "no SQL": ({"columns": {"carrier": {"sql": "value.a +"}}}, "'value.a +' is not SQL"),
+    "SQL type": ({"columns": {"carrier": {"sql": "value.a"}}}, 'value.a has no type; add it to [source.fields]'),
+    "SQL name": ({"delete_when": "op = 'D'"}, "'op' is no part of a record"),
+    "field": ({"fields": {"a": "int64"}}, "A field is value.a"),
+    "field type": ({"fields": {"value.a": "int"}}, "is not a column type"),
+    "SQL vector": ({"fields": {"value.a": "vector[3]"}}, "SQL has no vectors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line_with_the_remedy(case: str) -> None:
+    source, says = WRONG[case]
+    with pytest.raises(Invalid) as refused:
+        kafka_settings(TABLE, **source)
+    lines = [line for line in refused.value.lines if says in line]
+    assert len(lines) == 1, refused.value.lines
+    assert "[source]" in lines[0]
+
+
+def test_what_only_kafka_has_is_refused_elsewhere() -> None:
+    with pytest.raises(Invalid, match=r'brokers is for format = "kafka", this is .parquet.'):
+        kafka_settings(TABLE, format="parquet")
+
+
+def test_deletes_need_a_key() -> None:
+    with pytest.raises(Invalid, match="delete_when needs a key"):
+        kafka_settings(TABLE, key=(), delete_when="topic = 'x'")
+
+
+def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"kafka.sasl.jaas.config": "mine, secret", "kafka.ssl.key.password": "env:KEY", "minPartitions": "8"}
+    settings = kafka_settings(
+        TABLE, options=options, value_format="avro", registry="http://h", registry_options={"password": "mine, too"}
+    )
+    shown = render_settings(settings)
+    assert "mine" not in shown
+    assert '"kafka.ssl.key.password" = "env:KEY"' in shown
+    assert '"minPartitions" = "8"' in shown
+    with pytest.raises(Invalid) as refused:
+        kafka_settings(TABLE, options={"kafka.sasl.jaas.config": "env:"})
+    assert "kafka.sasl.jaas.config" in str(refused.value)
+
+
+def test_what_sparks_source_is_told() -> None:
+    settings = kafka_settings(TABLE, max_offsets_per_trigger=50, columns={"carrier": "headers.x"})
+    assert _reader_options(settings.source, mapping_of(settings)) == {
+        "kafka.bootstrap.servers": "127.0.0.1:9092",
+        "subscribe": "t",
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "true",
+        "includeHeaders": "true",
+        "maxOffsetsPerTrigger": "50",
+    }
+    pattern = kafka_settings(TABLE, topics=[], topic_pattern="f.*", fail_on_data_loss=False).source
+    told = _reader_options(pattern, mapping_of(settings))
+    assert (told["subscribePattern"], told["failOnDataLoss"], "subscribe" in told) == ("f.*", "false", False)
+
+
+def test_the_connector_is_that_of_the_spark_that_runs() -> None:
+    import pyspark
+
+    wanted = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+    assert connector(kafka_settings(TABLE).source) == {"spark.jars.packages": wanted}
+    assert connector(kafka_settings(TABLE, spark={"spark.jars": "a.jar"}).source) == {}
+
+
+def test_topics_that_are_not_there() -> None:
+    with pytest.raises(Invalid, match=r"'t', which is no topic at 127.0.0.1:9092; it has none"):
+        _check_names(kafka_settings(TABLE).source, [])
+    with pytest.raises(Invalid, match=r"'flight', .*did you mean 'flights'"):
+        _check_names(kafka_settings(TABLE, topics=["flight"]).source, ["flights"])
+    with pytest.raises(Invalid, match=r"'f' matches no topic .* there is flights"):
+        _check_names(kafka_settings(TABLE, topics=[], topic_pattern="f").source, ["flights"])
+
+
+def test_a_broker_that_nobody_is_at() -> None:
+    from ingest.errors import Unavailable
+
+    with pytest.raises(Unavailable, match=r"no broker answers \(127.0.0.1:1: .*; 127.0.0.1:2: .*nothing was read"):
+        check_reachable(kafka_settings(TABLE, brokers="127.0.0.1:1,127.0.0.1:2").source)
+
+
+@pytest.mark.parametrize(
+    ("sql", "uses"),
+    [
+        ("value.offset + offset", ["value.offset", "offset"]),
+        ("date_trunc('day', timestamp)", ["timestamp"]),
+        ("value.a.b.c.d.e > 1", ["value.a.b.c.d.e"]),
+        ("transform(value.x, y -> y + 1)", ["value.x"]),
+        ("CASE WHEN headers.op = 'D' THEN cast(key AS string) END", ["headers.op", "key"]),
+        ("value.`a.b`", ["value.a.b"]),
+    ],
+)
+def test_what_an_expression_uses(sql: str, uses: list[str]) -> None:
+    assert {str(origin) for origin in references(sql, kafka_settings(TABLE).source)} == set(uses)

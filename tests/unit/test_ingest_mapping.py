@@ -1,0 +1,241 @@
+"""Records of Kafka to rows: what fits is taken exactly, what does not says why, nothing becomes a null in silence."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+
+from ingest import mapping_json
+from ingest.column_types import parse_type
+from ingest.mapping_types import column, finished, json_type
+from tests.kafka_records import WHEN, kafka_settings, rows_of
+from tests.kafka_server import Record
+
+FLIGHT = {"id": "int64", "carrier": "string", "dep": "int32", "at": "timestamp[us, UTC]"}
+
+
+def said(value: Any, **more: Any) -> Record:
+    return Record(value if isinstance(value, bytes) else json.dumps(value).encode(), **more)
+
+
+def test_without_a_mapping_columns_are_fields_of_their_names() -> None:
+    settings = kafka_settings(FLIGHT | {"vector": "vector[2]", "day": "date32", "raw": "binary"})
+    value = {"id": 1, "dep": None, "at": "2026-01-02T03:04:05.5Z", "more": [{}], "day": "2026-01-02", "raw": "aGk="}
+    (row, sparse) = rows_of(settings, said(value | {"vector": [1, 2.5]}), said({"id": 2}))
+    assert row == {
+        "id": 1,
+        "carrier": None,
+        "dep": None,
+        "at": datetime(2026, 1, 2, 3, 4, 5, 500_000, UTC),
+        "vector": [1.0, 2.5],
+        "day": date(2026, 1, 2),
+        "raw": b"hi",
+    }
+    assert sparse == {"id": 2} | dict.fromkeys([name for name in row if name != "id"])
+
+
+def test_every_part_of_a_record_can_be_a_column() -> None:
+    columns = {
+        "id": {"from": "key.who.id"},
+        "carrier": {"from": "headers.carrier", "default": "??"},
+        "dep": "value.`dep.time`.at",
+        "at": {"from": "value.ms", "unit": "ms"},
+        "seen": "timestamp",
+        "wall": "timestamp",
+        "place": "offset",
+        "part": "partition",
+        "topic": "topic",
+        "text": "value",
+        "bytes": "key",
+        "hops": "headers.hops",
+    }
+    kinds = FLIGHT | {
+        "seen": "timestamp[us, UTC]",
+        "wall": "timestamp[us]",
+        "place": "uint64",
+        "part": "int8",
+        "topic": "string",
+        "text": "string",
+        "bytes": "binary",
+        "hops": "int16",
+    }
+    value, key = {"dep.time": {"at": 5}, "ms": 1500}, b'{"who": {"id": 7}}'
+    headers = {"carrier": b"UA", "hops": b"3"}
+    first, second = rows_of(
+        kafka_settings(kinds, columns=columns), said(value, key=key, headers=headers), said({"ms": 0}, key=key)
+    )
+    assert first == {
+        "id": 7,
+        "carrier": "UA",
+        "dep": 5,
+        "at": datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC),
+        "seen": WHEN,
+        "wall": WHEN.replace(tzinfo=None),
+        "place": 0,
+        "part": 0,
+        "topic": "t",
+        "text": json.dumps(value),
+        "bytes": key,
+        "hops": 3,
+    }
+    assert (second["carrier"], second["hops"], second["dep"]) == ("??", None, None)
+
+
+BAD = {
+    "cut off": (b'{"id": 1', "parse: no JSON: Expecting ',' delimiter at character 8"),
+    "empty": (b"", "parse: no JSON: Expecting value at character 0"),
+    "not UTF-8": (b'{"id": 1, "carrier": "\xff"}', "parse: byte 22 is not UTF-8"),
+    "trailing": (b'{"id": 1} {"id": 2}', "parse: no JSON: Extra data at character 10"),
+    "twice": (b'{"id": 1, "id": 2}', "parse: no JSON to rely on: 'id' is there twice"),
+    "NaN": (b'{"id": NaN}', "parse: no JSON: NaN is no number of it"),
+    "a list": (b"[1]", "parse: the value is a list, no object"),
+    "null": (b"null", "parse: the value is null, no object"),
+    "text": (b'{"id": "1"}', "map: column 'id' (value.id): '1' is no int64"),
+    "fraction": (b'{"id": 1.5}', "map: column 'id' (value.id): 1.5 is no int64"),
+    "bool": (b'{"id": true}', "map: column 'id' (value.id): True is no int64"),
+    "too large": (
+        b'{"id": 1, "dep": 2147483648}',
+        "map: column 'dep' (value.dep): 2147483648 is no int32 (out of range)",
+    ),
+    "number as text": (b'{"id": 1, "carrier": 5}', "map: column 'carrier' (value.carrier): 5 is no string"),
+    "no time": (b'{"id": 1, "at": "soon"}', "map: column 'at' (value.at): 'soon' is no timestamp[us, UTC]"),
+    "no zone": (b'{"id": 1, "at": "2026-01-01T00:00:00"}', "with an offset, such as Z"),
+    "no unit": (b'{"id": 1, "at": 17}', "numbers need a unit"),
+    "surrogate": (b'{"id": 1, "carrier": "\\ud800"}', "half of a surrogate pair"),
+    "no key": (b'{"dep": 1}', "map: column 'id' (value.id) is missing; it is part of the key"),
+    "deep": (b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "parse: no JSON that can be read: too deep"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_record_that_does_not_fit_says_why_and_its_neighbours_are_as_ever(case: str) -> None:
+    value, reason = BAD[case]
+    good = said({"id": 1, "carrier": "UA"})
+    before, bad, after = rows_of(kafka_settings(FLIGHT), good, said(value), good)
+    assert before == after == {"id": 1, "carrier": "UA", "dep": None, "at": None}
+    assert list(bad) == ["problem"]
+    assert reason in bad["problem"]
+
+
+def test_values_that_are_objects_only_together_are_not_taken_for_ones() -> None:
+    cut = [b'{"id": 1, "more": {}', b'{"id": 2}} {"id": 3}', b'{"id": 4, "carrier": "}', b'{"}']
+    assert all("parse" in row.get("problem", "") for row in rows_of(kafka_settings(FLIGHT), *map(said, cut)))
+
+
+VALUES: dict[str, list[Any]] = {
+    "int8": [0, -128, 127, 128, -129, 1.0, "1", True, None, [], {}],
+    "uint64": [0, 2**64 - 1, 2**64, -1, None],
+    "int64": [2**63 - 1, -(2**63), 2**63, 1e3],
+    "float32": [1, 1.5, 3.4e38, 3.5e38, "1", False, None],
+    "float64": [1, 1e308, 0.1],
+    "bool": [True, False, 0, "true", None],
+    "string": ["", "a\u0000b", "é", 1, {}, None],
+    "binary": ["aGk=", "a", "!!", "", 1, None],
+    "date32": ["2026-01-02", "2026-13-01", "2026-01-02T00:00:00", 5, None],
+    "timestamp[us]": ["2026-01-02 03:04:05", "2026-01-02T03:04:05Z", "2026-01-02", "x", 1, None],
+    "timestamp[us, UTC]": ["2026-01-02T03:04:05+02:00", "2026-01-02T03:04:05.123456Z", "2026-01-02", None],
+    "vector[2]": [[1, 2], [1.5, 2], [1], [], [1, None], [1, "2"], "x", None, [1, 3.5e38]],
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_fast_way_and_the_exact_one_agree(name: str) -> None:
+    import pyarrow as pa
+
+    kind = parse_type(name)
+    for value in VALUES[name]:
+        exact, problems = column([value], kind, "")
+        raw = pa.array([json.dumps({"a": value}).encode()], pa.binary())
+        fast = mapping_json.plain(raw, [(("a",), kind, "")])
+        assert (fast is None) == bool(problems), (value, problems)
+        if fast is not None:
+            assert fast[0].equals(exact), value
+    assert finished(pa.array([], json_type(kind, "")), kind, "").type == exact.type
+
+
+def test_what_can_be_taken_fast_is() -> None:
+    """One bad record sends its batch the slow way, good ones never."""
+    import pyarrow as pa
+
+    raw = pa.array([b'{"a": 1, "b": {"c": "x"}}', b" {} ", b'{\n"a": 2, "z": [1, "x", {}]\n}'], pa.binary())
+    found = mapping_json.plain(raw, [(("a",), pa.int64(), ""), (("b", "c"), pa.string(), "")])
+    assert found is not None
+    assert [each.to_pylist() for each in found] == [[1, None, 2], ["x", None, None]]
+
+
+# ---- deletes -------------------------------------------------------------------------------------------------------
+
+GONE = {"delete": True, "id": 7, "carrier": None, "dep": None, "at": None}
+
+
+@pytest.mark.parametrize("key", [b"7", b'{"id": 7}', b'{"schema": {"a": 1}, "payload": {"id": 7}}'])
+def test_a_tombstone_deletes_the_key_that_its_own_key_names(key: bytes) -> None:
+    settings = kafka_settings(FLIGHT, columns={"carrier": {"from": "value.carrier", "default": "??"}})
+    good, gone = rows_of(settings, said({"id": 7}), Record(None, key=key))
+    assert good["carrier"] == "??"
+    assert gone == GONE
+
+
+def test_a_tombstone_that_names_no_key_says_so() -> None:
+    found = rows_of(kafka_settings(FLIGHT), Record(None), Record(None, key=b"x"), Record(None, key=b'{"di": 7}'))
+    reasons = [row["problem"] for row in found]
+    assert "column 'id' (value.id) is missing" in reasons[0]
+    assert "'x' is no int64" in reasons[1]
+    assert "column 'id' (value.id) is missing" in reasons[2]
+    (refused,) = rows_of(kafka_settings(FLIGHT, key=()), Record(None, key=b"7"))
+    assert "the table has no key" in refused["problem"]
+
+
+def test_a_tombstone_of_a_key_of_several_columns() -> None:
+    settings = kafka_settings(FLIGHT, key=["id", "carrier"])
+    found = rows_of(settings, Record(None, key=b'{"carrier": "UA", "id": 7}'), Record(None, key=b"7"))
+    assert found[0] == GONE | {"carrier": "UA"}
+    assert "the key is no object of the key columns" in found[1]["problem"]
+
+
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "with its schema"])
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "one by one"])
+def test_debezium(bare: bool, fast: bool) -> None:
+    columns = {"at": {"from": "envelope.ts_ms", "unit": "ms"}}
+    settings = kafka_settings(FLIGHT, envelope="debezium", columns=columns)
+    row = {"id": 7, "carrier": "UA", "dep": 1}
+
+    def event(op: str, before: Any, after: Any) -> Record:
+        inner = {"before": before, "after": after, "op": op, "ts_ms": 1000, "source": {"lsn": 5}}
+        return said(inner if bare else {"schema": {"type": "struct"}, "payload": inner})
+
+    events = [event("c", None, row), event("u", row, row | {"dep": 2}), event("d", {"id": 7}, None), Record(None, b"7")]
+    events += [] if fast else [event("t", None, None), said({"id": 7}), event("u", row, None), event("d", None, None)]
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    created, updated, deleted, gone, *bad = rows_of(settings, *events)
+    assert created == row | {"at": at}
+    assert updated == row | {"at": at, "dep": 2}
+    assert deleted == gone == GONE
+    for found, reason in zip(bad, ["truncate", "there is no op", "without 'after'", "without 'before'"], strict=False):
+        assert reason in found["problem"]
+
+
+def test_of_a_row_that_deletes_only_its_key_must_fit() -> None:
+    settings = kafka_settings(FLIGHT, envelope="debezium")
+    before = {"id": 7, "dep": "not a number"}
+    (found,) = rows_of(settings, said({"op": "d", "before": before, "after": None}))
+    assert found == GONE
+    (bad,) = rows_of(settings, said({"op": "d", "before": {"id": "x"}, "after": None}))
+    assert "'x' is no int64" in bad["problem"]
+
+
+# ---- other formats -------------------------------------------------------------------------------------------------
+
+
+def test_raw_values_are_taken_as_they_are() -> None:
+    settings = kafka_settings({"key": "string", "value": "binary", "offset": "int64"}, key=["key"], value_format="raw")
+    rows = rows_of(settings, Record(b"\xff\x00", key=b"k"), Record(None, key=b"k"), Record(b"", key=b"\xff"))
+    assert rows[0] == {"key": "k", "value": b"\xff\x00", "offset": 0}
+    assert rows[1] == {"delete": True, "key": "k", "value": None, "offset": None}
+    assert "is not UTF-8 text" in rows[2]["problem"]
+    numbers = kafka_settings({"key": "int64", "value": "float64"}, key=["key"], value_format="raw")
+    assert rows_of(numbers, Record(b" 1.5", key=b"12"))[0] == {"key": 12, "value": 1.5}
+    assert "'x' is no float64" in rows_of(numbers, Record(b"x", key=b"12"))[0]["problem"]
