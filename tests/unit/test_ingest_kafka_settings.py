@@ -46,7 +46,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "raw column": ({"value_format": "raw"}, "columns.carrier: a raw value has no fields; write where the column"),
     "envelope": ({"columns": {"carrier": "envelope.op"}}, "'envelope.op' is no part of a record"),
     "no SQL": ({"columns": {"carrier": {"sql": "value.a +"}}}, "'value.a +' is not SQL"),
-    "SQL type": ({"columns": {"carrier": {"sql": "value.a"}}}, 'value.a has no type; add it to [source.fields]'),
+    "SQL type": ({"columns": {"carrier": {"sql": "value.a"}}}, "value.a has no type; add it to [source.fields]"),
     "SQL name": ({"delete_when": "op = 'D'"}, "'op' is no part of a record"),
     "field": ({"fields": {"a": "int64"}}, "A field is value.a"),
     "field type": ({"fields": {"value.a": "int"}}, "is not a column type"),
