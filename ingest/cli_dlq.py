@@ -5,24 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pydantic import SecretStr
 from rich.console import Console
 
 import wal
-from ingest.bad_rows import BadRow
 from ingest.cli_query import as_rich, open_for_reading
 from ingest.cli_steps import by_itself
 from ingest.client import RemoteTable
 from ingest.dead_letters import SCHEMA, STAGES, DeadLetters, moment, quoted
-from ingest.dlq_replay import Mapped, Replaying, among, rows_of_json
+from ingest.dlq_replay import Replaying, among
+from ingest.dlq_sources import by_source
 from ingest.errors import Invalid
 from ingest.opening import open_table
 from ingest.pipeline import written_schema
@@ -107,8 +106,9 @@ def replay(
         return 0
     options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
     target = opened(settings.table.uri, options)
+    mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
     with _writable(settings, environ) as table:
-        replaying = Replaying(letters, target, table, by_source(written_schema(settings, target.base)))
+        replaying = Replaying(letters, target, table, mapping)
         outcome = replaying.replay(condition, limit)
     console.print(
         f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} stay",
@@ -146,23 +146,6 @@ def purge(
     said = f"{_counted(gone)} of at least {format_duration(age)} {what} from {settings.dead_letters}"
     console.print(said, soft_wrap=True, highlight=False)
     return 0
-
-
-def by_source(schema: pa.Schema) -> Callable[[pa.Table], Mapped]:
-    """How letters are read: those of files are rows as JSON."""
-
-    def read(letters: pa.Table) -> Mapped:
-        in_topics = np.asarray(letters["topic"].is_valid())
-        files = np.flatnonzero(~in_topics)
-        found = rows_of_json(letters.take(pa.array(files)), schema)
-        failed = {int(files[at]): why for at, why in found.failed.items()}
-        failed |= {int(at): _NO_MAPPING for at in np.flatnonzero(in_topics)}
-        return Mapped(found.rows, [int(files[at]) for at in found.of], failed)
-
-    return read
-
-
-_NO_MAPPING = BadRow("map", None, "records of a topic are not replayed in this version; produce them again")
 
 
 # ---- inside --------------------------------------------------------------------------------------------------------

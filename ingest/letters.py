@@ -22,6 +22,7 @@ from pydantic import SecretStr
 
 from ingest.bad_rows import BadRow, as_json, readable_row
 from ingest.dead_letters import SCHEMA, DeadLetters
+from ingest.errors import MemWalError
 from ingest.references import resolve
 from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, RAW_KEY, RAW_VALUE, TOPIC
 from wal import Clock, SystemClock, SystemIds
@@ -126,6 +127,39 @@ def _id(query_id: str, batch_id: int, place: Place) -> str:
     """The same in every replay, whatever tasks and batches the rows are cut into."""
     within = [query_id] if isinstance(place[0], str) else [query_id, batch_id]
     return hashlib.blake2b(json.dumps([*within, *place]).encode(), digest_size=_ID_BYTES).hexdigest()
+
+
+class Refusals:
+    """Where the rows lie that a region's stream sent, for the case that the region refuses some of them by number.
+
+    Thread safety. One thread. Raw bytes are gone by then: the driver runs the micro-batch again, and the rows become
+    letters where their bytes are at hand.
+    """
+
+    def __init__(self, row_numbers: str) -> None:
+        self._row_numbers = row_numbers
+        self._sent: list[pa.RecordBatch] = []
+
+    def sent(self, batch: pa.RecordBatch) -> None:
+        """These rows were sent, behind those before."""
+        names = (TOPIC, PARTITION, OFFSET, FILE, BLOCK, self._row_numbers)
+        self._sent.append(batch.select([name for name in names if name in batch.schema.names]))
+
+    def packed(self, error: MemWalError) -> str | None:
+        """The rows that `error` names, for the driver; None where it names none."""
+        details = error.details
+        rows = details.get("rows") or ([details["row"]] if isinstance(details.get("row"), int) else [])
+        if not rows or not self._sent:
+            return None
+        why = [details.get("column"), str(details.get("reason") or error.message)]
+        sent = pa.Table.from_batches(self._sent).take(pa.array(rows)).combine_chunks().to_batches()[0]
+        numbers = sent[self._row_numbers].to_pylist()
+        return json.dumps([[place_of(sent, row, number), *why] for row, number in enumerate(numbers)])
+
+
+def refused_in(packed: str) -> dict[Place, BadRow]:
+    """What `Refusals.packed` told, by the place of each row."""
+    return {tuple(place): BadRow("refused", column, reason) for place, column, reason in json.loads(packed)}
 
 
 class Letterbox:

@@ -31,6 +31,7 @@ from flush import BaseTable
 from ingest.child import ChildDaemon, start_child
 from ingest.client import RemoteTable, connect
 from ingest.daemon import check_address
+from ingest.dead_letters import DeadLetters
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
@@ -142,6 +143,8 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     if not schema.names:
         raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
     check_source(settings.source, schema)
+    if settings.dlq.mode == "table":
+        DeadLetters.find(settings.dead_letters, settings.storage_options(environ), SystemClock())
     if settings.source.format == KAFKA:
         record_mapping(settings.source, schema, tuple(settings.table.key) if base is None else base.key)
         check_reachable(settings.source)

@@ -10,6 +10,8 @@ One micro-batch, in order:
    One task gets all dead letters, and writes them first (`ingest.dead_letters`).
 3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
    and visible (`SendTask`). Regions without rows get no stream. A region that moves meanwhile costs a second sending.
+   A region that refuses rows names them, and applies nothing; the micro-batch is run again, with these rows among the
+   dead letters, which are written by a job of their own then.
 4. The driver collects one receipt per region, never a row. When a region fails, Spark replays the micro-batch and the
    regions that applied it already only ack it.
 
@@ -27,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 from flush import BaseTable
 from ingest.bad_rate import BadRate
+from ingest.bad_rows import BadRow
 from ingest.child import ChildDaemon, start_child
 from ingest.errors import Invalid, MemWalError, Unavailable
-from ingest.letters import LETTER, LETTER_TYPE, Rules
+from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
 from ingest.settings import Settings, load
 from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
 from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+_ROUNDS = 20
+"""Attempts of one micro-batch whose regions refuse rows; each leaves out those that the one before named."""
 _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
 
@@ -68,7 +73,7 @@ class BatchReceipt:
     bad: int = 0
     """Rows that no region got: left out, or dead letters now."""
     letters: int = 0
-    """Dead letters that were written for it; fewer than `bad` where an earlier attempt had written them."""
+    """Dead letters that were written for it; fewer than `bad` where they were there already."""
     reasons: str = ""
     """The most frequent reasons of bad rows."""
 
@@ -140,12 +145,26 @@ class MemWalSink:
         if not producer:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
-        routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
         sink, letters = self._settings.sink, self._letters()
         routing, limits = base.routing, (sink.stream_timeout, sink.in_flight_max)
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, routing, letters)
-        sent = routed.mapInArrow(send, _receipt_schema())
-        return receipt_of(batch_id, [row.asDict() for row in sent.collect()])
+        refused: dict[Place, BadRow] = {}
+        letters_added = 0
+        for _ in range(_ROUNDS):
+            routed = routed_frame(frame, self._route(refused), base.buckets, self._settings.source.order_by)
+            if refused:
+                # Their letters are durable before any region applies the micro-batch without these rows: once it has,
+                # it refuses nothing any more, and a replay would not know of them.
+                letters_added += _added(_collected(routed.where(f"{BUCKET} < 0"), send))
+            rows = _collected(routed, send)
+            letters_added += _added(rows)
+            told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
+            if not told:
+                return receipt_of(batch_id, rows, letters_added)
+            for packed in told:
+                refused |= refused_in(packed)
+        reason = next(reversed(refused.values())).reason
+        raise Invalid(f"regions refused {len(refused):,} rows of a micro-batch, and more after these; {reason}")
 
     def _refuse_too_bad(self, receipt: BatchReceipt) -> None:
         """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then."""
@@ -159,11 +178,11 @@ class MemWalSink:
             {"bad": receipt.bad},
         )
 
-    def _route(self) -> RouteTask:
+    def _route(self, refused: Mapping[Place, BadRow] | None = None) -> RouteTask:
         """The first step's task; secrets travel as the references they are in the configuration."""
         # The base table's own address: an executor has another working directory.
         base = self._table()
-        return RouteTask(base.uri, self._options(), base.routing, self._settings.dlq.mode)
+        return RouteTask(base.uri, self._options(), base.routing, self._settings.dlq.mode, refused or {})
 
     def _letters(self) -> Rules:
         return Rules(self._settings.dlq.mode, self._settings.dead_letters, self._options())
@@ -216,8 +235,17 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 
 
-def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]]) -> BatchReceipt:
-    """What the tasks of a micro-batch answered (`spark_tasks.RECEIPT`), put together."""
+def _collected(routed: DataFrame, send: SendTask) -> list[dict[str, Any]]:
+    """Steps 3 and 4: what the tasks of a job answered, one dict per row of `RECEIPT`."""
+    return [row.asDict() for row in routed.mapInArrow(send, _receipt_schema()).collect()]
+
+
+def _added(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(row["letters"] or 0 for row in rows)
+
+
+def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> BatchReceipt:
+    """What the tasks of a micro-batch answered (`spark_tasks.RECEIPT`), put together. `letters`: of all attempts."""
     names = [each.name for each in fields(RegionReceipt)]
     regions = tuple(RegionReceipt(**{name: row[name] for name in names}) for row in rows if row["letters"] is None)
     bad = [row for row in rows if row["letters"] is not None]
@@ -225,7 +253,7 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]]) -> BatchReceipt:
         batch_id,
         regions,
         sum(row["rows"] for row in bad),
-        sum(row["letters"] for row in bad),
+        letters,
         "; ".join(row["said"] for row in bad),
     )
 

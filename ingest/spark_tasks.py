@@ -28,7 +28,7 @@ from ingest.admission import given_required
 from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import IN_FLIGHT_MAX, RemoteTable
 from ingest.errors import Invalid
-from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Rules, Written, letter_column, place_of
+from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Refusals, Rules, letter_column, place_of
 from ingest.pipelined import Pipelined
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
@@ -68,7 +68,7 @@ the source has no files.
 
 Two kinds of rows more, of no region's ack: with `letters` not null, what became of the bad rows (`rows` of them, of
 which so many letters were not there before; `said`: the most frequent reasons); with `said` alone, rows which the
-region refused, as `refusals.packed` writes them, and it has applied nothing."""
+region refused, as `letters.Refusals` writes them, and it has applied nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,8 @@ class SendTask:
                 box = Letterbox(self.letters, ROW, self.producer, self.sequence)
                 written = box.take(batches, BUCKET)
                 if written is not None:
-                    yield _of_letters(written, SystemClock().now())
+                    told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
+                    yield _without_ack(SystemClock().now(), **told)
                 batches = box.rest(batches)
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
@@ -262,7 +263,8 @@ class SendTask:
                         token = Token(self.producer, self.sequence)
                         region, columns = self.regions[bucket], [*of_table(batch), *_tombstone(batch)]
                         stream = opened_stream(table, region, token, self.timeout, columns, self.routing)
-                        sending = _Sending(table, bucket, stream, SystemClock())
+                        refusals = Refusals(ROW) if self.letters.mode != "fail" else None
+                        sending = _Sending(table, bucket, stream, SystemClock(), refusals)
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
                 done, sending = sending, None
@@ -276,8 +278,11 @@ class SendTask:
 class _Sending:
     """The open stream of one region."""
 
-    def __init__(self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock) -> None:
-        self.bucket = bucket
+    def __init__(
+        self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock, refusals: Refusals | None
+    ) -> None:
+        """`refusals`: told of every row, where rows that the region refuses may be left out."""
+        self.bucket, self._refusals = bucket, refusals
         self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
@@ -288,6 +293,8 @@ class _Sending:
         sent = self._stream.schema
         for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
             self._stream.write(part)
+        if self._refusals is not None:
+            self._refusals.sent(batch)
         if LANDED in batch.schema.names:
             self._landed.append(pc.min_max(batch[LANDED].cast(pa.int64())))
 
@@ -295,9 +302,12 @@ class _Sending:
         """Close the stream and wait until its rows are durable and visible."""
         try:
             answer = self._stream.finish()
-        except BaseException:
+        except BaseException as error:
             self._stream.abort()
-            raise
+            refused = self._refusals.packed(error) if self._refusals and isinstance(error, Invalid) else None
+            if refused is None:
+                raise
+            return _without_ack(self._clock.now(), said=refused)
         return self._receipt(answer, self._clock.now())
 
     @property
@@ -376,10 +386,11 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
     yield from rest
 
 
-def _of_letters(written: Written, now: float) -> pa.RecordBatch:
-    nothing = {"region": "", "applied": True, "position": 0, "ack_seconds": 0.0, "acked_at": now, "skipped": 0}
-    receipt = nothing | {"rows": written.rows, "letters": written.added, "said": written.reasons}
-    return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
+def _without_ack(now: float, **values: object) -> pa.RecordBatch:
+    """A receipt that tells of other things than a region's ack."""
+    counts = dict.fromkeys(("rows", "position", "skipped"), 0)
+    nothing = {"region": "", "applied": False, "ack_seconds": 0.0, "acked_at": now, **counts}
+    return pa.RecordBatch.from_pylist([nothing | values], schema=RECEIPT)
 
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
@@ -388,7 +399,7 @@ def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | Non
         return ""
     if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
         topic, partition, offset = place_of(batch, row, 0)
-        return f" (offset {offset} of partition {partition} of topic {topic})"
+        return f" (topic {topic}, partition {partition}, offset {offset})"
     if FILE not in batch.schema.names:
         return ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name

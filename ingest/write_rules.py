@@ -35,6 +35,11 @@ NOWHERE = -1
 """A source of `merged_from`: there is no value, the column is null."""
 
 
+ROWS_NAMED = 300
+"""Rows that an error names by number at most: it travels as a header of a response, which holds 8 KiB."""
+_REPEATED = 'an earlier row of the same put has the key, which the table refuses (on_duplicate = "fail")'
+
+
 class Group:
     """The rows of a group of writes in their order, and sorted by key.
 
@@ -184,6 +189,7 @@ def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = Fal
         first = int(order[:-1][repeats][again == second][0])
         raise Invalid(
             f"the key {named(rows, key, second)} is in row {first} and in row {second} of one put; {len(again)} rows "
-            'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once'
+            'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once',
+            {"rows": np.sort(again)[:ROWS_NAMED].tolist(), "reason": _REPEATED},
         )
     return once

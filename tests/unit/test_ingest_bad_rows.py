@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ingest.bad_rate import BadRate
 from ingest.bad_rows import BadRow, as_json, problems_of, unfit_of
-from ingest.dlq_replay import rows_of_json
+from ingest.dlq_sources import rows_of_json
 from ingest.source import PROBLEM
 from memtable import InvalidRows
 

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ingest.bad_rows import BadRow
 from ingest.errors import MemWalError
 from ingest.flight_server import FlightService
-from ingest.source import BLOCK, DELETE, FILE, LANDED
+from ingest.letters import LETTER, Rules
+from ingest.source import BLOCK, DELETE, FILE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC
 from ingest.spark_tasks import BUCKET, RECEIPT, ROW, RouteTask, RowNumbers, SendTask, runs
 from ingest.task_errors import TaskError, found_in
 
@@ -243,3 +245,87 @@ def test_a_row_that_deletes_without_a_key_is_refused_with_its_place(route: Route
         True,
         True,
     )
+
+
+# ---- bad rows --------------------------------------------------------------------------------------------------------
+
+
+def recorded(rows: pa.Table, problems: Sequence[str | None]) -> pa.RecordBatch:
+    """Rows as the mapping of Kafka's records hands them to the sink."""
+    n = rows.num_rows
+    for name, column in (
+        (LANDED, pa.array([1_000_000] * n, pa.timestamp("us", "UTC"))),
+        (TOPIC, pa.array(["orders"] * n)),
+        (PARTITION, pa.array([3] * n, pa.int32())),
+        (OFFSET, pa.array(range(100, 100 + n), pa.int64())),
+        (PROBLEM, pa.array(problems, pa.string())),
+        (RAW_KEY, pa.array([b"key %d" % at for at in range(n)])),
+        (RAW_VALUE, pa.array([b"value \xff %d" % at for at in range(n)])),
+    ):
+        rows = rows.append_column(name, column)
+    return rows.combine_chunks().to_batches()[0]
+
+
+def with_nulls(made: Any, ids: Sequence[int | None]) -> pa.Table:
+    nullable = pa.schema([field.with_nullable(True) for field in made.schema])
+    rows = [{**made.row(at), "id": id} for at, id in enumerate(ids)]
+    return pa.Table.from_pylist(rows, schema=nullable)
+
+
+def test_a_record_that_was_not_mapped_is_named_by_its_offset(route: RouteTask, made: Any) -> None:
+    found = refused(route, [recorded(made.table(range(3)), [None, "parse: no JSON", None])])
+    assert str(found) == "no JSON (topic orders, partition 3, offset 101)"
+    assert found.kind == "INVALID"
+    found = refused(route, [recorded(with_nulls(made, [0, 1, None]), [None] * 3)])
+    assert "key column 'id' is null in row 2: give it a value (topic orders, partition 3, offset 102)" in str(found)
+
+
+@pytest.mark.parametrize("mode", ["skip", "table"])
+def test_bad_rows_are_taken_out_one_by_one(
+    mode: Any, route: RouteTask, owner: tuple[Any, str], made: Any, uri: str
+) -> None:
+    table, endpoint = owner
+    batch = recorded(with_nulls(made, [0, 1, None, 3, None, 5]), [None, "parse: no JSON", None, "map: odd", None, None])
+    (routed,) = RouteTask(uri, (), mode)(iter([batch]))
+    assert routed.num_rows == 6
+    assert not {PROBLEM, RAW_KEY, RAW_VALUE} & set(routed.schema.names), "good rows leave their bytes behind"
+    assert [bucket < 0 for bucket in routed[BUCKET].to_pylist()] == [False, True, True, True, True, False]
+    assert [row["name"] is None for row in routed.to_pylist()] == [False, True, True, True, True, False]
+    order = [(name, "ascending") for name in (BUCKET, LANDED, TOPIC, PARTITION, OFFSET, ROW)]
+    sent = joined([pa.Table.from_batches([routed]).sort_by(order).combine_chunks().to_batches()[0]])
+    send = SendTask(endpoint, table.base.regions, "query", 0, 30.0, Rules(mode, f"{uri}.dlq"))
+    for repeated in (False, True):
+        answers = pa.Table.from_batches(send(iter([sent.slice(0, 2), sent.slice(2, 3), sent.slice(5)]))).to_pylist()
+        told = [each for each in answers if each["letters"] is not None]
+        assert [(each["rows"], each["letters"]) for each in told] == [(4, 0 if repeated or mode == "skip" else 4)]
+        assert "fit: key column 'id' is null: give it a value (2x)" in told[0]["said"]
+        assert {each["applied"] for each in answers if each["letters"] is None} == {not repeated}
+    assert sorted(table.scan(["id"])["id"].to_pylist()) == [0, 5]
+    if mode == "skip":
+        return
+    found = lance.dataset(f"{uri}.dlq").to_table().sort_by("offset").to_pylist()
+    assert [(each["topic"], each["partition"], each["offset"]) for each in found] == [
+        ("orders", 3, offset) for offset in (101, 102, 103, 104)
+    ]
+    assert [each["stage"] for each in found] == ["parse", "fit", "map", "fit"]
+    assert [(each["raw_key"], each["raw_value"]) for each in found] == [
+        (b"key %d" % at, b"value \xff %d" % at) for at in (1, 2, 3, 4)
+    ]
+    assert {each["row"] for each in found} == {None}
+    assert len({each["id"] for each in found}) == 4
+
+
+def test_letters_alone_open_no_connection(route: RouteTask, made: Any, uri: str) -> None:
+    (routed,) = RouteTask(uri, (), "skip")(iter([recorded(made.table([1, 2]), ["map: a", "map: b"])]))
+    nobody = SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0, Rules("skip"))
+    assert [each["rows"][0].as_py() for each in nobody(iter([routed]))] == [2]
+
+
+def test_a_row_that_its_region_refused_is_told_by_its_place(
+    open_small: Callable[..., Any], uri: str, made: Any
+) -> None:
+    open_small().close()
+    batch = recorded(made.table(range(3)), [None] * 3)
+    task = RouteTask(uri, (), "table", {("orders", 3, 101): BadRow("refused", None, "no")})
+    (routed,) = task(iter([batch]))
+    assert [letter and letter["stage"] for letter in routed[LETTER].to_pylist()] == [None, "refused", None]

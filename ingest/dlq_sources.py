@@ -1,0 +1,155 @@
+"""From dead letters back to rows: each source reads its own raw bytes, as it does in the stream.
+
+Letters of files are rows as JSON. Letters of Kafka are records, and go through the mapping of `[source]`, in this
+process; only where the mapping has SQL a Spark session evaluates it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.bad_rows import BadRow, problems_of
+from ingest.kafka_checks import KAFKA, record_mapping
+from ingest.mapping import RecordMapping
+from ingest.mapping_task import column_name, mapped
+from ingest.settings import Settings
+from ingest.source import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Rows of letters. `rows[n]` comes from letter number `of[n]`; letters without a row are in `failed`.
+
+    The columns of `rows` are the table's, and `DELETE` where the source has deletes.
+    """
+
+    rows: pa.RecordBatch
+    of: Sequence[int]
+    failed: Mapping[int, BadRow]
+
+
+Map = Callable[[pa.Table], Mapped]
+"""From letters (`dead_letters.SCHEMA`, raw bytes and all) to rows."""
+
+
+def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Map:
+    """How letters of the source of `settings` are read into columns of `schema`; those of another source fail.
+
+    Raises: Invalid for a mapping that does not fit the table.
+    """
+    if settings.source.format == KAFKA:
+        mapping = record_mapping(settings.source, schema, key)
+        return _of_kind(of_topics=True, read=lambda letters: rows_of_records(letters, mapping, settings))
+    return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema))
+
+
+def _of_kind(*, of_topics: bool, read: Map) -> Map:
+    other = "a file" if of_topics else "a Kafka topic"
+    why = BadRow("map", None, f"it came from {other}; replay it with the configuration that read it")
+
+    def of_either(letters: pa.Table) -> Mapped:
+        ours = np.asarray(letters["topic"].is_valid()) == of_topics
+        numbers = np.flatnonzero(ours)
+        found = read(letters.take(pa.array(numbers)))
+        failed = {int(numbers[at]): each for at, each in found.failed.items()}
+        failed |= {int(at): why for at in np.flatnonzero(~ours)}
+        return Mapped(found.rows, [int(numbers[at]) for at in found.of], failed)
+
+    return of_either
+
+
+# ---- records of Kafka ----------------------------------------------------------------------------------------------
+
+
+def rows_of_records(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:
+    """Records through `mapping`. Headers are not kept in letters: a mapping that reads them is not replayed."""
+    if mapping.headers or not letters.num_rows:
+        why = BadRow("map", None, "the mapping reads headers, which letters do not hold; produce the record again")
+        return Mapped(pa.RecordBatch.from_pydict({}), [], dict.fromkeys(range(letters.num_rows), why))
+    records = letters.select(["raw_key", "raw_value", "topic", "partition", "offset", "landed"])
+    records = records.rename_columns(["key", "value", "topic", "partition", "offset", "timestamp"])
+    rows = _by_spark(records, mapping, settings) if mapping.has_sql else _by_itself(records, mapping)
+    failed = problems_of(rows)
+    good = [row for row in range(rows.num_rows) if row not in failed]
+    names = [*(column.name for column in mapping.columns), DELETE]
+    return Mapped(rows.select(names).take(pa.array(good, pa.int64())), good, failed)
+
+
+def _by_itself(records: pa.Table, mapping: RecordMapping) -> pa.RecordBatch:
+    found = mapped(records.combine_chunks().to_batches()[0], mapping)
+    columns = {column.name: found[column_name(number)] for number, column in enumerate(mapping.columns)}
+    return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in (DELETE, PROBLEM)})
+
+
+def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> pa.RecordBatch:
+    """The same with SQL, in a local Spark, in the order of `records`."""
+    from ingest.kafka_source import rows_of
+    from ingest.spark_session import configuration, start_session
+
+    conf = configuration(settings, 1, once=True) | {"spark.master": "local[1]"}
+    conf.pop("spark.jars.packages", None)  # nobody asks Kafka here
+    rows = rows_of(start_session(conf).createDataFrame(records), mapping).toArrow()
+    places = zip(*(rows[name].to_pylist() for name in (TOPIC, PARTITION, OFFSET)), strict=True)
+    at = {each: row for row, each in enumerate(places)}
+    wanted = zip(*(records[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    order = pa.array([at[each] for each in wanted], pa.int64())
+    return rows.take(order).combine_chunks().to_batches()[0]
+
+
+# ---- rows as JSON --------------------------------------------------------------------------------------------------
+
+
+def rows_of_json(letters: pa.Table, schema: pa.Schema) -> Mapped:
+    """Letters whose `raw_value` is a JSON object; its fields of names that are not in `schema` are left out."""
+    rows: list[dict[str, Any]] = []
+    of: list[int] = []
+    failed: dict[int, BadRow] = {}
+    for number, raw in enumerate(letters["raw_value"].to_pylist()):
+        found = _parsed(raw, schema)
+        if isinstance(found, BadRow):
+            failed[number] = found
+        else:
+            rows.append(found)
+            of.append(number)
+    nullable = pa.schema([each.with_nullable(True) for each in schema])
+    return Mapped(pa.RecordBatch.from_pylist(rows, schema=nullable), of, failed)
+
+
+def _parsed(raw: bytes | None, schema: pa.Schema) -> dict[str, Any] | BadRow:
+    try:
+        given = json.loads(raw or b"")
+    except ValueError as error:
+        return BadRow("parse", None, f"not JSON: {error}")
+    if not isinstance(given, dict):
+        return BadRow("parse", None, "not a JSON object")
+    row: dict[str, Any] = {}
+    for each in schema:
+        try:
+            row[each.name] = _read(given.get(each.name), each.type)
+            pa.array([row[each.name]], each.type)
+        except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+            reason = f"column {each.name!r} cannot become {each.type} ({error})"
+            return BadRow("parse", each.name, reason)
+    return row
+
+
+def _read(value: Any, kind: pa.DataType) -> Any:
+    """A value as `bad_rows.as_json` writes it."""
+    types = pa.types
+    if isinstance(value, str) and (types.is_binary(kind) or types.is_large_binary(kind)):
+        return base64.b64decode(value, validate=True)
+    if isinstance(value, str) and types.is_timestamp(kind):
+        return datetime.fromisoformat(value)
+    if isinstance(value, str) and types.is_date(kind):
+        return date.fromisoformat(value)
+    if isinstance(value, dict | list) and (types.is_string(kind) or types.is_large_string(kind)):
+        return json.dumps(value)  # as Spark reads it
+    return value

@@ -1,0 +1,255 @@
+"""Bad rows inside Spark: they leave a micro-batch alone, become letters once, and too many of them end the stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ingest
+from ingest import spark_sink
+from ingest.dead_letters import DeadLetters
+from ingest.dlq_replay import Replaying
+from ingest.dlq_sources import by_source
+from ingest.feed import Feed
+from ingest.pipeline import written_schema
+from ingest.settings import load
+from ingest.source import read_stream
+from ingest.spark_session import configuration, start_session
+from ingest.spark_sink import BatchReceipt, MemWalSink
+from ingest.spark_tasks import opened
+from ingest.task_errors import of_spark
+from tests.conftest import toml
+from wal import FakeClock
+
+COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
+POISON = ("no JSON {", '{"id": "x", "name": "a number as text"}', '{"name": "no key"}', '{"id": 7.5}')
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Spark for the module."""
+    settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}}, {})
+    session = start_session(configuration(settings, 2, once=True))
+    yield session
+    session.stop()
+
+
+class Stream:
+    """A table, a directory of files of a format, and the query between them, as `memwal run` makes it."""
+
+    def __init__(self, spark: Any, at: Path, form: str, table: dict[str, Any], dlq: dict[str, Any]) -> None:
+        self.at, self.spark, self.form = at, spark, form
+        (at / "feed").mkdir()
+        (at / "in").mkdir()
+        self.sections: dict[str, dict[str, Any]] = {
+            "table": {"uri": str(at / "t.lance"), "key": ["id"], "columns": COLUMNS, **table},
+            "source": {"format": form, "path": str(at / "in"), "files_per_trigger": 1},
+            "commit": {"interval": "0s"},
+            "dlq": dlq,
+        }
+        self.batches: list[BatchReceipt] = []
+        self.sinks: list[MemWalSink] = []
+
+    @property
+    def config(self) -> Path:
+        path = self.at / "config.toml"
+        path.write_text(toml(self.sections))
+        return path
+
+    def land(self, lines: Sequence[str] | pa.Table) -> None:
+        file = self.at / "feed" / f"{len(list((self.at / 'feed').iterdir())):03d}.{self.form}"
+        if isinstance(lines, pa.Table):
+            pq.write_table(lines, file)
+        else:
+            file.write_text("\n".join(lines) + "\n")
+        Feed(self.at / "feed", self.at / "in", 0.0, FakeClock()).land_all()
+
+    def run(self) -> None:
+        """Process what is there in a new sink. Raises: what ended the query, as the kind it is."""
+        settings = load(self.config, {})
+        sink = MemWalSink(self.config, endpoint=self.endpoint(), on_batch=self.batches.append)
+        schema = written_schema(settings, sink._table())
+        frame = read_stream(self.spark, settings.source, schema, keep_bad=settings.dlq.mode != "fail")
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.at / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(300)
+        except Exception as error:
+            raise (sink.failure or of_spark(error)) from error
+        finally:
+            query.stop()
+
+    def endpoint(self) -> str:
+        """One child daemon for all runs."""
+        if not self.sinks:
+            self.sinks.append(MemWalSink(self.config))
+        return self.sinks[0]._owner()
+
+    def forget_the_last_micro_batch(self) -> None:
+        """As if the driver had died between the acks and its own note of them."""
+        commits = self.at / "checkpoint" / "commits"
+        newest = max(int(each.name) for each in commits.glob("[0-9]*"))
+        for name in (f"{newest}", f".{newest}.crc"):
+            (commits / name).unlink()
+
+    def rows(self) -> dict[int, str]:
+        with ingest.connect(self.endpoint()) as table:
+            found = table.scan(["id", "name"]).to_pylist()
+        assert len({row["id"] for row in found}) == len(found)
+        return {row["id"]: row["name"] for row in found}
+
+    def letters(self) -> list[dict[str, Any]]:
+        """Oldest first, by file and row."""
+        found = lance.dataset(str(self.at / "t.lance.dlq")).to_table().to_pylist()
+        return sorted(found, key=lambda each: (each["file"], each["row"]))
+
+
+@pytest.fixture
+def stream(spark: Any, tmp_path: Path) -> Iterator[Callable[..., Stream]]:
+    """Makes a stream; its child daemon ends with the test."""
+    made: list[Stream] = []
+
+    def make(form: str = "json", table: dict[str, Any] | None = None, **dlq: Any) -> Stream:
+        made.append(Stream(spark, tmp_path, form, table or {}, dlq))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for sink in each.sinks:
+            sink.close()
+
+
+def line(id: int, name: str = "") -> str:
+    return json.dumps({"id": id, "name": name or f"name {id}", "price": id})
+
+
+def poisoned(first: int, rows: int, every: int = 100) -> list[str]:
+    """Lines of a file, of which every so-manieth is poison, one kind after the other."""
+    return [
+        POISON[(id // every) % len(POISON)] if id % every == every // 2 else line(id)
+        for id in range(first, first + rows)
+    ]
+
+
+def test_a_poison_record_every_100_rows_is_a_letter_each_and_every_other_row_arrives(
+    stream: Callable[..., Stream],
+) -> None:
+    source = stream(mode="table")
+    source.land(poisoned(0, 400))
+    source.land(poisoned(400, 400))
+    source.run()
+    good = {id: f"name {id}" for id in range(800) if id % 100 != 50}
+    assert source.rows() == good
+    assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(396, 4, 4)] * 2
+    letters = source.letters()
+    assert [each["raw_value"].decode() for each in letters] == list(POISON) * 2
+    assert [each["stage"] for each in letters] == ["parse", "parse", "fit", "parse"] * 2
+    assert [each["row"] for each in letters] == [50, 150, 250, 350] * 2
+    assert letters[2]["reason"] == "key column 'id' is null: give it a value"
+    assert letters[2]["column"] == "id"
+    assert {each["batch_id"] for each in letters[:4]} == {0}
+    assert letters[0]["file"].endswith("000.json")
+
+    source.forget_the_last_micro_batch()
+    source.run()
+    assert source.rows() == good
+    assert source.letters() == letters
+    assert (source.batches[-1].bad, source.batches[-1].letters) == (4, 0)
+    assert [region.applied for region in source.batches[-1].regions] == [False, False]
+
+
+def test_rows_that_are_left_out_are_counted_and_kept_nowhere(stream: Callable[..., Stream]) -> None:
+    source = stream(mode="skip")
+    source.land(poisoned(0, 300))
+    source.run()
+    assert len(source.rows()) == 297
+    assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(297, 3, 0)]
+    assert "2x" in source.batches[0].reasons
+    assert not (source.at / "t.lance.dlq").exists()
+
+
+def test_too_many_bad_rows_end_the_stream_and_nothing_is_lost(stream: Callable[..., Stream]) -> None:
+    source = stream(mode="table", max_bad_percent=5, bad_window=100)
+    source.land(poisoned(0, 200))
+    source.land(poisoned(200, 200, every=10))
+    source.land(poisoned(400, 100))
+    for _ in range(2):  # the same micro-batch stops it again
+        with pytest.raises(
+            ingest.Invalid, match=r"20 of the last 200 rows \(10.0 %\) are bad.*max_bad_percent = 5"
+        ) as e:
+            source.run()
+        assert len(e.value.lines) == 1
+        assert "parse: malformed" in str(e.value)
+        assert len(source.rows()) == 198 + 180
+        assert len(source.letters()) == 2 + 20
+    source.sections["dlq"]["max_bad_percent"] = 100
+    source.run()
+    assert len(source.rows()) == 198 + 180 + 99
+    assert len(source.letters()) == 2 + 20 + 1
+
+
+def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_others(
+    stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = stream("parquet", table={"on_duplicate": "fail"}, mode="table")
+    ids = [*range(100), *range(10), 100]
+    rows = {"id": ids, "name": [f"{id} at {n}" for n, id in enumerate(ids)], "price": ids}
+    source.land(pa.table(rows))
+    collected, jobs = spark_sink._collected, []
+
+    def dies_before_the_regions_are_asked_again(routed: Any, send: Any) -> Any:
+        jobs.append(routed)
+        if len(jobs) == 3:
+            raise ingest.Unavailable("the driver died")
+        return collected(routed, send)
+
+    monkeypatch.setattr(spark_sink, "_collected", dies_before_the_regions_are_asked_again)
+    with pytest.raises(ingest.Unavailable, match="the driver died"):
+        source.run()
+    letters = source.letters()
+    assert [each["row"] for each in letters] == list(range(100, 110))
+    assert {each["stage"] for each in letters} == {"refused"}
+    assert [json.loads(each["raw_value"])["name"] for each in letters] == [f"{n} at {100 + n}" for n in range(10)]
+    assert "an earlier row of the same put has the key" in letters[0]["reason"]
+
+    source.run()
+    first = {id: f"{id} at {id}" for id in range(100)} | {100: "100 at 110"}
+    assert source.rows() == first
+    assert source.letters() == letters
+    assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(101, 10, 0)]
+    source.forget_the_last_micro_batch()
+    source.run()
+    assert source.rows() == first
+    assert source.letters() == letters
+
+    settings = load(source.config, {})
+    dead = DeadLetters.find(settings.dead_letters, {}, FakeClock())
+    assert dead is not None
+    target = opened(settings.table.uri, ())
+    with ingest.connect(source.endpoint()) as table:
+        mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
+        outcome = Replaying(dead, target, table, mapping).replay(None, None)
+    assert (outcome.replayed, outcome.stay) == (10, {})
+    assert source.letters() == []
+    assert source.rows() == first | {n: f"{n} at {100 + n}" for n in range(10)}
+
+
+def test_columns_that_fit_no_row_end_the_stream_in_every_mode(stream: Callable[..., Stream]) -> None:
+    source = stream("parquet", mode="table")
+    source.land(pa.table({"id": [1, 2], "name": ["a", "b"], "price": [1, 2]}))
+    sink = MemWalSink(source.config, endpoint=source.endpoint())
+    frame = source.spark.readStream.schema("id long, nome string").format("parquet").load(str(source.at / "in"))
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(source.at / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="nome"):
+        query.awaitTermination(300)
+    assert isinstance(sink.failure, ingest.Invalid)
+    assert "'nome' is not in the table" in str(sink.failure)
+    assert not (source.at / "t.lance.dlq").exists()

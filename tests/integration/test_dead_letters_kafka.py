@@ -1,0 +1,64 @@
+"""Records of a real broker that cannot be used: letters with their bytes and offsets, replayed once they can be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+
+import ingest
+from tests.conftest import toml
+from tests.kafka_server import KafkaServer, Record
+
+POISON = (b"\xff\x00 no JSON", b'{"id": "x"}', b'{"n": 1}', b"")
+
+
+def test_a_poison_record_every_100_records_of_a_topic(
+    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, memwal: Callable[..., Any]
+) -> None:
+    topic = tmp_path.name
+    kafka.create_topic(topic, partitions=1)
+    events = [Record(json.dumps({"id": id, "n": id}).encode(), str(id).encode()) for id in range(800)]
+    for at in range(8):
+        events[at * 100 + 50] = Record(POISON[at % len(POISON)], b"\xfe %d" % at)
+    events.append(Record(None, b"0"))
+    kafka.produce(topic, events)
+    uri, config = str(tmp_path / "t.lance"), tmp_path / "config.toml"
+    source = {"format": "kafka", "brokers": kafka.brokers, "topics": [topic], "max_offsets_per_trigger": 300}
+    sections = {
+        "table": {"uri": uri, "key": ["id"], "columns": {"id": "int64", "twice": "int64"}},
+        "dlq": {"mode": "table"},
+        "source": {**source, "spark": kafka_connector, "fields": {"value.n": "int64"}},
+    }
+
+    def configured(*columns: str) -> Path:
+        config.write_text("\n".join([toml(sections), "[source.columns]", *columns, ""]))
+        return config
+
+    def rows() -> dict[int, int]:
+        with ingest.open(uri) as table:
+            return {row["id"]: row["twice"] for row in table.scan().to_pylist()}
+
+    twice = 'twice = { sql = "value.n * 2" }'
+    ran = memwal("run", configured(twice), "--once")
+    assert (ran.code, ran.error_lines) == (0, [])
+    assert "8 left out, 8 new dead letters" in ran.out
+    good = {id: 2 * id for id in range(1, 800) if id % 100 != 50}
+    assert rows() == good
+    letters = lance.dataset(f"{uri}.dlq").to_table().sort_by("offset").to_pylist()
+    assert [each["offset"] for each in letters] == [at * 100 + 50 for at in range(8)]
+    assert [each["raw_value"] for each in letters] == list(POISON) * 2
+    assert [each["raw_key"] for each in letters] == [b"\xfe %d" % at for at in range(8)]
+    assert {(each["topic"], each["partition"]) for each in letters} == {(topic, 0)}
+    assert {each["stage"] for each in letters} == {"parse", "map"}
+
+    # The mapping learns to do without a key: two letters fit now, and the same key twice is one row.
+    replayed = memwal("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice))
+    assert (replayed.code, replayed.error_lines) == (0, [])
+    assert "replayed 2 dead letters" in replayed.out
+    assert "6 stay" in replayed.out
+    assert rows() == good | {-1: 2}
+    assert lance.dataset(f"{uri}.dlq").count_rows() == 6

@@ -1,0 +1,201 @@
+"""Dead letters into a table again: each once, whatever ends a replay where, and whoever else replays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ingest
+from ingest.dead_letters import SCHEMA, DeadLetters
+from ingest.dlq_replay import Outcome, Replaying
+from ingest.dlq_sources import by_source
+from ingest.settings import load
+from ingest.spark_tasks import opened
+from wal import FakeClock, SystemIds
+
+COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
+
+
+class World:
+    """A table without a key, in which a row that is put twice is there twice, and letters beside it."""
+
+    def __init__(self, at: Path, **given: Any) -> None:
+        self.uri = str(at / "t.lance")
+        self.table = ingest.open(self.uri, schema=COLUMNS, settings={"commit": {"interval": "0s"}}, regions=2, **given)
+        self.letters = self.opened()
+
+    def opened(self) -> DeadLetters:
+        return DeadLetters.create(f"{self.uri}.dlq", {}, FakeClock(), SystemIds())
+
+    def write(self, *raws: Any, topic: str | None = None) -> None:
+        """Letters of a file, or of records with the keys 0, 1, …"""
+        rows = [
+            {
+                "id": f"{number * 977 + 1:020x}",
+                "time": number,
+                "stage": "fit",
+                "reason": "none",
+                "query_id": "q",
+                "batch_id": 0,
+                **({"file": "f"} if topic is None else {"topic": topic, "partition": 0, "offset": number}),
+                "row": number,
+                "raw_key": str(number).encode(),
+                "raw_value": raw if isinstance(raw, bytes | None) else json.dumps(raw).encode(),
+            }
+            for number, raw in enumerate(raws)
+        ]
+        self.letters.append(pa.Table.from_pylist(rows, schema=SCHEMA).to_batches(), "q", 0)
+
+    def replay(self, table: Any = None, condition: str | None = None, source: dict[str, Any] | None = None) -> Outcome:
+        target = opened(self.uri, ())
+        settings = load({"table": {"uri": self.uri}, "source": source or {}}, {})
+        mapping = by_source(settings, target.base.schema, target.base.key)
+        return Replaying(self.opened(), target, table or self.table, mapping).replay(condition, None)
+
+    def ids(self) -> list[int]:
+        return sorted(self.table.scan(["id"])["id"].to_pylist())
+
+    def left(self) -> list[int]:
+        return sorted(self.opened().dataset.to_table(["row"])["row"].to_pylist())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    made: list[World] = []
+
+    def make(**given: Any) -> World:
+        made.append(World(tmp_path, **given))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.table.close()
+
+
+class Dying:
+    """A table at which the process dies: before the put, or after it."""
+
+    def __init__(self, table: Any, after: bool) -> None:
+        self._table, self._after = table, after
+
+    def put(self, rows: pa.Table, *, token: Any) -> Any:
+        if self._after:
+            self._table.put(rows, token=token)
+        raise KeyboardInterrupt
+
+
+def test_letters_that_fit_go_into_the_table_and_the_others_stay(world: Callable[..., World]) -> None:
+    at = world(key=())
+    at.write({"id": 1, "n": 1}, b"{", {"n": 3}, {"id": 4, "n": 4, "more": 1}, {"id": 5})
+    outcome = at.replay()
+    assert outcome.replayed == 3
+    assert sorted(reason.partition(":")[0] for reason in outcome.stay) == ["fit", "parse"]
+    assert any("'id' is null" in reason for reason in outcome.stay)
+    assert at.ids() == [1, 4, 5]
+    assert at.left() == [1, 2]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the put", "after the put"])
+def test_a_replay_that_was_cut_off_is_finished_by_the_next_one(world: Callable[..., World], after: bool) -> None:
+    at = world(key=())
+    at.write(*({"id": n, "n": n} for n in range(20)))
+    with pytest.raises(KeyboardInterrupt):
+        at.replay(Dying(at.table, after))
+    assert at.left() == list(range(20))
+    assert at.replay().replayed == 20
+    assert at.ids() == list(range(20))
+    assert at.left() == []
+    assert at.replay().replayed == 0
+
+
+def test_a_replay_that_dies_before_it_deletes_leaves_letters_that_are_not_put_again(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = world(key=())
+    at.write(*({"id": n, "n": n} for n in range(20)))
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DeadLetters, "delete", dies)
+    with pytest.raises(KeyboardInterrupt):
+        at.replay()
+    monkeypatch.undo()
+    assert at.replay(condition="row = 1000").replayed > 0, "what was begun is finished, whatever is asked for now"
+    at.replay()
+    assert at.ids() == list(range(20))
+    assert at.left() == []
+
+
+def test_two_replays_at_once_put_each_letter_once(world: Callable[..., World]) -> None:
+    at = world(key=())
+    at.write(*({"id": n, "n": n} for n in range(20)))
+
+    class BesideAnother:
+        def put(self, rows: pa.Table, *, token: Any) -> Any:
+            at.replay()  # from its beginning to its end
+            return at.table.put(rows, token=token)
+
+    assert at.replay(BesideAnother()).replayed == 0
+    assert at.ids() == list(range(20))
+    assert at.left() == []
+
+
+def test_rows_that_their_region_refuses_are_found_and_the_others_are_put(world: Callable[..., World]) -> None:
+    at = world(key="id")
+    at.write(*({"id": n, "n": n} for n in range(16)))
+
+    class Refuses:
+        def put(self, rows: pa.Table, *, token: Any) -> Any:
+            if not {3, 11}.isdisjoint(rows["id"].to_pylist()):
+                raise ingest.Invalid("neither 3 nor 11")
+            return at.table.put(rows, token=token)
+
+    outcome = at.replay(Refuses())
+    assert (outcome.replayed, outcome.stay) == (14, {"refused: neither 3 nor 11": 2})
+    assert at.left() == [3, 11]
+    assert at.ids() == [n for n in range(16) if n not in (3, 11)]
+
+
+def test_the_newest_letter_of_a_key_counts(world: Callable[..., World]) -> None:
+    at = world(key="id")
+    at.write(*({"id": n % 4, "n": n} for n in range(12)))
+    at.replay()
+    assert sorted(at.table.scan()["n"].to_pylist()) == [8, 9, 10, 11]
+
+
+KAFKA = {"format": "kafka", "brokers": "127.0.0.1:1", "topics": ["orders"]}
+
+
+def test_records_go_through_the_mapping_of_the_source(world: Callable[..., World]) -> None:
+    at = world(key="id")
+    at.table.put([{"id": 2, "n": 20}, {"id": 9, "n": 90}])
+    at.write({"id": 0, "m": 5}, {"id": 0, "m": 6}, None, b"{", {"m": 1}, {"id": 5, "m": "x"}, topic="orders")
+    outcome = at.replay(source=KAFKA | {"columns": {"n": "value.m"}})
+    assert outcome.replayed == 3
+    assert sorted(reason.partition(":")[0] for reason in outcome.stay) == ["map", "map", "parse"]
+    assert sorted((row["id"], row["n"]) for row in at.table.scan().to_pylist()) == [(0, 6), (9, 90)], "2 was deleted"
+    assert at.left() == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("topic", "source", "says"),
+    [
+        ("orders", {}, "it came from a Kafka topic"),
+        (None, KAFKA, "it came from a file"),
+        ("orders", KAFKA | {"columns": {"n": "headers.n"}}, "headers"),
+    ],
+)
+def test_letters_that_cannot_be_mapped_stay(
+    world: Callable[..., World], topic: str | None, source: dict[str, Any], says: str
+) -> None:
+    at = world(key="id")
+    at.write({"id": 0, "n": 5}, topic=topic)
+    (reason,) = at.replay(source=source).stay
+    assert says in reason
+    assert at.left() == [0]
