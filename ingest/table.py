@@ -23,6 +23,7 @@ import pyarrow as pa
 import flush
 import wal
 from flush import BaseTable, CommitReport, Upsert
+from flush.routing import decided
 from flush.shape import Shape
 from ingest import owners
 from ingest.admission import Admission
@@ -50,6 +51,8 @@ from memtable import TOMBSTONE, InvalidRows, tombstones
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
+_LOOK_FOR_RESIZE = 5.0
+"""Seconds between two looks of a table whose regions nobody took."""
 
 
 @atexit.register
@@ -89,6 +92,7 @@ class Table(LevelReads):
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
+        self._looked = context.clock.monotonic()
         self._collector = TableCollector(context.store, context.codec, context.clock, base.regions)
         left_behind = self._collector.names()
         try:
@@ -231,14 +235,16 @@ class Table(LevelReads):
 
     def resized(self) -> str | None:
         """Why this table is of no use any more, where another process gave it another number of regions; else None.
-        Asks storage only where a region was fenced. Raises: as a read.
+
+        Asks storage, for one small object, every few seconds, and always where a region was fenced. Raises: as a read.
         """
-        if not any(isinstance(writer.failure, wal.Fenced) for writer in self._regions):
+        now = self._context.clock.monotonic()
+        fenced = any(isinstance(writer.failure, wal.Fenced) for writer in self._regions)
+        if not fenced and now - self._looked < _LOOK_FOR_RESIZE:
             return None
-        newest = self.base.latest()
-        if newest.routing == self.base.routing:
-            return None
-        return str(resized(newest.uri, self.base.routing, newest.routing))
+        self._looked = now
+        following = decided(self._context.store, self.base.routing + 1)
+        return None if following is None else str(resized(self.base.uri, self.base.routing, following.routing))
 
     def announce(self, endpoint: str) -> None:
         """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
