@@ -47,11 +47,9 @@ class Resized:
         self.oracle |= dict.fromkeys(ids, n)
         return table.put([{"id": id, "n": n} for id in ids], token=token).applied
 
-    def resize(
-        self, buckets: int, store: wal.ObjectStore | None = None, clock: wal.Clock | None = None
-    ) -> ResizeReport:
-        store, clock = store or self.store, clock or FakeClock()
-        return resize(self.uri, {}, store, buckets, clock=clock, ids=SystemIds())
+    def resize(self, buckets: int, store: wal.ObjectStore | None = None, **more: Any) -> ResizeReport:
+        options = {"clock": FakeClock(), "ids": SystemIds(), "at_once": 1} | more
+        return resize(self.uri, {}, store or self.store, buckets, **options)
 
     @property
     def store(self) -> LocalStore:
@@ -259,7 +257,7 @@ class Interrupted:
 
 def test_two_resizes_at_once(prepared: Resized, tmp_path: Path) -> None:
     ends = set()
-    for at in range(3, 400, 19):
+    for at in range(3, 400, 37):
         world = copied(prepared, tmp_path / str(at))
         other = Interrupted(world.store, at, partial(world.resize, 4))
         try:
@@ -297,7 +295,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
         for buckets in (4, 1, 3):
             before = len(acked)
             wait_until(lambda before=before: len(acked) > before + 20)
-            assert world.resize(buckets, clock=wal.SystemClock()).regions == buckets
+            assert world.resize(buckets, clock=wal.SystemClock(), at_once=3).regions == buckets
         before = len(acked)
         wait_until(lambda: len(acked) > before + 20)
     finally:
