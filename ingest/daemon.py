@@ -1,7 +1,11 @@
-"""`memwal serve`: a table with all its regions claimed, behind Arrow Flight, until told to stop.
+"""`memwal serve`: a table with its regions, or a share of them, behind Arrow Flight, until told to stop.
 
-A child daemon (of `memwal run`) lives exactly as long as its parent: its standard input is a pipe whose other end only
-the parent holds, so the end of that pipe is the end of the parent, however it came about.
+One daemon without endpoints claims every region before it is ready. One of several (`daemon.endpoints`) answers calls
+first and then claims its share (`ingest.balancer`). With `daemon.workers` the process starts so many daemons and serves
+nothing itself (`ingest.workers`).
+
+A child daemon (of `memwal run`, or a worker) lives exactly as long as its parent: its standard input is a pipe whose
+other end only the parent holds, so the end of that pipe is the end of the parent, however it came about.
 """
 
 from __future__ import annotations
@@ -12,11 +16,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TextIO
 
+import wal
+from ingest import addresses
+from ingest.balancer import Balancer
 from ingest.errors import Invalid, Unavailable, classify
-from ingest.flight_server import FlightService
+from ingest.flight_server import FlightService, Place
 from ingest.logs import configure_logs
 from ingest.metrics import serve_metrics
 from ingest.opening import open_table
@@ -39,32 +47,34 @@ def serve(
 ) -> int:
     """Serve the table of `settings`; returns the exit code.
 
-    `ready` is called with the endpoint once every region is claimed and calls are answered, `on_replay` as in
-    `open_table`. Ends on SIGTERM, SIGINT or the end of `lifeline`; also when storage made a region stop itself, which
-    only a new claim mends. Raises: Invalid for an address that is taken or not on loopback, Unavailable for such a
-    region, and what `open_table` does.
+    `ready` is called with the endpoint once every region of its share is claimed and calls are answered, `on_replay` as
+    in `open_table`. Ends on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a
+    region stop itself, which only a new claim mends. Raises: Invalid for an address that is taken, not on loopback or
+    not one of the endpoints; Unavailable for such a region; what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
     host, port = settings.daemon.host, settings.daemon.port
+    place = _place(settings)
     check_address("daemon.port", host, port)
     if settings.daemon.metrics_port > 0:
         check_address("daemon.metrics_port", "127.0.0.1", settings.daemon.metrics_port)
     stop = _stop_signals(lifeline)
-    with open_table(settings, environ, on_replay=on_replay) as table:
-        try:
-            service = FlightService(table, f"grpc://{host}:{port}")
-        except OSError as error:
-            raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
-        endpoint = f"grpc://{host}:{service.port}"
-        table.announce(endpoint)
+    alone = len(place.endpoints) < 2
+    with open_table(settings, environ, on_replay=on_replay, claim=alone) as table:
+        service = _listening(table, host, port, place)
+        table.announce(place.endpoint)
         serve_metrics(table, settings.daemon.metrics_port)
-        ready(endpoint)
-        _LOG.info("serving %s at %s", settings.table.uri, endpoint)
-        ended = None
-        while not stop.wait(LOOK_EVERY) and not (ended := table.broken() or _resized(table)):
-            pass
-        _drain(service, settings.daemon.drain_timeout)
-        broken = table.broken() or ended
+        with _sharing(table, place, stop) as share:
+            if not stop.is_set():
+                ready(place.endpoint)
+                _LOG.info("serving %s at %s", settings.table.uri, place.endpoint)
+            gone = None
+            while not stop.wait(LOOK_EVERY) and not (alone and table.broken()) and not (gone := _resized(table)):
+                pass
+            if share is not None:
+                share.hand_over()
+            _drain(service, settings.daemon.drain_timeout)
+            broken = (table.broken() if alone else None) or gone
     if broken:
         raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
     return 0
@@ -77,6 +87,52 @@ def _resized(table: Table) -> str | None:
     except Exception as error:  # noqa: BLE001 - looked at again in a moment
         _LOG.warning("cannot look whether the table was resized: %s", classify(error))
         return None
+
+
+def _place(settings: Settings) -> Place:
+    """Where this daemon is found, as far as the settings say. Raises: Invalid where it is none of the endpoints."""
+    daemon = settings.daemon
+    if not daemon.endpoints:
+        return Place()
+    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise)
+    if mine is None:
+        raise Invalid(
+            f"daemon.endpoints: {addresses.at(daemon.host, daemon.port)}, this daemon's host and port, is not one of "
+            "them; add it, or say in daemon.advertise which one it is"
+        )
+    return Place(mine, list(daemon.endpoints))
+
+
+def _listening(table: Table, host: str, port: int, place: Place) -> FlightService:
+    """Answer calls from now on. Raises: Invalid where it cannot listen there."""
+    try:
+        service = FlightService(table, addresses.at(host, port), place)
+    except OSError as error:
+        raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
+    if not place.endpoint:
+        place.endpoint = addresses.at(host, service.port)
+        place.endpoints = [place.endpoint]
+    return service
+
+
+@contextmanager
+def _sharing(table: Table, place: Place, stop: threading.Event) -> Iterator[Balancer | None]:
+    """Claim this daemon's share of the regions, and keep it that; None where it is alone and has them all.
+
+    Returns once the share is here, or `stop` is set.
+    """
+    if len(place.endpoints) < 2:
+        yield None
+        return
+    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock())
+    place.heard, place.look, place.gives = share.heard, share.look, share.gives
+    share.start()
+    try:
+        while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
+            pass
+        yield share
+    finally:
+        share.stop()
 
 
 def check_address(setting: str, host: str, port: int) -> None:

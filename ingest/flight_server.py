@@ -3,16 +3,24 @@
 DoPut      {"op": "put", "region", "producer", "sequence", "routing"}  rows of one region, all or none (the Spark sink)
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
            "routing" too where the sender has split them itself
-DoGet      {"op": "get" | "scan" | "search" | "match", …}   the read's result
-DoAction   "count" | "status" | "flush" | "commit" | "schema"   JSON in, JSON out
+DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
+DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
            "schema" {"look": true}     looks first whether somebody changed the table's columns
+           "regions"                   which regions are here; answers while they are being claimed, too
+           "release" {"region", "flush"}   hands a region over: lets go of it, so that the asker can claim it
+           "look"                      the caller, a peer, has something new to show
+           `from`, on the last three: the endpoint of the peer that asks
+
+Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
+rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
+`regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import Any, TypeVar
 from uuid import UUID
@@ -20,13 +28,28 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ingest.errors import Invalid, classify
+from ingest.commit_policy import Waiting
+from ingest.errors import Invalid, Unavailable, classify
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
+from ingest.reads import Reads
 from ingest.routings import expect_routing
 from ingest.table import Table
 from ingest.tokens import Token
 
 T = TypeVar("T")
+
+
+@dataclass
+class Place:
+    """Where a daemon is found, and the endpoints of all that share its table, its own among them. What it does when a
+    peer looks at it (`heard`), wants to be looked at (`look`) or asks for a region (`gives`: whether it gets it).
+    """
+
+    endpoint: str = ""
+    endpoints: Sequence[str] = ()
+    heard: Callable[[str], object] = lambda _: None
+    look: Callable[[str], object] = lambda _: None
+    gives: Callable[[UUID, str], bool] = lambda *_: True
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -49,10 +72,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
     """
 
-    def __init__(self, table: Table, location: str) -> None:
-        """Listen at `location`, such as grpc://127.0.0.1:0. Raises: OSError when the port is taken."""
+    def __init__(self, table: Table, location: str, place: Place | None = None) -> None:
+        """Listen at `location`, such as grpc://127.0.0.1:0. Raises: OSError when the port is taken.
+
+        `place`: where this daemon is found and which others there are; None: it is alone.
+        """
         super().__init__(location)
-        self._table = table
+        self._table, self._place = table, place or Place()
 
     @_answering
     def do_put(
@@ -88,36 +114,75 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table:
         op = request.pop("op")
+        table = self._of(request)
         if op == "get":
-            return self._table.get(rows, **request)
+            return table.get(rows, **request)
         if op == "search" and rows is not None:
-            return self._table.search(vector=rows.column(0).combine_chunks(), **request)
+            return table.search(vector=rows.column(0).combine_chunks(), **request)
         if op in ("scan", "match"):
-            reads: dict[str, Callable[..., pa.Table]] = {"scan": self._table.scan, "match": self._table.match}
+            reads: dict[str, Callable[..., pa.Table]] = {"scan": table.scan, "match": table.match}
             return reads[op](**request)
         raise Invalid(f"unknown read {op!r}")
 
+    def _of(self, request: dict[str, Any]) -> Reads:
+        """What the read `request` is about; takes that out of it."""
+        regions = request.pop("regions", None)
+        return self._table if regions is None else self._table.only([UUID(region) for region in regions])
+
     def _act(self, name: str, request: dict[str, Any]) -> Any:
-        if name == "count":
-            return self._table.count(**request)
-        if name == "status":
-            return self._table.status()
-        if name == "flush":
-            return self._table.flush()
-        if name == "commit":
-            return asdict(self._table.commit())
-        if name == "schema":
-            if request.get("look"):  # the caller has columns that it does not know
-                self._table.look()
-            base = self._table.base
-            return {
-                "schema": base.schema.serialize().to_pybytes().hex(),
-                "key": list(base.key),
-                "identity": self._table.identity,
-                "upsert": self._table.upsert,
-                "routing": base.routing,
-            }
-        raise Invalid(f"unknown action {name!r}")
+        acts: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "count": lambda request: self._of(request).count(**request),
+            "status": lambda _: self._table.status(),
+            "flush": lambda _: self._table.flush(),
+            "commit": lambda _: asdict(self._table.commit()),
+            "schema": self._schema,
+            "regions": self._looked_at,
+            "look": lambda request: self._place.look(request.get("from", "")),
+            "release": self._release,
+        }
+        if name not in acts:
+            raise Invalid(f"unknown action {name!r}")
+        return acts[name](request)
+
+    def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("look"):  # the caller has columns that it does not know
+            self._table.look()
+        base = self._table.base
+        return {
+            "schema": base.schema.serialize().to_pybytes().hex(),
+            "key": list(base.key),
+            "identity": self._table.identity,
+            "upsert": self._table.upsert,
+            "ids": [str(region) for region in base.regions],
+            "routing": base.routing,
+            "append_by": None if base.append_by is None else list(base.append_by),
+            **self._regions(),
+        }
+
+    def _looked_at(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "from" in request:
+            self._place.heard(request["from"])
+        upkeep = self._table.upkeep
+        waiting = asdict(Waiting.of_all(upkeep.waiting()))
+        return {**self._regions(), "waiting": waiting, "base_version": upkeep.caught_up}
+
+    def _regions(self) -> dict[str, Any]:
+        return {
+            "endpoint": self._place.endpoint or None,
+            "endpoints": list(self._place.endpoints),
+            "table": self._table.identity["table"],
+            "regions": self._table.regions.epochs,
+            "draining": self._table.regions.draining,
+        }
+
+    def _release(self, request: dict[str, Any]) -> dict[str, Any]:
+        region = UUID(request["region"])
+        if "from" in request and not self._place.gives(region, request["from"]):
+            raise Unavailable(
+                f"region {region}: it belongs to another daemon than {request['from']}, seen from here; ask again",
+                {"reason": "disagree", "region": str(region)},
+            )
+        return {"epoch": self._table.release(region, flush=request.get("flush"))}
 
 
 def _read_closed(reader: flight.MetadataRecordBatchReader) -> pa.Table:

@@ -84,50 +84,46 @@ def open_table(
     *,
     on_replay: OnReplay | None = None,
     clock: wal.Clock | None = None,
+    claim: bool = True,
 ) -> Table:
-    """Open (or create) the table of `settings` and claim its regions.
+    """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
 
     `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
     `clock`: None for the system's. A table that is being resized is waited for, up to `wal.retry_budget`.
     Raises: Invalid, wal and flush errors.
     """
     clock = clock or wal.SystemClock()
-    until = clock.monotonic() + settings.wal.retry_budget
+    until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
     while True:
         try:
-            return _claimed(settings, environ, schema, on_replay, clock)
+            return _opened(settings, environ, schema, on_replay, clock, claim=claim, finish=finish)
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise
             _LOG.info("%s: %s", settings.table.uri, error)
         clock.sleep(_RESIZED_PAUSE)
-        finish_resize(settings, environ, clock)
+        finish = True
 
 
-def finish_resize(settings: Settings, environ: Mapping[str, str], clock: wal.Clock) -> None:
-    """Do what a resize that broke off after its decision has left; nothing where none was decided.
-
-    Raises: as `flush.finish_resize`.
-    """
-    uri, options = settings.table.uri, settings.storage_options(environ)
-    store = wal.open_store(uri, options, put_timeout=settings.wal.put_timeout)
-    limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
-    flush.finish_resize(flush.BaseTable.open(uri, options), store, clock=clock, ids=wal.SystemIds(), options=limits)
-
-
-def _claimed(
+def _opened(
     settings: Settings,
     environ: Mapping[str, str],
     schema: pa.Schema | None,
     on_replay: OnReplay | None,
     clock: wal.Clock,
+    *,
+    claim: bool,
+    finish: bool,
 ) -> Table:
+    """`finish`: do first what a resize that broke off after its decision has left, if there is one."""
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
     base, _ = find_or_create(settings, environ, schema)
     ids = wal.SystemIds()
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
     wal.probe(store, ids, clock, limits)
+    if finish:
+        base = flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
     rows = row_schema(base.schema, base.key)
     models = VectorModels()
     models.read(base)
@@ -158,8 +154,8 @@ def _claimed(
     limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
     rules = maintenance_rules(settings)
     upkeep = Upkeep(limits_of_commit, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
-    with nullcontext(on_replay) if on_replay is not None else replay_bar(clock) as tell:
-        return Table(base, replace(context, on_replay=tell), upkeep)
+    with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
+        return Table(base, replace(context, on_replay=tell), upkeep, base.regions if claim else ())
 
 
 def find_or_create(

@@ -154,8 +154,11 @@ class RegionCore:
         memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
         generations = [table.generation for table in memtables if table.rows] + [sst.generation for sst in ssts]
         oldest = min((self._since.get(generation, self._opened) for generation in generations), default=None)
-        age = None if oldest is None else self._context.clock.monotonic() - oldest
-        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age)
+        in_memory = [self._since.get(table.generation, self._opened) for table in memtables if table.rows]
+        now = self._context.clock.monotonic()
+        age = None if oldest is None else now - oldest
+        unflushed = now - min(in_memory) if in_memory else None
+        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, unflushed)
 
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`; generations and positions as in the region manifest."""

@@ -21,7 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from ingest.commit_policy import Waiting
-from ingest.errors import Unavailable
+from ingest.errors import MemWalError, Unavailable
 from ingest.levels import RegionView
 from ingest.region_context import RegionContext
 from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
@@ -110,6 +110,16 @@ class RegionWriter:
         """What ended this writer, None while it lives."""
         return self._core.failure
 
+    @property
+    def memtable_bytes(self) -> int:
+        """Bytes of the memtables, indexes counted."""
+        return self._levels.unflushed
+
+    @property
+    def published(self) -> list[int]:
+        """The generations of the SSTs that are not committed, as far as this writer knows."""
+        return [sst.generation for sst in self._levels.manifest.ssts]
+
     def waiting(self) -> Waiting:
         """What is not in the base table; see `RegionCore.waiting`."""
         return self._core.waiting()
@@ -127,13 +137,14 @@ class RegionWriter:
         """This region's part of `Table.status()`."""
         return {"bucket": self.bucket, **self._core.status()}
 
-    def close(self) -> None:
+    def close(self, reason: MemWalError | None = None) -> None:
         """Append what lingers, stop the threads. Nothing is flushed: the WAL holds it.
 
+        `reason`: what calls that come later are told.
         Raises: the error that kept visible rows from the WAL; the threads have ended all the same.
         """
         alive = self._core.failure is None
-        self._queue.close(Unavailable(f"region {self.region} is closed; open the table again"))
+        self._queue.close(reason or Unavailable(f"region {self.region} is closed; open the table again"))
         self._server.wait()
         self._levels.close()
         self._flusher.wait()

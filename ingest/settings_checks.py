@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 
 from flush.row_hash import is_hashed
+from ingest.addresses import expanded
 from ingest.column_types import parse_type
 from ingest.settings_model import Index, Settings, TableSettings, index_spec
 from ingest.settings_problems import Problem, nearest
@@ -106,11 +107,22 @@ def of_source(settings: Settings) -> Iterator[Problem]:
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:
-    """Endpoints are written as Flight writes them."""
-    for endpoint in settings.daemon.endpoints:
+    """Endpoints are written as Flight writes them, each once, and this daemon's own is one of them."""
+    daemon = settings.daemon
+    for endpoint in daemon.endpoints:
         host, colon, port = endpoint.removeprefix("grpc://").rpartition(":")
         if not endpoint.startswith("grpc://") or not host or not colon or not port.isdecimal():
             yield Problem("daemon", "endpoints", f"endpoints: {endpoint!r} is not of the form 'grpc://host:port'")
+            return
+    every = expanded(daemon.endpoints, daemon.workers)
+    for endpoint in dict.fromkeys(endpoint for endpoint in every if every.count(endpoint) > 1):
+        text = f"endpoints: {endpoint} is there twice"
+        yield Problem("daemon", "endpoints", text + (", counting the workers" if daemon.workers > 1 else ""))
+    if daemon.advertise and daemon.advertise not in daemon.endpoints:
+        text = (
+            f"advertise = {daemon.advertise!r} is not one of endpoints; {nearest(daemon.advertise, daemon.endpoints)}"
+        )
+        yield Problem("daemon", "advertise", text)
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -20,18 +18,14 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
-import flush
 import wal
 from flush import BaseTable, CommitReport, Upsert
 from flush.routing import decided
 from flush.shape import Shape
-from ingest import owners
 from ingest.admission import Admission
-from ingest.base_upkeep import BaseUpkeep
-from ingest.commit_loop import CommitLoop, CommitSteps
+from ingest.commit_loop import CommitLoop
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, UnknownOutcome
-from ingest.garbage import Ages, TableCollector
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView, Reshaped
@@ -39,10 +33,13 @@ from ingest.periodic import Periodic
 from ingest.reader import Reader
 from ingest.receipts import Receipt
 from ingest.region_context import RegionContext, Upkeep
+from ingest.region_reads import RegionReads
+from ingest.region_set import RegionSet
 from ingest.region_writer import RegionWriter
 from ingest.reshaping import difference, fitted, reshaped
 from ingest.routings import expect_routing, resized
 from ingest.rows import as_table
+from ingest.table_upkeep import TableUpkeep
 from ingest.tokens import Token, TokenLike
 from ingest.waiting import written
 from ingest.write_queue import Ack, Write
@@ -66,43 +63,33 @@ def _close_all() -> None:
 
 
 class Table(LevelReads):
-    """A Lance table with its regions claimed by this process.
+    """A Lance table with its regions, or some of them, claimed by this process.
 
     Thread safety. Every method from any thread.
     Durability. `put` and `delete` return once every row is on storage (`durable=True`) or visible (`durable=False`).
     Errors. Every method raises only `ingest.errors` kinds.
     """
 
-    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep) -> None:
-        """Claim every region of `base`. Use `ingest.open`, which also creates the table."""
+    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
+        """Claim the regions `claim` of `base`. Use `ingest.open`, which claims all and also creates the table."""
         super().__init__(base, Reader(base, context.store))
-        self._context = context = replace(context, find=self._stored)
+        context = replace(context, find=self._stored)
         self._admission = Admission(context)
-        self._following, self._former = threading.Lock(), list[Shape]()
-        self._regions: list[RegionWriter] = []
-        steps = CommitSteps(
-            waiting=lambda: [writer.waiting() for writer in self._regions if writer.failure is None],
-            flush=lambda: self._flush_now([writer for writer in self._regions if writer.failure is None]),
-            commit=lambda: self._commit_now(upkeep),
-            maintain=BaseUpkeep(base, context.clock, upkeep.maintenance).run,
-        )
+        self._former = list[Shape]()
+        self.regions = RegionSet(base, context)
+        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._take_over)
         self._commits = CommitLoop(steps, upkeep.commit, context.clock)
-        self._collections = Periodic("collection", lambda: self._collect(upkeep.ages), upkeep.gc_interval)
-        self._committer = context.ids.entry_id()
+        self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
         self._looked = context.clock.monotonic()
-        self._collector = TableCollector(context.store, context.codec, context.clock, base.regions)
-        left_behind = self._collector.names()
         try:
-            for bucket, region in enumerate(base.regions):
-                self._regions.append(RegionWriter(context, region, bucket, base.committed.get(region, 0)))
+            for region in claim:
+                self.regions.acquire(region, lambda: base.committed)
         except BaseException:
             self.close()
             raise
-        self._by_id = {writer.region: writer for writer in self._regions}
-        self._collector.outlived(left_behind, {writer.region: writer.guard.epoch for writer in self._regions})
         self._commits.start()
         self._collections.start()
         _OPEN.add(self)
@@ -149,7 +136,7 @@ class Table(LevelReads):
         expect_routing(self.base.uri, routing, self.base.routing)
         admission, conforming = self._conforming(self._brought_up(rows))
         admission.check(conforming, deletes=False)
-        writer = self._writer(region)
+        writer = self.regions.writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
         once = self._once_per_key(admission, conforming)
@@ -162,7 +149,7 @@ class Table(LevelReads):
     def flush(self) -> None:
         """Freeze every memtable and publish it as an SST; returns when all are published."""
         self._refuse_if_closed()
-        self._flush_now(self._regions)
+        self.upkeep.flush(self.regions.writers)
 
     @at_the_edge
     def commit(self) -> CommitReport:
@@ -174,7 +161,7 @@ class Table(LevelReads):
     def status(self) -> dict[str, Any]:
         """`{"table", "base_version", "rows", "regions": […]}`; the rows are those of the base table."""
         base = self._reader.base()
-        regions = [writer.status() | {"owner": self._owner} for writer in self._regions]
+        regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
         for region in regions:
             committed = base.committed.get(UUID(region["id"]), 0)
             for sst in region["ssts"]:
@@ -200,10 +187,7 @@ class Table(LevelReads):
         self._commits.stop()
         self._collections.stop()
         try:
-            with ExitStack() as every:  # each is closed, whatever the others raise
-                for writer in self._regions:
-                    every.callback(self._withdraw, writer)
-                    every.callback(writer.close)
+            self.regions.close()
         except Exception:
             self._ended = True
             raise
@@ -215,6 +199,43 @@ class Table(LevelReads):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    # ---- regions that come and go --------------------------------------------------------------------------------
+
+    @at_the_edge
+    def acquire(self, region: UUID) -> int:
+        """Claim `region` and serve it from now on; returns its writer epoch. See `ingest.region_set`.
+
+        Raises: Invalid for a region that the table has not; Unavailable, FencedError, Corrupted as when it is opened.
+        """
+        self._refuse_if_closed()
+        return self.regions.acquire(region, self._committed)
+
+    @at_the_edge
+    def release(self, region: UUID, *, flush: bool | None = None) -> int:
+        """Stop serving `region` and let go of it; returns its writer epoch. Nothing of it is acked after the return.
+
+        What was acked as durable is in the log for whoever claims the region next; with `flush` it is flushed before
+        that, None: where there is much of it.
+        Raises: Unavailable where it is not here, or cannot be flushed, and then it stays.
+        """
+        self._refuse_if_closed()
+        return self.regions.release(region, flush=flush)
+
+    def look_at_commits(self) -> None:
+        """Another process may have committed, or is to be committed for: look soon."""
+        self._commits.look()
+
+    def only(self, regions: Sequence[UUID]) -> LevelReads:
+        """The reads of these regions' rows, those of the base table that are theirs among them.
+
+        Raises, when read: Unavailable (`not_owner`) where a region is not here.
+        """
+        buckets = [bucket for bucket, region in enumerate(self.regions.order) if region in set(regions)]
+        if len(buckets) != len(set(regions)):
+            raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
+        every = len(buckets) == len(self.regions.order)
+        return RegionReads(self, self._reader, regions, None if every else buckets)
+
     # ---- inside --------------------------------------------------------------------------------------------------
 
     @property
@@ -225,12 +246,12 @@ class Table(LevelReads):
     @property
     def identity(self) -> dict[str, Any]:
         """What tells this owner from any other: the table's address and the epoch of each region."""
-        epochs = {str(writer.region): writer.guard.epoch for writer in self._regions}
+        epochs = {writer.name: writer.guard.epoch for writer in self.regions.writers}
         return {"table": self._context.store.url(""), "epochs": epochs}
 
     def broken(self) -> str | None:
         """Why a region has stopped itself, None while all serve or were only fenced by a newer writer."""
-        failures = (writer.failure for writer in self._regions)
+        failures = (writer.failure for writer in self.regions.writers)
         return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
 
     def resized(self) -> str | None:
@@ -239,7 +260,7 @@ class Table(LevelReads):
         Asks storage, for one small object, every few seconds, and always where a region was fenced. Raises: as a read.
         """
         now = self._context.clock.monotonic()
-        fenced = any(isinstance(writer.failure, wal.Fenced) for writer in self._regions)
+        fenced = any(isinstance(writer.failure, wal.Fenced) for writer in self.regions.writers)
         if not fenced and now - self._looked < _LOOK_FOR_RESIZE:
             return None
         self._looked = now
@@ -249,12 +270,14 @@ class Table(LevelReads):
     def announce(self, endpoint: str) -> None:
         """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
         self._owner = endpoint
-        for writer in self._regions:
-            owners.announce(self._context.store, writer.region, writer.guard.epoch, endpoint)
+        self.regions.announce(endpoint)
 
-    def _withdraw(self, writer: RegionWriter) -> None:
-        with suppress(wal.WalError):  # the note is a hint
-            owners.withdraw(self._context.store, writer.region, writer.guard.epoch)
+    @property
+    def _context(self) -> RegionContext:
+        return self.regions.context
+
+    def _committed(self) -> Mapping[UUID, int]:
+        return self._reader.base().committed
 
     def _write(
         self,
@@ -301,10 +324,10 @@ class Table(LevelReads):
         try:
             return written(waiting, within=timeout, clock=self._context.clock)
         except Reshaped:
-            self._follow()
+            self.follow()
         except UnknownOutcome as error:
             if isinstance(error.__cause__, Reshaped):
-                self._follow()
+                self.follow()
             raise
         again = [
             (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape)) for to, each in waiting
@@ -313,8 +336,8 @@ class Table(LevelReads):
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
-        if len(self._regions) == 1 or not rows.num_rows:
-            return [(self._regions[0], rows)] if rows.num_rows else []
+        if len(self.regions.order) == 1 or not rows.num_rows:
+            return [(self.regions.of_bucket(0), rows)] if rows.num_rows else []
         # One region checks what it is given. Of several none may write its part before all of them are fine, and
         # routing reads the key.
         admission.check(rows, deletes=deletes)
@@ -324,43 +347,21 @@ class Table(LevelReads):
         sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
         ends = [*starts[1:], rows.num_rows]
         return [
-            (self._regions[bucket], sorted_rows.slice(start, end - start))
+            (self.regions.of_bucket(bucket), sorted_rows.slice(start, end - start))
             for bucket, start, end in zip(present, starts, ends, strict=True)
         ]
 
     def _views(self, level: Level) -> list[RegionView]:
+        return self.views(level, self.regions.order)
+
+    def views(self, level: Level, regions: Iterable[UUID]) -> list[RegionView]:
+        """The levels of `regions` above the base. Raises: Unavailable (`not_owner`) where one is not here."""
         self._refuse_if_closed()
         if level == "committed":
             return []
-        views = [writer.durable_view() if level == "durable" else writer.view() for writer in self._regions]
+        writers = self.regions.of(regions)
+        views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
-
-    def _flush_now(self, writers: Sequence[RegionWriter]) -> None:
-        for published in [writer.freeze() for writer in writers]:  # side by side
-            published()
-
-    def _commit_now(self, upkeep: Upkeep) -> CommitReport:
-        context = self._context
-        report = flush.commit(
-            self.base.uri,
-            context.store.storage_options,
-            context.store,
-            clock=context.clock,
-            ids=context.ids,
-            retries=upkeep.commit_retries,
-            memory_max=upkeep.commit_memory_max,
-            committer=self._committer,
-        )
-        for writer in self._regions:
-            writer.refresh()
-        if report.ssts:
-            context.models.read(self._reader.base())
-        try:
-            if self._reader.base().shape != context.shape:  # mostly not, and the regions have other work
-                self._take_over()
-        except (wal.WalError, MemWalError) as error:  # the commit is done; who reads or commits next tries again
-            _LOG.warning("%s: cannot take over changed columns yet: %s", self.base.uri, error)
-        return report
 
     # ---- columns that somebody changed ---------------------------------------------------------------------------
 
@@ -369,14 +370,14 @@ class Table(LevelReads):
         self._refuse_if_closed()
         self._take_over()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Before a read is tried again: no memtable is left that has other columns than the base."""
         for published in self._take_over():
             published()
 
     def _take_over(self) -> list[Callable[[], None]]:
         """Steps 1 and 2 of `ingest.reshaping`; the results, called, wait for step 4. Raises: as `put`."""
-        with self._following:
+        with self.regions.changing:
             base, context = self._reader.base(), self._context
             expect_routing(base.uri, self.base.routing, base.routing)
             if context.shape is None:
@@ -385,13 +386,14 @@ class Table(LevelReads):
             if changed:
                 context.models.read(base)
                 context = reshaped(context, base)
-            waits = [writer.reshape(context) for writer in self._regions if writer.failure is None]
+            waits = [writer.reshape(context) for writer in self.regions.alive]
             if changed and self._context.shape is not None:
                 what = difference(self._context.shape, base.shape)
                 _LOG.info("%s: rows have the columns of version %d now: %s", base.uri, base.version, what)
                 self._former.append(self._context.shape)
                 # The columns first: who meets a new admission must not make rows for the old ones.
-                self.base, self.schema, self._context, self._admission = base, base.schema, context, Admission(context)
+                self.base, self.schema, self.regions.context = base, base.schema, context
+                self._admission = Admission(context)
             return waits
 
     def _conforming(self, given: pa.Table) -> tuple[Admission, pa.Table]:
@@ -419,24 +421,6 @@ class Table(LevelReads):
         former = (shape for shape in reversed(self._former) if names == [n for n in shape.rows.names if n != TOMBSTONE])
         found = next(former, None)
         return rows if found is None else fitted(rows, found, now, partly=self.upsert == "merge")
-
-    def _collect(self, ages: Ages) -> None:
-        found = self._collector.collect(self._reader.base(), ages, plans_min=flush.PLANS_MIN)
-        if found.bytes:
-            _LOG.info("%s", found.summary())
-        if found.unreadable or found.unaccounted:
-            _LOG.warning(
-                "%d WAL entries cannot be read, %d SSTs are neither published nor committed; all were kept: "
-                "see `memwal gc --dry-run`",
-                found.unreadable,
-                found.unaccounted,
-            )
-
-    def _writer(self, region: UUID) -> RegionWriter:
-        try:
-            return self._by_id[region]
-        except KeyError:
-            raise Invalid(f"region {region} is not one of this table's {len(self._regions)} regions") from None
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

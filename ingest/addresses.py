@@ -1,0 +1,27 @@
+"""Where the daemons of a table are found: the endpoints of the configuration, with every worker process its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SCHEME = "grpc://"
+
+
+def at(host: str, port: int) -> str:
+    """The endpoint of a host and port."""
+    return f"{SCHEME}{host}:{port}"
+
+
+def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
+    """The endpoints of all worker processes: each daemon's are at ports from its own on."""
+    found = []
+    for endpoint in endpoints:
+        address, _, port = endpoint.rpartition(":")
+        found += [f"{address}:{int(port) + worker}" for worker in range(workers)]
+    return found
+
+
+def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "") -> str | None:
+    """Which of `endpoints` the daemon at `host` and `port` is; None where it is none of them."""
+    wanted = advertise or at(host, port)
+    return wanted if wanted in endpoints else None
