@@ -13,7 +13,9 @@ import pytest
 import ingest
 from flush import resize
 from ingest.cli import main
-from tests.conftest import INDEXES, SCHEMA
+from tests.cluster import Cluster, start_daemon
+from tests.conftest import INDEXES, SCHEMA, wait_until
+from tests.s3_server import free_ports
 from wal import FakeClock, SystemIds, open_store
 
 
@@ -100,3 +102,29 @@ def test_on_s3(s3_table: Any, made: Any) -> None:
         assert not table.put(made.rows(range(60)), token="a:1").applied
         table.put(made.rows(range(50, 90), 1), token="a:2")
         assert table.count() == 90
+
+
+def test_daemons_that_share_a_table_all_give_way(
+    small_config: Callable[..., Path],
+    start: Callable[..., Any],
+    resized: Callable[..., Any],
+    uri: str,
+    made: Any,
+) -> None:
+    endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
+    config = small_config(regions={"count": 3}, daemon={"endpoints": endpoints})
+    cluster = Cluster(uri, endpoints, lambda endpoint: start_daemon(start, config, endpoint))
+    running = [cluster.start(endpoint) for endpoint in endpoints]
+    wait_until(lambda: running[0].line_with("serving") and running[1].line_with("serving"))
+    cluster.put(made, list(range(60)), 1)
+    assert resized("regions", "resize", config, "--to", 5)[0] == 0
+    for each in running:
+        assert each.wait() == 1
+        assert any("the table was resized: routing version 2 holds, not 1" in line for line in each.errors)
+    for each in [cluster.start(endpoint) for endpoint in endpoints]:
+        each.line_with("serving")
+    wait_until(lambda: cluster.placed(endpoints))
+    assert len(cluster.owners()) == 5
+    again = Cluster(uri, endpoints, tried=dict(cluster.tried), acked=dict(cluster.acked))
+    again.put(made, list(range(40, 80)), 2)
+    again.check()
