@@ -48,6 +48,7 @@ from flush.errors import CommitConflict, InvalidResize
 from flush.flusher import flush
 from flush.routing import Routing, decide, finish
 from flush.sharding_spec import bucket_regions
+from flush.side_by_side import AT_ONCE, each
 from memtable import MemTable, row_schema
 from wal import (
     Claim,
@@ -96,7 +97,7 @@ class ResizeReport:
 def being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
     """Whether a region of the table is sealed: a resize is under way, or was broken off."""
     found = (ManifestStore(store, region, clock=clock).latest() for region in base.regions)
-    return any(each is not None and each.status is RegionStatus.SEALED for each in found)
+    return any(manifest is not None and manifest.status is RegionStatus.SEALED for manifest in found)
 
 
 def resize(
@@ -111,10 +112,12 @@ def resize(
     memory_max: int = MEMORY_MAX,
     options: WalOptions | None = None,
     on_step: Step = lambda _: None,
+    at_once: int = AT_ONCE,
 ) -> ResizeReport:
     """Give the table at `uri`, the root of `store`, so many `buckets`. Steps in the module's text.
 
     `retries`, `memory_max`: as for `commit`. `on_step` is told of what is done next, in this thread.
+    `at_once`: regions that are sealed, drained and opened side by side.
     Thread safety. Any number of threads and processes; one wins.
     Durability. When it returns every row that was acknowledged before is in the base table, and the regions may be
     claimed by the new routing.
@@ -124,12 +127,12 @@ def resize(
     options = options or WalOptions()
     found = BaseTable.open(uri, storage_options)
     _check(found, buckets)
-    base = finish(found, store, clock=clock, ids=ids, options=options)
+    base = finish(found, store, clock=clock, ids=ids, options=options, at_once=at_once)
     if base.buckets == buckets and not being_resized(base, store, clock=clock):
         if base is found:
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
         return ResizeReport(base.routing, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
-    run = _Run(base, store, clock, ids, options, on_step)
+    run = _Run(base, store, clock, ids, options, on_step, at_once)
     began = clock.monotonic()
     try:
         rows = run.seal_and_drain(bucket_regions(buckets))
@@ -162,7 +165,7 @@ def _check(base: BaseTable, buckets: int) -> None:
 class _Run:
     """Steps 2 to 8 of one resize.
 
-    Thread safety. One thread only.
+    Thread safety. One thread only; it works on several regions at once.
     """
 
     base: BaseTable
@@ -171,31 +174,42 @@ class _Run:
     ids: Ids
     options: WalOptions
     on_step: Step
+    at_once: int
     _claims: dict[UUID, Claim] = field(default_factory=dict)
 
     def seal_and_drain(self, target: tuple[UUID, ...]) -> int:
         """Steps 2 and 3; returns the number of rows that were in the log only."""
-        rows, regions = 0, dict.fromkeys((*self.base.regions, *target))
-        for number, region in enumerate(regions, 1):
-            self.on_step(f"sealing and draining region {number} of {len(regions)}")
-            claimed = self._seal(region)
-            rows += self._drain(claimed)
-            claimed.entries.clear()
-            self._claims[region] = claimed
+        rows, regions = 0, list(dict.fromkeys((*self.base.regions, *target)))
+        for number, drained in enumerate(each(self._sealed_and_drained, regions, self.at_once), 1):
+            rows += drained
+            self.on_step(f"{number} of {len(regions)} regions sealed and drained")
         return rows
 
     def switch(self, buckets: int) -> BaseTable:
         """Steps 5 to 8. Raises: CommitConflict where another number was decided."""
         self.on_step("switching")
-        maps = [self._proved(region) for region in self.base.regions]
-        for region in self._claims:  # all at one moment, after the last of them was sealed
-            self._owned(region)
+        maps = list(each(self._proved, self.base.regions, self.at_once))
+        list(each(self._owned, self._claims, self.at_once))  # after the last of them was sealed, those to come too
         proposed = Routing(self.base.routing + 1, buckets, carried(maps), self.ids.entry_id())
         outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
-        base = finish(self.base.latest(), self.store, clock=self.clock, ids=self.ids, options=self.options)
+        base = finish(
+            self.base.latest(),
+            self.store,
+            clock=self.clock,
+            ids=self.ids,
+            options=self.options,
+            at_once=self.at_once,
+        )
         if outcome.buckets != buckets:
             raise CommitConflict(f"{base.uri}: another resize, to {outcome.buckets} regions, was decided first")
         return base
+
+    def _sealed_and_drained(self, region: UUID) -> int:
+        claimed = self._seal(region)
+        rows = self._drain(claimed)
+        claimed.entries.clear()
+        self._claims[region] = claimed
+        return rows
 
     def _seal(self, region: UUID) -> Claim:
         return claim(

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +34,7 @@ from lance.dataset import Index
 from flush.base_table import BaseTable
 from flush.durability import sync_table
 from flush.patience import Patience
+from flush.side_by_side import AT_ONCE, each
 from flush.table_manifest import MEM_WAL_INDEX, MessageFields, mem_wal_details, message_classes
 from flush.table_setup import REGIONS, ROUTING
 from wal import (
@@ -95,9 +97,12 @@ def decide(store: ObjectStore, proposed: Routing, *, clock: Clock, options: WalO
     return proposed if found is None else _parsed(key, found)
 
 
-def finish(base: BaseTable, store: ObjectStore, *, clock: Clock, ids: Ids, options: WalOptions) -> BaseTable:
+def finish(
+    base: BaseTable, store: ObjectStore, *, clock: Clock, ids: Ids, options: WalOptions, at_once: int = AT_ONCE
+) -> BaseTable:
     """Do what is left of decided versions: switch, open; returns the newest base version, `base` where that is none.
 
+    `at_once`: regions that are opened side by side.
     Raises CommitConflict; Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of
     them finish again.
     """
@@ -105,8 +110,9 @@ def finish(base: BaseTable, store: ObjectStore, *, clock: Clock, ids: Ids, optio
         base = _switched(base, store, following, clock, ids)
     done = decided(store, base.routing)
     if done is not None:
-        for region in base.regions:
-            _open(base, store, region, done, clock=clock, ids=ids, options=options)
+        opened = partial(_open, base, store, done, clock=clock, ids=ids, options=options)
+        for _ in each(opened, base.regions, at_once):
+            continue
     return base
 
 
@@ -154,9 +160,9 @@ def _of_spec(base: BaseTable, store: ObjectStore, to: Routing, ids: Ids) -> Any:
     details.num_shards = to.buckets
     (spec,) = details.sharding_specs
     spec.spec_id = to.routing
-    for each in spec.fields[0].parameters:
-        if each.key == "num_buckets":
-            each.value = str(to.buckets)
+    for parameter in spec.fields[0].parameters:
+        if parameter.key == "num_buckets":
+            parameter.value = str(to.buckets)
     (old,) = (index for index in base.dataset.describe_indices() if index.name == MEM_WAL_INDEX)
     new = _segment(base, str(ids.uuid()), (kind, details.SerializeToString()))
     return lance.LanceOperation.CreateIndex([new], [_segment(base, str(old.segments[0].uuid))])
@@ -171,7 +177,7 @@ def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = Non
 
 
 def _open(
-    base: BaseTable, store: ObjectStore, region: UUID, to: Routing, *, clock: Clock, ids: Ids, options: WalOptions
+    base: BaseTable, store: ObjectStore, to: Routing, region: UUID, *, clock: Clock, ids: Ids, options: WalOptions
 ) -> None:
     """Open one region, unless that is done: by somebody else in this very moment, for one."""
     manifests = ManifestStore(store, region, clock=clock, options=options)

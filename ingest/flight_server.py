@@ -1,7 +1,8 @@
 """The daemon's Arrow Flight service: a `Table` behind five kinds of call.
 
 DoPut      {"op": "put", "region", "producer", "sequence", "routing"}  rows of one region, all or none (the Spark sink)
-           {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions
+           {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
+           "routing" too where the sender has split them itself
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
 DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
            "schema" {"look": true}     looks first whether somebody changed the table's columns
@@ -31,6 +32,7 @@ from ingest.commit_policy import Waiting
 from ingest.errors import Invalid, Unavailable, classify
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
 from ingest.reads import Reads
+from ingest.routings import expect_routing
 from ingest.table import Table
 from ingest.tokens import Token
 
@@ -105,6 +107,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             token = Token(request["producer"], request["sequence"])
             routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
             return asdict(self._table.put_region(UUID(request["region"]), rows, token, routing))
+        expect_routing(self._table.base.uri, request.get("routing"), self._table.base.routing)
         write = self._table.delete if request["delete"] else self._table.put
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
         return asdict(write(rows, token=Token.parse(request["token"]), **options))

@@ -93,27 +93,16 @@ def open_table(
     Raises: Invalid, wal and flush errors.
     """
     clock = clock or wal.SystemClock()
-    until = clock.monotonic() + settings.wal.retry_budget
+    until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
     while True:
         try:
-            return _opened(settings, environ, schema, on_replay, clock, claim=claim)
+            return _opened(settings, environ, schema, on_replay, clock, claim=claim, finish=finish)
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise
             _LOG.info("%s: %s", settings.table.uri, error)
         clock.sleep(_RESIZED_PAUSE)
-        finish_resize(settings, environ, clock)
-
-
-def finish_resize(settings: Settings, environ: Mapping[str, str], clock: wal.Clock) -> None:
-    """Do what a resize that broke off after its decision has left; nothing where none was decided.
-
-    Raises: as `flush.finish_resize`.
-    """
-    uri, options = settings.table.uri, settings.storage_options(environ)
-    store = wal.open_store(uri, options, put_timeout=settings.wal.put_timeout)
-    limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
-    flush.finish_resize(flush.BaseTable.open(uri, options), store, clock=clock, ids=wal.SystemIds(), options=limits)
+        finish = True
 
 
 def _opened(
@@ -124,15 +113,17 @@ def _opened(
     clock: wal.Clock,
     *,
     claim: bool,
+    finish: bool,
 ) -> Table:
+    """`finish`: do first what a resize that broke off after its decision has left, if there is one."""
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
     base, _ = find_or_create(settings, environ, schema)
     ids = wal.SystemIds()
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
     wal.probe(store, ids, clock, limits)
-    if not claim:  # whoever claims later finds regions that can be claimed
-        flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
+    if finish:
+        base = flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
     rows = row_schema(base.schema, base.key)
     models = VectorModels()
     models.read(base)

@@ -195,7 +195,7 @@ class MemWalSink:
         if self._endpoint is not None:
             return self._endpoint
         if self._child is None or self._child.exit_code() is not None:
-            self._child = start_child(self._settings)
+            self._child, self._base = start_child(self._settings), None  # the table may have been resized meanwhile
         return self._child.endpoint
 
     def _table(self) -> BaseTable:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 import wal
 from flush import BaseTable, CommitReport, Upsert
+from flush.routing import decided
 from flush.shape import Shape
 from ingest.admission import Admission
 from ingest.commit_loop import CommitLoop
@@ -47,6 +48,8 @@ from memtable import TOMBSTONE, InvalidRows, tombstones
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
+_LOOK_FOR_RESIZE = 5.0
+"""Seconds between two looks of a table whose regions nobody took."""
 
 
 @atexit.register
@@ -79,7 +82,8 @@ class Table(LevelReads):
         self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
-        self._closed = self._ended = self._not_claimed = False
+        self._closed = self._ended = False
+        self._looked = context.clock.monotonic()
         try:
             for region in claim:
                 self.regions.acquire(region, lambda: base.committed)
@@ -209,11 +213,7 @@ class Table(LevelReads):
         Raises: Invalid for a region that the table has not; Unavailable, FencedError, Corrupted as when it is opened.
         """
         self._refuse_if_closed()
-        try:
-            return self.regions.acquire(region, self._committed)
-        except (wal.Resized, wal.Sealed):
-            self._not_claimed = True
-            raise
+        return self.regions.acquire(region, self._committed)
 
     @at_the_edge
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
@@ -261,15 +261,16 @@ class Table(LevelReads):
 
     def resized(self) -> str | None:
         """Why this table is of no use any more, where another process gave it another number of regions; else None.
-        Asks storage only where a region was fenced, or could not be claimed for this. Raises: as a read.
+
+        Asks storage, for one small object, every few seconds, and always where a region was fenced. Raises: as a read.
         """
+        now = self._context.clock.monotonic()
         fenced = any(isinstance(writer.failure, wal.Fenced) for writer in self.regions.writers)
-        if not fenced and not self._not_claimed:
+        if not fenced and now - self._looked < _LOOK_FOR_RESIZE:
             return None
-        newest = self.base.latest()
-        if newest.routing == self.base.routing:
-            return None
-        return str(resized(newest.uri, self.base.routing, newest.routing))
+        self._looked = now
+        following = decided(self._context.store, self.base.routing + 1)
+        return None if following is None else str(resized(self.base.uri, self.base.routing, following.routing))
 
     def announce(self, endpoint: str) -> None:
         """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -19,7 +20,10 @@ import flush
 import ingest
 import wal
 from flush import BaseTable, ResizeReport, resize
+from flush.routing import routing_key
+from flush.verification import verify_table
 from ingest import opening
+from ingest.cli_status import status_from_storage
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
@@ -47,11 +51,9 @@ class Resized:
         self.oracle |= dict.fromkeys(ids, n)
         return table.put([{"id": id, "n": n} for id in ids], token=token).applied
 
-    def resize(
-        self, buckets: int, store: wal.ObjectStore | None = None, clock: wal.Clock | None = None
-    ) -> ResizeReport:
-        store, clock = store or self.store, clock or FakeClock()
-        return resize(self.uri, {}, store, buckets, clock=clock, ids=SystemIds())
+    def resize(self, buckets: int, store: wal.ObjectStore | None = None, **more: Any) -> ResizeReport:
+        options = {"clock": FakeClock(), "ids": SystemIds(), "at_once": 1} | more
+        return resize(self.uri, {}, store or self.store, buckets, **options)
 
     @property
     def store(self) -> LocalStore:
@@ -259,7 +261,7 @@ class Interrupted:
 
 def test_two_resizes_at_once(prepared: Resized, tmp_path: Path) -> None:
     ends = set()
-    for at in range(3, 400, 19):
+    for at in range(3, 400, 37):
         world = copied(prepared, tmp_path / str(at))
         other = Interrupted(world.store, at, partial(world.resize, 4))
         try:
@@ -297,7 +299,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
         for buckets in (4, 1, 3):
             before = len(acked)
             wait_until(lambda before=before: len(acked) > before + 20)
-            assert world.resize(buckets, clock=wal.SystemClock()).regions == buckets
+            assert world.resize(buckets, clock=wal.SystemClock(), at_once=3).regions == buckets
         before = len(acked)
         wait_until(lambda: len(acked) > before + 20)
     finally:
@@ -357,4 +359,38 @@ def test_a_number_that_cannot_be_had_fences_nobody(tmp_path: Path, buckets: int,
         with pytest.raises(flush.InvalidResize, match=said):
             world.resize(buckets)
         world.put(table, range(10), 1)
+        world.expect(table)
+
+
+def test_verify_tells_a_resize_that_broke_off_from_a_region_of_another_routing(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    before = world.base.version
+    world.resize(3)
+    assert_clean(world.store, world.uri)
+    lance.dataset(world.uri, version=before).restore()  # the routing of before, over regions of the new one
+    found = verify_table(world.store, world.uri).findings
+    assert {each.check for each in found} >= {"routing"}
+    assert "open for routing version 2, the table has version 1" in str(found[0]) + str(found[-1])
+    with world.open() as table:  # whoever opens the table brings it back to the routing that was decided
+        assert len(table.status()["regions"]) == 3
+
+
+def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_back(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    store = FaultyStore(world.store, FakeClock())
+    store.arm(FAULTS["killed before"], Call("put_if_absent", routing_key(2), 1))
+    with pytest.raises(Killed):
+        world.resize(3, store)
+    assert_clean(world.store, world.uri)
+    assert "sealed" in json.dumps(status_from_storage(world.base, world.store))
+    with pytest.raises(ingest.Unavailable, match="run `memwal regions resize`") as refused:
+        ingest.open(world.uri, settings=QUIET | {"wal": {"retry_budget": "100ms", "put_timeout": "100ms"}})
+    assert refused.value.details["reason"] == "resized"
+    assert world.resize(2).regions == 2
+    with world.open() as table:
+        assert not world.put(table, range(10), 1, "a:1")
         world.expect(table)

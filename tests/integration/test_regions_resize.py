@@ -1,0 +1,130 @@
+"""`memwal regions resize` beside a daemon, on S3, under Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingest
+from flush import resize
+from ingest.cli import main
+from tests.cluster import Cluster, start_daemon
+from tests.conftest import INDEXES, SCHEMA, wait_until
+from tests.s3_server import free_ports
+from wal import FakeClock, SystemIds, open_store
+
+
+@pytest.fixture
+def resized(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs `memwal regions resize`, or another command, in this process; exit code, output, errors."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_a_daemon_gives_way_and_its_successor_serves_the_new_regions(
+    small_config: Callable[..., Path], serve: Callable[..., Any], resized: Callable[..., Any], uri: str, made: Any
+) -> None:
+    config = small_config()
+    running, endpoint = serve(config)
+    with ingest.connect(endpoint) as table:
+        table.put(made.rows(range(100)), token="a:1")
+    code, out, err = resized("regions", "resize", config, "--to", 5)
+    assert (code, err) == (0, "")
+    assert "resized from 2 to 5 regions, routing version 2, version " in out
+    assert "0 rows drained from the log" in out  # the daemon had flushed and committed before anybody was held up
+    assert len(out.splitlines()) == 1
+    assert running.wait() == 1
+    assert any("the table was resized: routing version 2 holds, not 1" in line for line in running.errors)
+    assert len([line for line in running.errors if line.startswith("memwal:")]) == 1
+    running, endpoint = serve(config)
+    with ingest.connect(endpoint) as table:
+        assert not table.put(made.rows(range(100)), token="a:1").applied
+        table.put(made.rows(range(50, 150), 1), token="a:2")
+        assert table.count() == 150
+        assert (table.status()["routing"], len(table.status()["regions"])) == (2, 5)
+    assert "routing version 2" in resized("status", config)[1]
+    assert "5 regions (routing version 2)" in resized("init", config)[1]
+    report = json.loads(resized("regions", "resize", config, "--to", 3, "--json")[1])
+    assert (report["table"], report["before"], report["regions"], report["routing"]) == (uri, 5, 3, 3)
+    assert resized("verify", config, "--deep")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        (2, "the table has 2 regions already; give another number"),
+        (0, "--to 0: give a number of regions from 1 to 4096"),
+        (4097, "--to 4097: give a number of regions from 1 to 4096"),
+        ("many", "Invalid value for '--to': Input should be a valid integer"),
+    ],
+)
+def test_a_number_that_cannot_be_had_is_one_line(
+    small_config: Callable[..., Path],
+    open_small: Callable[..., Any],
+    resized: Callable[..., Any],
+    made: Any,
+    to: object,
+    said: str,
+) -> None:
+    with open_small() as table:
+        code, out, err = resized("regions", "resize", small_config(), "--to", to)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert said in err
+        table.put(made.rows(range(3)))  # nobody was fenced
+
+
+def test_no_table_to_resize(small_config: Callable[..., Path], resized: Callable[..., Any]) -> None:
+    code, _, err = resized("regions", "resize", small_config(), "--to", 3)
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_on_s3(s3_table: Any, made: Any) -> None:
+    uri, options = s3_table
+    new = {"schema": SCHEMA, "key": "id", "indexes": INDEXES, "regions": 2}
+    with ingest.open(uri, storage_options=options, **new) as table:
+        table.put(made.rows(range(60)), token="a:1")
+    report = resize(uri, options, open_store(uri, options), 3, clock=FakeClock(), ids=SystemIds())
+    assert (report.regions, report.rows_drained) == (3, 60)
+    with ingest.open(uri, storage_options=options) as table:
+        assert len(table.status()["regions"]) == 3
+        assert not table.put(made.rows(range(60)), token="a:1").applied
+        table.put(made.rows(range(50, 90), 1), token="a:2")
+        assert table.count() == 90
+
+
+def test_daemons_that_share_a_table_all_give_way(
+    small_config: Callable[..., Path],
+    start: Callable[..., Any],
+    resized: Callable[..., Any],
+    uri: str,
+    made: Any,
+) -> None:
+    endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
+    config = small_config(regions={"count": 3}, daemon={"endpoints": endpoints})
+    cluster = Cluster(uri, endpoints, lambda endpoint: start_daemon(start, config, endpoint))
+    running = [cluster.start(endpoint) for endpoint in endpoints]
+    wait_until(lambda: running[0].line_with("serving") and running[1].line_with("serving"))
+    cluster.put(made, list(range(60)), 1)
+    assert resized("regions", "resize", config, "--to", 5)[0] == 0
+    for each in running:
+        assert each.wait() == 1
+        assert any("the table was resized: routing version 2 holds, not 1" in line for line in each.errors)
+    for each in [cluster.start(endpoint) for endpoint in endpoints]:
+        each.line_with("serving")
+    wait_until(lambda: cluster.placed(endpoints))
+    assert len(cluster.owners()) == 5
+    again = Cluster(uri, endpoints, tried=dict(cluster.tried), acked=dict(cluster.acked))
+    again.put(made, list(range(40, 80)), 2)
+    again.check()
