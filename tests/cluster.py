@@ -98,14 +98,15 @@ class Cluster:
         self._tokens += 1
         token = f"client {threading.current_thread().name}:{self._tokens}"
         while not until():
-            endpoint = self._at.get(region) or self.owners().get(region)
+            if region not in self._at:
+                self._at = self.owners()
+            endpoint = self._at.get(region)
             if endpoint is not None:
                 with suppress(ingest.Unavailable, ingest.UnknownOutcome, ingest.FencedError):
                     self.client(endpoint).put(rows, token=token, timeout=0.5)
-                    self._at[region] = endpoint
                     return True
                 self._clients.pop(endpoint, None)
-            self._at.pop(region, None)
+            self._at = {}
             time.sleep(0.02)
         return False
 
