@@ -156,7 +156,7 @@ class Router:
                 self._rounds += 1
 
     def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
-        """Return when a call that failed may be made again; `seen`: `rounds` before it. Raises: `error` if it may not."""
+        """Return when a call that failed may be made again; `seen`: `rounds` before it. Raises: `error`, if never."""
         if attempts.after(error, alone=self.alone):
             self.learn(seen)
             if not attempts.left:  # it took all the time that there was
