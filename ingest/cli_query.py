@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 import flush
 import wal
 from ingest import owners
+from ingest.addresses import expanded
 from ingest.client import RemoteTable
 from ingest.errors import Invalid, MemWalError
 from ingest.keys import parse_key
@@ -76,7 +77,7 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
     if base is None:
         raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
-    notes = owners.find(store, base.regions, settings.daemon.endpoints)
+    notes = owners.find(store, base.regions, expanded(settings.daemon.endpoints, settings.daemon.workers))
     if notes is not None:
         with suppress(MemWalError):  # stale notes: nobody answers there any more
             owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=store.url(""))

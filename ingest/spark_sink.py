@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flush import BaseTable
+from ingest.addresses import expanded
 from ingest.bad_rate import BadRate
 from ingest.bad_rows import BadRow
 from ingest.child import ChildDaemon, start_child
@@ -260,7 +261,7 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> B
 
 def configured_endpoint(settings: Settings) -> str | None:
     """The configured daemons, in the form that `ingest.connect` takes; None for a child daemon."""
-    return ",".join(settings.daemon.endpoints) or None
+    return ",".join(expanded(settings.daemon.endpoints, settings.daemon.workers)) or None
 
 
 def daemon_ended(code: int) -> Unavailable:
