@@ -125,6 +125,7 @@ def test_a_broker_that_is_down_loses_nothing(
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100)])
     running = start([sys.executable, "-m", "ingest.cli", "run", str(flights.config)])
+    running.line_with("streaming")
     running.line_with(": 100 rows in")
     kafka.stop()
     assert running.wait() == 1
