@@ -286,14 +286,14 @@ def test_bad_rows_are_taken_out_one_by_one(
 ) -> None:
     table, endpoint = owner
     batch = recorded(with_nulls(made, [0, 1, None, 3, None, 5]), [None, "parse: no JSON", None, "map: odd", None, None])
-    (routed,) = RouteTask(uri, (), mode)(iter([batch]))
+    (routed,) = RouteTask(uri, (), letters=mode)(iter([batch]))
     assert routed.num_rows == 6
     assert not {PROBLEM, RAW_KEY, RAW_VALUE} & set(routed.schema.names), "good rows leave their bytes behind"
     assert [bucket < 0 for bucket in routed[BUCKET].to_pylist()] == [False, True, True, True, True, False]
     assert [row["name"] is None for row in routed.to_pylist()] == [False, True, True, True, True, False]
     order = [(name, "ascending") for name in (BUCKET, LANDED, TOPIC, PARTITION, OFFSET, ROW)]
     sent = joined([pa.Table.from_batches([routed]).sort_by(order).combine_chunks().to_batches()[0]])
-    send = SendTask(endpoint, table.base.regions, "query", 0, 30.0, Rules(mode, f"{uri}.dlq"))
+    send = SendTask(endpoint, table.base.regions, "query", 0, 30.0, letters=Rules(mode, f"{uri}.dlq"))
     for repeated in (False, True):
         answers = pa.Table.from_batches(send(iter([sent.slice(0, 2), sent.slice(2, 3), sent.slice(5)]))).to_pylist()
         told = [each for each in answers if each["letters"] is not None]
@@ -316,8 +316,8 @@ def test_bad_rows_are_taken_out_one_by_one(
 
 
 def test_letters_alone_open_no_connection(route: RouteTask, made: Any, uri: str) -> None:
-    (routed,) = RouteTask(uri, (), "skip")(iter([recorded(made.table([1, 2]), ["map: a", "map: b"])]))
-    nobody = SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0, Rules("skip"))
+    (routed,) = RouteTask(uri, (), letters="skip")(iter([recorded(made.table([1, 2]), ["map: a", "map: b"])]))
+    nobody = SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0, letters=Rules("skip"))
     assert [each["rows"][0].as_py() for each in nobody(iter([routed]))] == [2]
 
 
@@ -326,6 +326,6 @@ def test_a_row_that_its_region_refused_is_told_by_its_place(
 ) -> None:
     open_small().close()
     batch = recorded(made.table(range(3)), [None] * 3)
-    task = RouteTask(uri, (), "table", {("orders", 3, 101): BadRow("refused", None, "no")})
+    task = RouteTask(uri, (), letters="table", refused={("orders", 3, 101): BadRow("refused", None, "no")})
     (routed,) = task(iter([batch]))
     assert [letter and letter["stage"] for letter in routed[LETTER].to_pylist()] == [None, "refused", None]
