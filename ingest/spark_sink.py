@@ -6,7 +6,7 @@ One micro-batch, in order:
 
 1. Executors validate their rows and compute the region of each (`RouteTask`). A refused row ends the job here, before
    anything was sent.
-2. Spark shuffles rows by region and sorts each region's, oldest first.
+2. Spark shuffles rows by region and sorts each region's, oldest first; a small micro-batch goes into one task as it is.
 3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
    and visible (`SendTask`). Regions without rows get no stream.
 4. The driver collects one receipt per region, never a row. When a region fails, Spark replays the micro-batch and the
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
+
+SMALL = 20_000
+"""Rows up to which a micro-batch is sent by one task: a shuffle and a second stage take longer than its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class MemWalSink:
         self._on_batch = on_batch
         self._child: ChildDaemon | None = None
         self._base: BaseTable | None = None
+        self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -126,10 +130,13 @@ class MemWalSink:
         if not producer:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
-        routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
+        order_by, small = self._settings.source.order_by, self._last is not None and self._last <= SMALL
+        routed = routed_frame(frame, self._route(), base.buckets, order_by, small=small)
         send = SendTask(endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout)
         sent = routed.mapInArrow(send, _receipt_schema())
-        return tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
+        receipts = tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
+        self._last = sum(each.rows for each in receipts)
+        return receipts
 
     def _route(self) -> RouteTask:
         """The first step's task; secrets travel as the references they are in the configuration."""
@@ -160,9 +167,12 @@ class MemWalSink:
         return of_spark(error)
 
 
-def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str]) -> DataFrame:
+def routed_frame(
+    frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str], *, small: bool = False
+) -> DataFrame:
     """Steps 1 and 2: rows with the columns `ADDED`, one region's rows together, oldest first.
 
+    `small`: all rows in one task, without a shuffle; the sort is what keeps rows back until all are checked then.
     A source without files and without `order_by` is ordered by Spark partition and then arrival.
     """
     from pyspark.sql import functions
@@ -174,7 +184,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
     added = [StructField(name, kind, True) for name, kind in zip(ADDED, types, strict=True)]
     routed = frame.mapInArrow(route, StructType([*frame.schema.fields, *added]))
     tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
-    placed = routed.repartitionById(tasks, functions.col(BUCKET) % tasks)
+    placed = routed.coalesce(1) if small else routed.repartitionById(tasks, functions.col(BUCKET) % tasks)
     place = [name for name in PLACE if name in frame.columns]
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 
