@@ -32,6 +32,7 @@ from ingest.child import ChildDaemon, start_child
 from ingest.client import RemoteTable, connect
 from ingest.daemon import check_address
 from ingest.dead_letters import DeadLetters
+from ingest.drift import Drift, Grown
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
@@ -244,6 +245,8 @@ class _Run:
         self.tally = tally
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
         self._sink = MemWalSink(settings, endpoint=services.table.endpoint, on_batch=tally.add)
+        self._drift = Drift(settings, base, self._sink)
+        self._feed_started = False
         source = settings.source
         self._feed = (
             Feed(local_path(source.feed), local_path(source.path), source.feed_every, clock) if source.feed else None
@@ -251,6 +254,19 @@ class _Run:
 
     def stream(self, once: bool, stop: threading.Event) -> bool:
         """Stream until the source is drained (`once`: True) or a signal came (False). Raises: what ended the query."""
+        try:
+            while True:
+                try:
+                    return self._query(once, stop)
+                except Grown as grown:
+                    self._progress.phase(f"new columns: {grown}")
+                    self._base = self._base.latest()
+        finally:
+            if self._feed is not None:
+                self._feed.stop()
+
+    def _query(self, once: bool, stop: threading.Event) -> bool:
+        """As `stream`, for one query. Raises also: Grown where it has to begin anew."""
         query = self._start(available_now=once and self._feed is None)
         drained = threading.Event()
         if once:
@@ -268,14 +284,15 @@ class _Run:
                 looks += 1
             return False
         finally:
-            self._stop(query)
+            with suppress(Exception):
+                query.stop()
 
     def _start(self, *, available_now: bool) -> StreamingQuery:
         source = self._settings.source
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            writer = self._frame().writeStream.foreachBatch(self._sink).queryName("memwal")
+            writer = self._frame().writeStream.foreachBatch(self._writer()).queryName("memwal")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (
                 {"availableNow": True}
@@ -291,15 +308,21 @@ class _Run:
         except Exception as error:
             raise of_spark(error) from error
         self._progress.phase("streaming")
-        if self._feed is not None:
+        if self._feed is not None and not self._feed_started:
+            self._feed_started = True
             self._feed.start()
         return query
+
+    def _writer(self) -> Callable[[DataFrame, int], None]:
+        self._drift = Drift(self._settings, self._base, self._sink)
+        return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _frame(self) -> DataFrame:
         source, dlq = self._settings.source, self._settings.dlq
         spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
-            return read_kafka(spark, source, schema, self._base.key, raw=dlq.mode == "table")
+            raw = dlq.mode == "table" or source.schema_drift != "ignore"
+            return read_kafka(spark, source, schema, self._base.key, raw=raw)
         return read_stream(spark, source, schema, keep_bad=dlq.mode != "fail")
 
     def _drain(self, query: StreamingQuery, drained: threading.Event) -> None:
@@ -330,7 +353,7 @@ class _Run:
         for _ in range(_DEATH_NOTICE if self._services.child is not None else 0):
             self._services.check()
             stop.wait(_LOOK_EVERY / 2)
-        raise self._sink.failure or of_kafka(error) or of_spark(error)
+        raise self._drift.failure or self._sink.failure or of_kafka(error) or of_spark(error)
 
     def _feed_failure(self) -> MemWalError | None:
         return None if self._feed is None else self._feed.failure
@@ -341,9 +364,3 @@ class _Run:
             status = self._services.table.status()
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
         self._progress.show(self.tally.figures(), status, files)
-
-    def _stop(self, query: StreamingQuery) -> None:
-        if self._feed is not None:
-            self._feed.stop()
-        with suppress(Exception):
-            query.stop()
