@@ -62,8 +62,13 @@ def record_mapping(source: SourceSettings, schema: pa.Schema, key: tuple[str, ..
 
 def _misplaced(source: SourceSettings, names: tuple[str, ...], why: str) -> Iterator[Problem]:
     for name in names:
-        if name in source.model_fields_set:
+        if _is_set(source, name):
             yield Problem("source", name, f"{name} {why}")
+
+
+def _is_set(source: SourceSettings, name: str) -> bool:
+    """Whether a setting says anything else than its default."""
+    return bool(getattr(source, name) != SourceSettings.model_fields[name].default)
 
 
 def _of_place(source: SourceSettings) -> Iterator[Problem]:
@@ -109,7 +114,7 @@ def _of_values(source: SourceSettings) -> Iterator[Problem]:
     if avro and bool(source.avro_schema) == bool(source.registry):
         yield Problem("source", "value_format", 'value_format = "avro" needs either avro_schema or registry; write one')
     for name in ("avro_schema", "registry", "registry_options"):
-        if not avro and name in source.model_fields_set:
+        if not avro and _is_set(source, name):
             text = f'{name} is for value_format = "avro", this is {source.value_format!r}; take it out'
             yield Problem("source", name, text)
     yield from _of_schemas(source)

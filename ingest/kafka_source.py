@@ -12,14 +12,14 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ingest.errors import Invalid, MemWalError, Unavailable
+from ingest.errors import Internal, Invalid, Unavailable
 from ingest.kafka_checks import KAFKA, record_mapping
+from ingest.kafka_errors import of_java
 from ingest.keys import nearest
 from ingest.mapping import KEY, PLAIN, VALUE, Column, RecordMapping
 from ingest.mapping_task import KEY_PROBLEM, MapTask, column_name
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 _CONNECT_WITHIN = 5.0
 _ANSWER_WITHIN_MS = 20_000
 _SCALA = "2.13"  # the only one that Spark 4 is built with
-_MISCONFIGURED = (
-    "org.apache.kafka.common.config.ConfigException",
-    "org.apache.kafka.common.errors.AuthenticationException",
-    "org.apache.kafka.common.errors.AuthorizationException",
-)
 
 
 def connector(source: SourceSettings) -> dict[str, str]:
@@ -88,9 +83,8 @@ def check_topics(spark: SparkSession, source: SourceSettings) -> None:
         finally:
             admin.close(jvm.java.time.Duration.ZERO)
     except Py4JJavaError as error:
-        raise kafka_error(error.java_exception) or Unavailable(
-            f"source.brokers: {_said(error.java_exception)}"
-        ) from None
+        said = f"Kafka: {str(error.java_exception).splitlines()[0]}"
+        raise of_java(error.java_exception) or Internal(said) from None
     except (Py4JError, TypeError) as error:
         raise Invalid(
             "Spark has no Kafka connector; take spark.jars and spark.jars.packages out of [source] spark, or name "
@@ -120,34 +114,6 @@ def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[
         **given,
         "bootstrap.servers": source.brokers,
     }
-
-
-def kafka_error(thrown: Any) -> MemWalError | None:
-    """The kind of a Java exception that Kafka's client is behind, told by its class; None for any other."""
-    while thrown is not None:
-        kinds = _classes(thrown)
-        if any(kind in _MISCONFIGURED for kind in kinds):
-            return Invalid(f"source: Kafka refuses us: {_said(thrown)}; correct brokers or options of [source]")
-        if any(kind.startswith("org.apache.kafka.common.errors.") for kind in kinds):
-            return Unavailable(
-                f"source: Kafka does not answer: {_said(thrown)}; nothing acknowledged is lost; "
-                "run the same command again when it does"
-            )
-        thrown = thrown.getCause()
-    return None
-
-
-def _classes(thrown: Any) -> list[str]:
-    found, kind = [], thrown.getClass()
-    while kind is not None:
-        found.append(str(kind.getName()))
-        kind = kind.getSuperclass()
-    return found
-
-
-def _said(thrown: Any) -> str:
-    lines = str(thrown.getMessage() or thrown.getClass().getSimpleName()).splitlines()
-    return lines[0].strip()[:300]
 
 
 # ---- the stream ----------------------------------------------------------------------------------------------------
@@ -244,15 +210,3 @@ def _struct(fields: Mapping[str, Any]) -> StructType:
     return StructType(
         [StructField(name, _struct(kind) if isinstance(kind, dict) else kind, True) for name, kind in fields.items()]
     )
-
-
-def of_kafka(error: BaseException) -> MemWalError | None:
-    """What Kafka's client did to a query of Spark, None when it was not that."""
-    current: Any = error
-    while current is not None:
-        origin = getattr(current, "_origin", None)
-        if origin is not None:
-            with suppress(Exception):  # the JVM may be gone
-                return kafka_error(origin)
-        current = getattr(current, "_cause", None) or current.__cause__
-    return None

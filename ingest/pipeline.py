@@ -37,7 +37,7 @@ from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
 from ingest.kafka_checks import KAFKA, record_mapping
-from ingest.kafka_source import check_reachable, check_topics, of_kafka, read_kafka
+from ingest.kafka_source import check_reachable, check_topics, read_kafka
 from ingest.opening import find_or_create
 from ingest.progress import Progress
 from ingest.report import print_report
@@ -353,7 +353,7 @@ class _Run:
         for _ in range(_DEATH_NOTICE if self._services.child is not None else 0):
             self._services.check()
             stop.wait(_LOOK_EVERY / 2)
-        raise self._drift.failure or self._sink.failure or of_kafka(error) or of_spark(error)
+        raise self._drift.failure or self._sink.failure or of_spark(error)
 
     def _feed_failure(self) -> MemWalError | None:
         return None if self._feed is None else self._feed.failure

@@ -18,16 +18,23 @@ from contextlib import contextmanager
 from typing import Any
 
 from ingest.errors import Internal, Invalid, MemWalError, classify, from_wire, to_wire
+from ingest.kafka_errors import of_captured
 
 MARK = "memwal-task-error:"
 
 _READ = "make the files of source.path readable for Spark, with the columns of [table]"
+_SQL = "correct the sql of [source.columns], or delete_when"
+_ODD_VALUE = "write try_divide, try_cast and the like in the sql of [source.columns] or delete_when"
 _REMEDIES = {
     "FAILED_READ_FILE": _READ,
     "CANNOT_READ_FILE_FOOTER": _READ,
     "UNABLE_TO_INFER_SCHEMA": _READ,
     "PATH_NOT_FOUND": "correct source.path",
     "DATA_SOURCE_NOT_FOUND": "correct source.format, or name its package in spark.jars.packages of source.spark",
+    "KAFKA_DATA_LOSS": "records are gone unread; to go on without them set fail_on_data_loss = false",
+    **dict.fromkeys(("UNRESOLVED_ROUTINE", "UNRESOLVED_COLUMN", "DATATYPE_MISMATCH", "PARSE_SYNTAX_ERROR"), _SQL),
+    **dict.fromkeys(("WRONG_NUM_ARGS", "FIELD_NOT_FOUND"), _SQL),
+    **dict.fromkeys(("DIVIDE_BY_ZERO", "CAST_INVALID_INPUT", "CAST_OVERFLOW", "ARITHMETIC_OVERFLOW"), _ODD_VALUE),
     "MALFORMED_RECORD_IN_PARSING": "correct the record, or set mode in source.options",
 }
 
@@ -78,6 +85,9 @@ def of_spark(error: BaseException) -> MemWalError:
         return ours
     if not isinstance(error, PySparkException):
         return classify(error)
+    of_kafka = of_captured(error)
+    if of_kafka is not None:
+        return of_kafka
     condition = _condition(error)
     remedy = _REMEDIES.get(condition.partition(".")[0])
     if remedy:

@@ -8,6 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
+from ingest.kafka_errors import of_captured
 from ingest.task_errors import MARK, TaskError, carried, found_in, of_spark, task_edge
 from memtable import InvalidRows
 from wal import Fenced
@@ -85,3 +86,30 @@ def test_a_fence_keeps_both_epochs() -> None:
     found = found_in(as_spark_shows_it(carried(fenced)))
     assert found is not None
     assert (found.kind, found.details["ours"], found.details["theirs"]) == ("FENCED", 6, 7)
+
+
+class Captured(Exception):
+    """An exception as PySpark makes one of a Java exception that it has no class for."""
+
+    def __init__(self, desc: str, cause: Captured | None = None) -> None:
+        super().__init__(desc)
+        self._desc, self._cause = desc, cause
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("common.errors.TimeoutException", Unavailable, "Kafka does not answer: node 1"),
+        ("common.errors.SaslAuthenticationException", Invalid, "Kafka refuses us: node 1"),
+        ("common.config.ConfigException", Invalid, "correct brokers or options"),
+        ("common.errors.UnknownTopicOrPartitionException", Invalid, "a topic is gone"),
+    ],
+)
+def test_what_kafkas_client_throws_is_told_by_its_class(name: str, kind: type[MemWalError], says: str) -> None:
+    thrown = Captured(f"org.apache.kafka.{name}: node 1\nand more")
+    wrapped = Captured("java.util.ExecutionException: x", Captured("org.apache.kafka.common.KafkaException: y", thrown))
+    found = of_captured(wrapped)
+    assert isinstance(found, kind)
+    assert says in str(found)
+    assert len(found.lines) == 1
+    assert of_captured(Captured("java.lang.IllegalStateException: org.apache.kafka.common.errors.X: y")) is None
