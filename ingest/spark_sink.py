@@ -6,7 +6,7 @@ One micro-batch, in order:
 
 1. Executors validate their rows and compute the region of each (`RouteTask`). A refused row ends the job here, before
    anything was sent; unless `dlq.mode` is another than "fail", by which it goes on as a dead letter.
-2. Spark shuffles rows by region and sorts each region's, oldest first.
+2. Spark shuffles rows by region and sorts each region's, oldest first; a small micro-batch goes into one task as it is.
    One task gets all dead letters, and writes them first (`ingest.dead_letters`).
 3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
    and visible (`SendTask`). Regions without rows get no stream.
@@ -46,6 +46,9 @@ _ROUNDS = 20
 """Attempts of one micro-batch whose regions refuse rows; each leaves out those that the one before named."""
 _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
+
+SMALL = 20_000
+"""Rows up to which a micro-batch is sent by one task: a shuffle and a second stage take longer than its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class MemWalSink:
         self._base: BaseTable | None = None
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
+        self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -145,10 +149,11 @@ class MemWalSink:
         endpoint, base = self._owner(), self._table()
         timeout, letters = self._settings.sink.stream_timeout, self._letters()
         send = SendTask(endpoint, base.regions, producer, batch_id, timeout, letters)
+        order_by, small = self._settings.source.order_by, self._last is not None and self._last <= SMALL
         refused: dict[Place, BadRow] = {}
         letters_added = 0
         for _ in range(_ROUNDS):
-            routed = routed_frame(frame, self._route(refused), base.buckets, self._settings.source.order_by)
+            routed = routed_frame(frame, self._route(refused), base.buckets, order_by, small=small)
             if refused:
                 # Their letters are durable before any region applies the micro-batch without these rows: once it has,
                 # it refuses nothing any more, and a replay would not know of them.
@@ -157,7 +162,9 @@ class MemWalSink:
             letters_added += _added(rows)
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
-                return receipt_of(batch_id, rows, letters_added)
+                receipt = receipt_of(batch_id, rows, letters_added)
+                self._last = receipt.rows + receipt.bad
+                return receipt
             for packed in told:
                 refused |= refused_in(packed)
         reason = next(reversed(refused.values())).reason
@@ -207,16 +214,20 @@ class MemWalSink:
         return of_spark(error)
 
 
-def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str]) -> DataFrame:
+def routed_frame(
+    frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str], *, small: bool = False
+) -> DataFrame:
     """Steps 1 and 2: rows with the columns `ADDED`, one region's rows together, oldest first.
 
+    `small`: all rows in one task, without a shuffle; the sort is what keeps rows back until all are checked then.
     A source without files and without `order_by` is ordered by Spark partition and then arrival.
     """
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
     order = COORDINATES if OFFSET in frame.columns else PLACE
-    if not any(name in frame.columns for name in order):
+    placed_by_source = any(name in frame.columns for name in order)
+    if not placed_by_source:
         frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -225,7 +236,10 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
     passing = [StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in BESIDE]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
-    placed = routed.repartitionById(tasks, functions.pmod(functions.col(BUCKET), functions.lit(tasks)))
+    # Rows without a place are told apart by the task that read them, as which one task would count several.
+    one_task = small and (placed_by_source or route.letters == "fail")
+    by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
+    placed = routed.coalesce(1) if one_task else routed.repartitionById(tasks, by_region)
     place = [name for name in order if name in frame.columns]
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 

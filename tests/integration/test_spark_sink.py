@@ -16,7 +16,7 @@ import pytest
 import ingest
 from ingest.feed import Feed
 from ingest.settings import Settings, load
-from ingest.source import read_stream
+from ingest.source import DELETE, read_stream
 from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
 from ingest.task_errors import of_spark
@@ -55,9 +55,9 @@ class Stream:
             pq.write_table(table, feed / f"{len(list(feed.iterdir())):03d}.parquet")
         Feed(feed, self.source, 0.0, FakeClock()).land_all()
 
-    def run(self, schema: pa.Schema) -> None:
-        """Process what is there. Raises: what ended the query, as the kind it is."""
-        frame = read_stream(self.spark, self.settings.source, schema)
+    def run(self, schema: pa.Schema, through: Callable[[Any], Any] = lambda frame: frame) -> None:
+        """Process what is there, `through` a change of the frame. Raises: what ended the query, as the kind it is."""
+        frame = through(read_stream(self.spark, self.settings.source, schema))
         writer = frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", str(self.checkpoint))
         query = writer.trigger(availableNow=True).start()
         try:
@@ -128,6 +128,22 @@ def test_a_micro_batch_that_repeats_a_key_is_refused(stream: Callable[..., Strea
         source.run(made.schema)
     assert len(raised.value.lines) == 1
     assert 29 not in source.names()
+
+
+def test_rows_that_a_frame_marks_delete_their_keys(stream: Callable[..., Stream], made: Any) -> None:
+    from pyspark.sql import functions
+
+    def marked(frame: Any) -> Any:
+        gone = functions.col("name").endswith("v2")
+        return frame.withColumn("name", functions.when(~gone, functions.col("name"))).withColumn(DELETE, gone)
+
+    source = stream(files_per_trigger=3)
+    source.land(made.table(range(60)), made.table(range(40), version=1), made.table(range(20), version=2))
+    source.land(made.table(range(10), version=3), made.table(range(50, 55), version=2))
+    source.run(made.schema, marked)
+    assert [batch.rows for batch in source.batches] == [120, 15]
+    versions = {id: 3 if id < 10 else 1 if id < 40 else 0 for id in [*range(10), *range(20, 50), *range(55, 60)]}
+    assert source.names() == {id: f"row {id} v{version}" for id, version in versions.items()}
 
 
 def test_the_oldest_row_of_a_key_counts_in_a_micro_batch(stream: Callable[..., Stream], made: Any) -> None:
