@@ -80,6 +80,8 @@ def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: lis
     """The column `LETTER` of a batch: null where rows are good. `raw`: with the bytes of the record, or, where the
     source has none, `columns` as JSON.
     """
+    if not bad:
+        return pa.nulls(batch.num_rows, LETTER_TYPE)
     letters: list[dict[str, object] | None] = [None] * batch.num_rows
     for row, why in bad.items():
         letter: dict[str, object] = {"stage": why.stage, "column": why.column, "reason": why.reason}
