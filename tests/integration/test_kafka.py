@@ -110,7 +110,7 @@ def test_a_broker_that_is_down_loses_nothing(
 ) -> None:
     quick = {
         "kafka.request.timeout.ms": "10000",
-        "kafka.default.api.timeout.ms": "10000",
+        "kafka.default.api.timeout.ms": "15000",
         "fetchOffset.numRetries": "1",
     }
     flights = stream(options=quick)
