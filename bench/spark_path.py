@@ -18,6 +18,7 @@ import argparse
 import os
 import tempfile
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -140,9 +141,9 @@ class Stream(Contender):
     def open(self, table: Path) -> None:
         """Before the query starts."""
 
+    @abstractmethod
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:
         """What happens to a micro-batch."""
-        raise NotImplementedError
 
     def finish(self) -> None:
         """After the query has ended."""

@@ -133,14 +133,14 @@ def test_a_micro_batch_that_repeats_a_key_is_refused(stream: Callable[..., Strea
 def test_rows_that_a_frame_marks_delete_their_keys(stream: Callable[..., Stream], made: Any) -> None:
     from pyspark.sql import functions
 
-    def marked(frame: Any) -> Any:
-        gone = functions.col("name").endswith("v2")
-        return frame.withColumn("name", functions.when(~gone, functions.col("name"))).withColumn(DELETE, gone)
+    def with_deletes(frame: Any) -> Any:
+        marked = frame.withColumn(DELETE, functions.col("name").endswith("v2"))
+        return marked.withColumn("name", functions.when(~functions.col(DELETE), functions.col("name")))
 
     source = stream(files_per_trigger=3)
     source.land(made.table(range(60)), made.table(range(40), version=1), made.table(range(20), version=2))
     source.land(made.table(range(10), version=3), made.table(range(50, 55), version=2))
-    source.run(made.schema, marked)
+    source.run(made.schema, with_deletes)
     assert [batch.rows for batch in source.batches] == [120, 15]
     versions = {id: 3 if id < 10 else 1 if id < 40 else 0 for id in [*range(10), *range(20, 50), *range(55, 60)]}
     assert source.names() == {id: f"row {id} v{version}" for id, version in versions.items()}
