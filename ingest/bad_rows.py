@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.source import PROBLEM
 from memtable import InvalidRows
+
+T = TypeVar("T")
 
 _ALONE = " in row 0"
 """What the message of a row that was checked alone says of its number."""
@@ -49,19 +51,18 @@ def _problem(text: str) -> BadRow:
     return BadRow(stage, None, reason) if colon and stage in ("parse", "map") else BadRow("map", None, text)
 
 
-def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], object]) -> dict[int, BadRow]:
-    """Rows that `check` raises InvalidRows for, by their number in the batch.
+def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tuple[dict[int, BadRow], T | None]:
+    """Rows that `check` raises InvalidRows for, by their number in the batch; and what it returns where there is none.
 
     Raises InvalidRows where even no rows of these columns pass: that is the fault of the columns, not of a row.
     """
     try:
-        check(batch)
+        return {}, check(batch)
     except InvalidRows:
         check(batch.slice(0, 0))
-        found: dict[int, BadRow] = {}
-        _halve(batch, 0, check, found)
-        return found
-    return {}
+    found: dict[int, BadRow] = {}
+    _halve(batch, 0, check, found)
+    return found, None
 
 
 def _halve(

@@ -143,7 +143,7 @@ class Replaying:
         letters = self._letters.dataset.to_table(filter=among(ids)).sort_by(_ORDER)
         mapped = self._map(letters)
         rows = mapped.rows
-        unfit = unfit_of(rows, lambda part: conformed_to(self._target, part)) if rows.num_rows else {}
+        unfit, _ = unfit_of(rows, lambda part: conformed_to(self._target, part)) if rows.num_rows else ({}, None)
         for why in (*mapped.failed.values(), *unfit.values()) if tell else ():
             self._outcome.stay[f"{why.stage}: {why.reason}"] += 1
         fitting = [row for row in range(rows.num_rows) if row not in unfit]

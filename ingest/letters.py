@@ -80,6 +80,8 @@ def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: lis
     """The column `LETTER` of a batch: null where rows are good. `raw`: with the bytes of the record, or, where the
     source has none, `columns` as JSON.
     """
+    if not bad:
+        return pa.nulls(batch.num_rows, LETTER_TYPE)
     letters: list[dict[str, object] | None] = [None] * batch.num_rows
     for row, why in bad.items():
         letter: dict[str, object] = {"stage": why.stage, "column": why.column, "reason": why.reason}
@@ -96,11 +98,20 @@ def _bytes(batch: pa.RecordBatch, name: str, row: int) -> bytes | None:
     return batch[name].cast(pa.binary())[row].as_py() if name in batch.schema.names else None
 
 
-def as_letters(batch: pa.RecordBatch, row_numbers: str, query_id: str, batch_id: int, now: float) -> pa.RecordBatch:
-    """Rows of no region as rows of the table of dead letters. `row_numbers`: name of the column that numbers them."""
+def as_letters(
+    batch: pa.RecordBatch, row_numbers: str, query_id: str, batch_id: int, now: float, seen: Counter[bytes]
+) -> pa.RecordBatch:
+    """Rows of no region as rows of the table of dead letters. `row_numbers`: name of the column that numbers them.
+
+    `seen`: how often the content of a row without a place came up in this micro-batch; counted on.
+    """
     names = batch.schema.names
     numbers = batch[row_numbers].to_pylist()
-    ids = [_id(query_id, batch_id, place_of(batch, row, number)) for row, number in enumerate(numbers)]
+    contents = pc.struct_field(batch[LETTER], "raw_value").to_pylist()
+    ids = [
+        _id(query_id, batch_id, place_of(batch, row, number), contents[row] or b"", seen)
+        for row, number in enumerate(numbers)
+    ]
     count = batch.num_rows
 
     def kept(name: str, kind: pa.DataType) -> pa.Array:
@@ -123,10 +134,16 @@ def as_letters(batch: pa.RecordBatch, row_numbers: str, query_id: str, batch_id:
     return pa.RecordBatch.from_arrays([parts[field.name] for field in SCHEMA], schema=SCHEMA)
 
 
-def _id(query_id: str, batch_id: int, place: Place) -> str:
-    """The same in every replay, whatever tasks and batches the rows are cut into."""
-    within = [query_id] if isinstance(place[0], str) else [query_id, batch_id]
-    return hashlib.blake2b(json.dumps([*within, *place]).encode(), digest_size=_ID_BYTES).hexdigest()
+def _id(query_id: str, batch_id: int, place: Place, content: bytes, seen: Counter[bytes]) -> str:
+    """The same in every replay, whatever tasks and batches the rows are cut into: by the place of the row, or, where
+    its source tells none, by what it holds, and how many like it came before.
+    """
+    if isinstance(place[0], str):
+        told = json.dumps([query_id, *place]).encode()
+    else:
+        seen[content] += 1
+        told = json.dumps([query_id, batch_id, seen[content]]).encode() + content
+    return hashlib.blake2b(told, digest_size=_ID_BYTES).hexdigest()
 
 
 class Refusals:
@@ -174,6 +191,7 @@ class Letterbox:
         self._clock: Clock = SystemClock()
         self._rows = 0
         self._reasons: Counter[str] = Counter()
+        self._seen: Counter[bytes] = Counter()
         self._rest: pa.RecordBatch | None = None
 
     def take(self, batches: Iterator[pa.RecordBatch], bucket: str) -> Written | None:
@@ -218,7 +236,8 @@ class Letterbox:
         self._rows += batch.num_rows
         for why in batch[LETTER].to_pylist():
             self._reasons[f"{why['stage']}: {why['reason']}"] += 1
-        return as_letters(batch, self._row_numbers, self._query_id, self._batch_id, self._clock.now())
+        now = self._clock.now()
+        return as_letters(batch, self._row_numbers, self._query_id, self._batch_id, now, self._seen)
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -32,6 +32,7 @@ from ingest.child import ChildDaemon, start_child
 from ingest.client import RemoteTable, connect
 from ingest.daemon import check_address
 from ingest.dead_letters import DeadLetters
+from ingest.drift import Drift, Grown
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
@@ -307,6 +308,8 @@ class _Run:
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
         self._clock, self._tally = clock, Tally(clock)
         self._sink = MemWalSink(settings, endpoint=services.owner.table.endpoint, on_batch=self._tally.add)
+        self._drift = Drift(settings, base, self._sink)
+        self._feed_started = False
         source = settings.source
         self._feed = (
             Feed(local_path(source.feed), local_path(source.path), source.feed_every, clock) if source.feed else None
@@ -316,6 +319,7 @@ class _Run:
 
     def start(self, *, once: bool) -> None:
         """Start the query. `once`: `drained` is set when the source is. Raises: what kept it from starting."""
+        self._once = once
         self._query = self._start(available_now=once and self._feed is None)
         if once:
             threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
@@ -325,7 +329,13 @@ class _Run:
         if self.drained.is_set():
             return
         self._services.owner.check()
-        self._check(stop)
+        try:
+            self._check(stop)
+        except Grown as grown:
+            self._progress.phase(f"new columns: {grown}")
+            self._base = self._base.latest()
+            self._stop_query()
+            self.start(once=self._once)
         if show or self.drained.is_set():
             self._show()
 
@@ -346,6 +356,9 @@ class _Run:
         """End the feed and the query, which may have ended."""
         if self._feed is not None:
             self._feed.stop()
+        self._stop_query()
+
+    def _stop_query(self) -> None:
         with suppress(Exception):
             if self._query is not None:
                 self._query.stop()
@@ -355,7 +368,8 @@ class _Run:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            writer = self._frame().writeStream.foreachBatch(self._sink).queryName(f"memwal {self._settings.checkpoint}")
+            writer = self._frame().writeStream.foreachBatch(self._writer())
+            writer = writer.queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             timed = (
                 {"availableNow": True}
@@ -371,15 +385,21 @@ class _Run:
         except Exception as error:
             raise of_spark(error) from error
         self._progress.phase("streaming")
-        if self._feed is not None:
+        if self._feed is not None and not self._feed_started:
+            self._feed_started = True
             self._feed.start()
         return query
+
+    def _writer(self) -> Callable[[DataFrame, int], None]:
+        self._drift = Drift(self._settings, self._base, self._sink)
+        return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _frame(self) -> DataFrame:
         source, dlq = self._settings.source, self._settings.dlq
         spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
-            return read_kafka(spark, source, schema, self._base.key, raw=dlq.mode == "table")
+            raw = dlq.mode == "table" or source.schema_drift != "ignore"
+            return read_kafka(spark, source, schema, self._base.key, raw=raw)
         return read_stream(spark, source, schema, keep_bad=dlq.mode != "fail")
 
     def _drain(self, query: StreamingQuery) -> None:
@@ -411,7 +431,7 @@ class _Run:
         for _ in range(_DEATH_NOTICE if self._services.owner.child is not None else 0):
             self._services.owner.check()
             stop.wait(_LOOK_EVERY / 2)
-        raise self._sink.failure or of_spark(error)
+        raise self._drift.failure or self._sink.failure or of_spark(error)
 
     def _feed_failure(self) -> MemWalError | None:
         return None if self._feed is None else self._feed.failure

@@ -113,10 +113,22 @@ def of_source(settings: Settings) -> Iterator[Problem]:
         yield Problem("source", "path", "path is not set, but feed is; name the directory to copy the feed into")
     if source.feed and source.feed.rstrip("/") == source.path.rstrip("/"):
         yield Problem("source", "feed", f"feed = {source.feed!r} is path itself; choose another directory for path")
+    if source.schema_drift != "ignore":
+        yield from _of_drift(settings)
     for name in source.order_by if columns else ():
         if name not in columns:
             text = f"order_by: {name!r} is not a column of [table]; {nearest(name, columns)}"
             yield Problem("source", "order_by", text, needs=_column(name))
+
+
+def _of_drift(settings: Settings) -> Iterator[Problem]:
+    source, table = settings.source, settings.table
+    if source.format != "json" and (source.format, source.value_format) != ("kafka", "json"):
+        text = f'schema_drift = "{source.schema_drift}" is for JSON, in files or from Kafka; take it out'
+        yield Problem("source", "schema_drift", text, needs=(("source", "format"), ("source", "value_format")))
+    if source.schema_drift == "add" and table.upsert == "merge" and table.columns:
+        text = 'schema_drift = "add": with upsert = "merge" only the columns that [table] names are put; take them out'
+        yield Problem("source", "schema_drift", text, needs=(("table", "upsert"),))
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:

@@ -218,6 +218,11 @@ class SourceSettings(Section):
     options: dict[str, Option] = Field(
         {}, description="more options of the Spark source, as Spark names them; secrets as env:NAME or file:PATH"
     )
+    schema_drift: Literal["ignore", "fail", "add"] = Field(
+        "ignore",
+        description="fields of JSON that the table has no column for: are left out; end the run; or become nullable "
+        "columns. The last two look at every record once more",
+    )
     order_by: list[str] = Field([], description="order of one key's rows inside a micro-batch; the last wins")
     spark: dict[str, str] = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")
     brokers: str = Field("", description="Kafka: host:port of brokers to begin with, separated by commas")

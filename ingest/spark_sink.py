@@ -232,7 +232,8 @@ def routed_frame(
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
     order = COORDINATES if OFFSET in frame.columns else PLACE
-    if not any(name in frame.columns for name in order):
+    placed_by_source = any(name in frame.columns for name in order)
+    if not placed_by_source:
         frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -241,8 +242,10 @@ def routed_frame(
     passing = [StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in BESIDE]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
+    # Rows without a place are told apart by the task that read them, as which one task would count several.
+    one_task = small and (placed_by_source or route.letters == "fail")
     by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
-    placed = routed.coalesce(1) if small else routed.repartitionById(tasks, by_region)
+    placed = routed.coalesce(1) if one_task else routed.repartitionById(tasks, by_region)
     place = [name for name in order if name in frame.columns]
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 

@@ -107,9 +107,15 @@ class RouteTask:
         bad |= self._refused_of(batch, numbers)
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
         asked = batch if rest is None else batch.take(pa.array(rest))
-        unfit = unfit_of(asked, lambda rows: conformed_to(target, rows))
+        unfit, conformed = unfit_of(asked, lambda rows: conformed_to(target, rows))
         bad |= {row if rest is None else int(rest[row]): why for row, why in unfit.items()}
-        return self._sorted_out(batch, numbers, bad, target)
+        good = np.ones(batch.num_rows, dtype=bool)
+        good[list(bad)] = False
+        if conformed is None:
+            conformed = conformed_to(target, batch.filter(pa.array(good)))
+        buckets = np.full(batch.num_rows, NOWHERE, dtype=np.int32)
+        buckets[good] = target.base.route(conformed)
+        return self._sorted_out(batch, numbers, bad, buckets)
 
     def _target(self, columns: Sequence[str]) -> Target:
         target = opened(self.uri, self.options, self.routing)
@@ -130,18 +136,18 @@ class RouteTask:
         return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
 
     def _sorted_out(
-        self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
+        self,
+        batch: pa.RecordBatch,
+        numbers: npt.NDArray[np.int64],
+        bad: Mapping[int, BadRow],
+        buckets: npt.NDArray[np.int32],
     ) -> pa.RecordBatch:
         """All rows in their order: good ones with their region, bad ones emptied, with their letter."""
         letter = letter_column(batch, bad, of_table(batch), raw=self.letters == "table")
-        buckets = np.full(batch.num_rows, NOWHERE, dtype=np.int32)
-        good = np.ones(batch.num_rows, dtype=bool)
-        good[list(bad)] = False
-        if good.any():
-            buckets[good] = target.base.route(conformed_to(target, batch.filter(pa.array(good))))
+        good = pa.array(buckets != NOWHERE)
         for name in of_table(batch) if bad else ():
             at = batch.schema.get_field_index(name)
-            kept = pc.if_else(pa.array(good), batch[name], pa.scalar(None, batch[name].type))
+            kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
             batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
         return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
 

@@ -10,8 +10,10 @@ import pytest
 
 from ingest import mapping_json
 from ingest.column_types import parse_type
+from ingest.mapping_task import mapped
 from ingest.mapping_types import column, finished, json_type
-from tests.kafka_records import WHEN, kafka_settings, rows_of
+from ingest.source import OFFSET, RAW_KEY, RAW_VALUE
+from tests.kafka_records import WHEN, batch_of, kafka_settings, mapping_of, rows_of
 from tests.kafka_server import Record
 
 FLIGHT = {"id": "int64", "carrier": "string", "dep": "int32", "at": "timestamp[us, UTC]"}
@@ -239,3 +241,13 @@ def test_raw_values_are_taken_as_they_are() -> None:
     numbers = kafka_settings({"key": "int64", "value": "float64"}, key=["key"], value_format="raw")
     assert rows_of(numbers, Record(b" 1.5", key=b"12"))[0] == {"key": 12, "value": 1.5}
     assert "'x' is no float64" in rows_of(numbers, Record(b"x", key=b"12"))[0]["problem"]
+
+
+def test_the_bytes_of_a_record_come_along_where_they_are_wanted() -> None:
+    batch, mapping = batch_of([said({"id": 1}, key=b"k"), said(b"no JSON")]), mapping_of(kafka_settings(FLIGHT))
+    assert RAW_VALUE not in mapped(batch, mapping).schema.names
+    rows = mapped(batch, mapping, raw=True).to_pylist()
+    assert [(row[RAW_KEY], row[RAW_VALUE], row[OFFSET]) for row in rows] == [
+        (b"k", b'{"id": 1}', 0),
+        (None, b"no JSON", 1),
+    ]

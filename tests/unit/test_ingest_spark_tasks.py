@@ -329,3 +329,18 @@ def test_a_row_that_its_region_refused_is_told_by_its_place(
     task = RouteTask(uri, (), letters="table", refused={("orders", 3, 101): BadRow("refused", None, "no")})
     (routed,) = task(iter([batch]))
     assert [letter and letter["stage"] for letter in routed[LETTER].to_pylist()] == [None, "refused", None]
+
+
+def test_letters_of_a_source_without_places_are_the_same_however_they_are_cut(
+    owner: tuple[Any, str], made: Any, uri: str
+) -> None:
+    table, endpoint = owner
+    rows = with_nulls(made, [None, 1, None, None]).take([0, 1, 2, 2, 3])
+    cuts = [[rows.slice(0, 2), rows.slice(2)], [rows.slice(3), rows.slice(0, 3)]]
+    for order in cuts:
+        route = RouteTask(uri, (), "table")
+        parts = [batch for part in order for batch in route(iter(part.combine_chunks().to_batches()))]
+        sent = joined([pa.Table.from_batches(parts).sort_by(BUCKET).combine_chunks().to_batches()[0]])
+        send = SendTask(endpoint, table.base.regions, "query", 0, 30.0, Rules("table", f"{uri}.dlq"))
+        assert sum(each["rows"][0].as_py() for each in send(iter([sent])) if each["letters"][0].is_valid) == 4
+        assert lance.dataset(f"{uri}.dlq").count_rows() == 4
