@@ -90,9 +90,9 @@ class Peer:
             self._drop()
             self._seen(self, None, True)
             return False
-        except (*_ERRORS, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - ending here would leave the peer as it was seen last, for ever
             self._drop()
-            self._warn(str(error).splitlines()[0] if not isinstance(error, flight.FlightTimedOutError) else "")
+            self._warn("" if isinstance(error, flight.FlightTimedOutError) else str(error).partition("\n")[0])
             self._seen(self, None, False)
             return True
         self._seen(self, found, False)
@@ -102,7 +102,10 @@ class Peer:
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
         self.waiting, self.version = Waiting(**told["waiting"]), int(told["base_version"])
-        return Answer({UUID(region): epoch for region, epoch in told["regions"].items()}, told["draining"])
+        # What it claims at this moment it has in a moment; asked for it, it answers then.
+        claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
+        having = {UUID(region): epoch for region, epoch in told["regions"].items()}
+        return Answer(claiming | having, told["draining"])
 
     def _warn(self, reason: str) -> None:
         if reason and not self._warned:
