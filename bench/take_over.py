@@ -1,4 +1,6 @@
-"""How long writes stop when a daemon dies, ends in order, or starts: `python -m bench.take_over [--smoke | --trials N]`.
+"""How long writes stop when a daemon dies, ends in order, or starts.
+
+`python -m bench.take_over [--smoke | --trials N]` prints a table.
 
 Two daemons share a table on a local disk. One client for each region puts a row, durable, as soon as the one before was
 acked, and asks all endpoints who has the region when a put fails; so what is measured holds the client's part too.

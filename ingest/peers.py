@@ -29,6 +29,7 @@ ASK_TIMEOUT = 5.0
 """Seconds that a peer has to release a region; what it does after that is seen at the next look."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 """A new client connects anew; otherwise gRPC would remember for all of them that nobody listened, for seconds."""
+_UNANSWERED = (flight.FlightTimedOutError, flight.FlightCancelledError)
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
@@ -92,7 +93,7 @@ class Peer:
             return False
         except Exception as error:  # noqa: BLE001 - ending here would leave the peer as it was seen last, for ever
             self._drop()
-            self._warn("" if isinstance(error, flight.FlightTimedOutError) else str(error).partition("\n")[0])
+            self._warn("" if isinstance(error, _UNANSWERED) else str(error).partition("\n")[0])
             self._seen(self, None, False)
             return True
         self._seen(self, found, False)
