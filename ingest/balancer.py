@@ -28,9 +28,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import wal
@@ -43,6 +45,9 @@ from ingest.table import Table
 from ingest.worker import Worker
 
 _LOG = logging.getLogger("memwal.balancer")
+SLEPT, CHECK_EVERY = 2.0, 1.0
+"""Seconds without a step after which we may have been taken over: less than `SILENCES` looks take. And between two
+looks at the region manifests while a peer is silent, which may well have taken over what is ours."""
 AT_ONCE = 8
 """Regions that are claimed or asked for at the same time; most of a claim is waiting for storage."""
 
@@ -64,12 +69,13 @@ class Balancer:
         self._peers: dict[str, Peer] = {}
         self._wake, self._stopped, self._settled = threading.Event(), threading.Event(), threading.Event()
         self._jobs = ThreadPoolExecutor(AT_ONCE, "claim")
+        self._stepped = self._checked = clock.monotonic()
         self._worker: Worker | None = None
 
     def start(self) -> None:
         """Begin to look and to claim. The daemon must answer calls by now."""
         table = self._table.identity["table"]
-        self._table.regions.hint = self.owner
+        self._table.regions.hint, self._table.regions.assure = self.owner, self.assure
         self._table.upkeep.others = self.waiting
         self._peers = {endpoint: Peer(endpoint, self._me, table, self._seen) for endpoint in self._endpoints}
         self._worker = Worker("balancer", self._run)
@@ -83,6 +89,12 @@ class Balancer:
         with self._lock:
             owner = self._watch.owner(region)
             return owner[0] if owner is not None else target(region, self._watch.live(self._clock.monotonic()))
+
+    def assure(self) -> None:
+        """Look at the region manifests where this process may have slept: a read must not show what was, unawares."""
+        if self._clock.monotonic() - self._stepped >= SLEPT:
+            self._check([writer.region for writer in self._table.regions.alive])
+            self._stepped = self._clock.monotonic()
 
     def waiting(self) -> list[Waiting]:
         """What waits for a commit at the peers that answer; one that has not heard of our last commit counts later."""
@@ -137,6 +149,7 @@ class Balancer:
                 continue  # a peer asked for it just now
             try:
                 self._table.release(writer.region)
+                _LOG.info("region %s is handed over", writer.region)
             except MemWalError as error:
                 _LOG.warning("region %s is not handed over: %s", writer.region, error)
             self.tell()
@@ -148,7 +161,8 @@ class Balancer:
             peer.stop()
 
     def _stop_claiming(self) -> None:
-        self._stopped.set()
+        with self._lock:
+            self._stopped.set()
         self._wake.set()
         if self._worker is not None:
             self._worker.wait()
@@ -160,6 +174,7 @@ class Balancer:
         while not self._stopped.is_set():
             try:
                 self._step()
+                self._stepped = self._clock.monotonic()
             except BaseException as error:  # noqa: BLE001 - ending here would end all take-overs in silence
                 _LOG.warning("placement failed, will try again: %s", classify(error))
             self._wake.wait(LOOK_EVERY)
@@ -168,17 +183,21 @@ class Balancer:
     def _step(self) -> None:
         self._drop_ended()
         steps = self._decided()
-        for region in steps.check:
-            with suppress(wal.Fenced, MemWalError):
-                self._table.regions.writer(region).refresh()
-        if steps.check:
-            self._drop_ended()
+        self._check(steps.check)
         for region in steps.claim:
-            self._begin(region, None)
+            self._begin(region, self._take, region, None)
         for region, owner in steps.ask:
-            self._begin(region, self._peers[owner])
+            self._begin(region, self._take, region, self._peers[owner])
         if steps.settled and not self._busy:
             self._settled.set()
+
+    def _check(self, regions: Sequence[UUID]) -> None:
+        """Look at the manifests of `regions`, and let go of those that another has claimed."""
+        for region in regions:
+            with suppress(wal.WalError, MemWalError):
+                self._table.regions.writer(region).refresh()
+        if regions:
+            self._drop_ended()
 
     def _decided(self) -> Steps:
         now = self._clock.monotonic()
@@ -191,38 +210,41 @@ class Balancer:
             if self._watch.sees_all():
                 self._taken.forget()
             away = self._taken.away(now) | self._failed.away(now) | self._busy
-            return decide(self._me, regions.order, ours, self._watch, away, now)
+            steps = decide(self._me, regions.order, ours, self._watch, away, now)
+            if self._watch.misses_any() and now - self._checked >= CHECK_EVERY:
+                self._checked = now
+                steps = replace(steps, check=list(ours))
+            return steps
 
     def _drop_ended(self) -> None:
         """Let go of writers that were fenced, or that storage made stop themselves: only a new claim mends either."""
-        now = self._clock.monotonic()
         for writer in self._table.regions.writers:
             if writer.failure is not None:
-                _LOG.warning("region %s is let go of: %s", writer.region, writer.failure)
-                with suppress(MemWalError):
-                    self._table.release(writer.region)
-                self._lost(writer, now)
+                self._begin(writer.region, self._drop, writer)
 
-    def _lost(self, writer: RegionWriter, now: float) -> None:
+    def _drop(self, writer: RegionWriter) -> None:
+        """Its threads may need a while to end, one of them may wait for storage; the region is not claimed before."""
+        _LOG.warning("region %s is let go of: %s", writer.region, writer.failure)
+        with suppress(MemWalError):
+            self._table.release(writer.region)
+        now = self._clock.monotonic()
         with self._lock:
             if not isinstance(writer.failure, wal.Fenced):
                 self._failed.lost(writer.region, now)
             elif self._watch.owner(writer.region) is None:
                 self._taken.lost(writer.region, now)
 
-    def _begin(self, region: UUID, owner: Peer | None) -> None:
+    def _begin(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
+        """Have `work` done beside, unless something is done to `region` already."""
         with self._lock:
-            self._busy.add(region)
-        self._jobs.submit(self._take, region, owner)
-
-    def _take(self, region: UUID, owner: Peer | None) -> None:
-        """Ask `owner` for the region first, if there is one, and claim it."""
-        try:
-            if owner is not None and not self._released(region, owner):
+            if region in self._busy or self._stopped.is_set():
                 return
-            if not self._stopped.is_set():
-                epoch = self._table.acquire(region)
-                _LOG.info("region %s is served here with writer epoch %d", region, epoch)
+            self._busy.add(region)
+            self._jobs.submit(self._done, region, work, *what)
+
+    def _done(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
+        try:
+            work(*what)
         except BaseException as error:  # noqa: BLE001 - one region's trouble is not the others'
             with self._lock:
                 self._failed.lost(region, self._clock.monotonic())
@@ -231,6 +253,14 @@ class Balancer:
             with self._lock:
                 self._busy.discard(region)
             self._wake.set()
+
+    def _take(self, region: UUID, owner: Peer | None) -> None:
+        """Ask `owner` for the region first, if there is one, and claim it."""
+        if owner is not None and not self._released(region, owner):
+            return
+        if not self._stopped.is_set():
+            epoch = self._table.acquire(region)
+            _LOG.info("region %s is served here with writer epoch %d", region, epoch)
 
     def _released(self, region: UUID, owner: Peer) -> bool:
         try:
