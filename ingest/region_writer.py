@@ -162,7 +162,8 @@ class RegionWriter:
         clock, limits = self._context.clock, self._context.limits
         until = clock.monotonic() + patience
         while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
-            if self._looking.acquire(blocking=False):
+            commits = self._levels.unflushed < limits.unflushed_max  # else our own flushes are waited for
+            if commits and self._looking.acquire(blocking=False):
                 try:
                     self.refresh()
                 except NOTHING_WRITTEN:
