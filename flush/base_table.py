@@ -66,7 +66,7 @@ class BaseTable:
     indexes: tuple[IndexSpec, ...]
     regions: Regions
     """Ids of the regions; rows of bucket n go to region n."""
-    routing: int
+    routing_version: int
     """Version of the routing of rows to regions: 1, and one more with every resize."""
     wal_format: WalFormat
     """How the entries of its log are written, fixed when it was set up."""
@@ -285,7 +285,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     schema = pa.schema(list(dataset.schema))
     # What is said of a primary key later means nothing to a table that was set up without one.
     key = key_columns(schema) if setup.append_by is None else ()
-    by, route, routing = setup.append_by, RowHash(dataset, setup.append_ids, setup.buckets), setup.routing
+    by, route, version = setup.append_by, RowHash(dataset, setup.append_ids, setup.buckets), setup.routing
     if (not key) if by is None else (by and not route.whole):
         raise UnsupportedTable(
             f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
@@ -294,7 +294,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
-        routing = int(details["sharding_specs"][0]["spec_id"])
+        version = int(details["sharding_specs"][0]["spec_id"])
     done = read_progress(store, dataset.version)
     return BaseTable(
         uri=uri if "://" in uri else store.url(""),
@@ -305,7 +305,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         append_by=route.columns if by else by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
-        routing=routing,
+        routing_version=version,
         wal_format=setup.wal_format,
         rules=setup.rules,
         committed=done.committed,

@@ -126,7 +126,9 @@ class MemWalSink:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
         routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
-        send = SendTask(endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout, base.routing)
+        send = SendTask(
+            endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout, base.routing_version
+        )
         sent = routed.mapInArrow(send, _receipt_schema())
         return tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
 
@@ -136,7 +138,7 @@ class MemWalSink:
         return RouteTask(
             table.uri,
             tuple((name, value.get_secret_value()) for name, value in table.storage_options.items()),
-            self._table().routing,
+            self._table().routing_version,
         )
 
     def _owner(self) -> str:
