@@ -25,3 +25,11 @@ def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "") -> 
     """Which of `endpoints` the daemon at `host` and `port` is; None where it is none of them."""
     wanted = advertise or at(host, port)
     return wanted if wanted in endpoints else None
+
+
+def none_of_them(host: str, port: int) -> str:
+    """What to say to a daemon that is not one of the endpoints."""
+    return (
+        f"daemon.endpoints: {at(host, port)}, this daemon's host and port, is not one of them; add it, or say in "
+        "daemon.advertise which one it is"
+    )

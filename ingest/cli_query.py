@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 import flush
 import wal
 from ingest import owners
+from ingest.addresses import expanded
 from ingest.client import RemoteTable
 from ingest.errors import Invalid, MemWalError
 from ingest.keys import parse_key
@@ -67,7 +68,7 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
 
 
 def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:
-    """A client of the daemon that owns the table's regions, or the table as it is on storage.
+    """A client of the daemons that own the table's regions, or the table as it is on storage where not all are owned.
 
     Raises: Invalid when there is no table.
     """
@@ -76,11 +77,11 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
     if base is None:
         raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
-    note = owners.find(store, base.regions)
-    if note is not None:
-        with suppress(MemWalError):  # a stale note: nobody answers there any more
-            owner = RemoteTable(note.endpoint, patience=OWNER_PATIENCE)
-            if note.is_of(owner.identity, store.url("")):
+    notes = owners.find(store, base.regions, expanded(settings.daemon.endpoints, settings.daemon.workers))
+    if notes is not None:
+        with suppress(MemWalError):  # stale notes: nobody answers there any more
+            owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=store.url(""))
+            if notes.are_of(owner.identity, store.url("")):
                 return owner
             owner.close()
     return StoredTable(base, store)

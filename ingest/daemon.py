@@ -31,6 +31,7 @@ from ingest.opening import open_table
 from ingest.region_context import OnReplay
 from ingest.settings import Settings
 from ingest.table import Table
+from ingest.workers import Supervisor
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether a region has stopped itself."""
@@ -53,6 +54,8 @@ def serve(
     not one of the endpoints; Unavailable for such a region; what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
+    if settings.daemon.workers > 1:
+        return _supervised(settings, lifeline, ready)
     host, port = settings.daemon.host, settings.daemon.port
     place = _place(settings)
     check_address("daemon.port", host, port)
@@ -89,6 +92,14 @@ def _resized(table: Table) -> str | None:
         return None
 
 
+def _supervised(settings: Settings, lifeline: TextIO | None, ready: Callable[[str], None]) -> int:
+    daemon = settings.daemon
+    for number in range(daemon.workers if daemon.port else 1):
+        check_address("daemon.port", daemon.host, daemon.port and daemon.port + number)
+    stop = _stop_signals(lifeline)
+    return Supervisor(settings, wal.SystemClock()).run(stop, ready)
+
+
 def _place(settings: Settings) -> Place:
     """Where this daemon is found, as far as the settings say. Raises: Invalid where it is none of the endpoints."""
     daemon = settings.daemon
@@ -96,10 +107,7 @@ def _place(settings: Settings) -> Place:
         return Place()
     mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise)
     if mine is None:
-        raise Invalid(
-            f"daemon.endpoints: {addresses.at(daemon.host, daemon.port)}, this daemon's host and port, is not one of "
-            "them; add it, or say in daemon.advertise which one it is"
-        )
+        raise Invalid(addresses.none_of_them(daemon.host, daemon.port))
     return Place(mine, list(daemon.endpoints))
 
 

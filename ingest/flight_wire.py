@@ -25,6 +25,10 @@ from ingest.errors import Internal, MemWalError, Unavailable, from_wire, to_wire
 
 _LENGTH = struct.Struct("<I")
 
+BUSY, DRAINING, NOT_OWNER, LOST, RESIZED = "busy", "draining", "not_owner", "lost", "resized"
+"""Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
+`details["region"]`. And why a client finds it so: there was no answer. Last: the table has another routing by now."""
+
 
 def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
     """A request as bytes."""
@@ -68,5 +72,7 @@ def from_flight(error: Exception, endpoint: str) -> MemWalError:
     if extra:
         return from_wire(json.loads(extra))
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
-        return Unavailable(f"the daemon at {endpoint} does not answer; is it running? Retry with the same token")
+        return Unavailable(
+            f"the daemon at {endpoint} does not answer; is it running? Retry with the same token", {"reason": LOST}
+        )
     return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {str(error).splitlines()[0]}")

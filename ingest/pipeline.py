@@ -39,7 +39,7 @@ from ingest.report import print_report
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
 from ingest.spark_session import check_java, configuration, start_session
-from ingest.spark_sink import MemWalSink, daemon_ended, only_endpoint
+from ingest.spark_sink import MemWalSink, configured_endpoint, daemon_ended
 from ingest.tally import Tally
 from ingest.task_errors import of_spark
 from wal import Clock, SystemClock
@@ -97,7 +97,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     check_java(environ)
     _check_checkpoint(settings)
     daemon = settings.daemon
-    if only_endpoint(settings) is None:
+    if not daemon.endpoints:
         check_address("daemon.port", daemon.host, daemon.port)
         if daemon.metrics_port > 0:
             check_address("daemon.metrics_port", "127.0.0.1", daemon.metrics_port)
@@ -163,7 +163,7 @@ def _mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a run needs beside itself: an owner of the regions (a child, or one that is configured) and Spark."""
+    """What a run needs beside itself: owners of the regions (a child, or those configured) and Spark."""
 
     child: ChildDaemon | None
     table: RemoteTable
@@ -186,10 +186,12 @@ def services_of(
         starter = stack.enter_context(ThreadPoolExecutor(1, "spark-start"))
         starting: Future[SparkSession] = starter.submit(start_session, conf)
         stack.callback(_stop_spark, starting)
-        child = None if settings.daemon.endpoints else start_child(settings, replaying)
-        if child is not None:
+        endpoint, child = configured_endpoint(settings), None
+        if endpoint is None:
+            child = start_child(settings, replaying)
             stack.callback(child.stop, settings.daemon.drain_timeout)
-        table = stack.enter_context(connect(child.endpoint if child is not None else settings.daemon.endpoints[0]))
+            endpoint = child.endpoint
+        table = stack.enter_context(connect(endpoint, in_flight_max=settings.sink.in_flight_max))
         yield Services(child, table, starting.result())
 
 
