@@ -127,9 +127,10 @@ def resize(
     options = options or WalOptions()
     found = BaseTable.open(uri, storage_options)
     _check(found, buckets)
+    broken_off = being_resized(found, store, clock=clock)
     base = finish(found, store, clock=clock, ids=ids, options=options, at_once=at_once)
     if base.buckets == buckets and not being_resized(base, store, clock=clock):
-        if base is found:
+        if base is found and not broken_off:
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
         return ResizeReport(base.routing_version, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
     run = _Run(base, store, clock, ids, options, on_step, at_once)

@@ -19,7 +19,7 @@ import pytest
 import flush
 import ingest
 import wal
-from flush import BaseTable, ResizeReport, resize
+from flush import BaseTable, ResizeReport, being_resized, resize, routing
 from flush.routing import routing_key
 from flush.verification import verify_table
 from ingest import opening
@@ -393,4 +393,20 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
     assert world.resize(2).regions == 2
     with world.open() as table:
         assert not world.put(table, range(10), 1, "a:1")
+        world.expect(table)
+
+
+def test_a_resize_that_broke_off_after_its_switch_is_finished_by_the_next(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    with pytest.MonkeyPatch.context() as killing:
+        killing.setattr(routing, "_open", killed(lambda *_, **__: None, after=False))
+        with pytest.raises(Killed):
+            world.resize(3)
+    assert being_resized(world.base, world.store, clock=FakeClock())
+    report = world.resize(3)
+    assert (report.resumed, report.regions, report.routing) == (True, 3, 2)
+    assert not being_resized(world.base, world.store, clock=FakeClock())
+    with world.open() as table:
         world.expect(table)
