@@ -75,7 +75,7 @@ class BaseTable:
     indexes: tuple[IndexSpec, ...]
     regions: Regions
     """Ids of the regions; rows of bucket n go to region n."""
-    routing: int
+    routing_version: int
     """Version of the routing of rows to regions: 1, and one more with every resize."""
     wal_format: WalFormat
     """How the entries of its log are written, fixed when it was set up."""
@@ -88,7 +88,7 @@ class BaseTable:
     storage_version: str
     """Lance file version of new data files, such as "2.2"; SSTs use the same."""
     storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
-    route_by: Routing
+    routing: Routing
     """What tells the bucket of a row."""
     routes_alike: bool
     """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
@@ -269,7 +269,7 @@ class BaseTable:
 
     def route_into(self, buckets: int, rows: pa.Table | pa.RecordBatch) -> Buckets:
         """As `route`, where the table had so many regions: before a resize, or after it."""
-        return self.route_by._replace(buckets=buckets).hash(self.schema)(rows)
+        return self.routing._replace(buckets=buckets).hash(self.schema)(rows)
 
 
 def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
@@ -296,8 +296,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     schema = pa.schema(list(dataset.schema))
     # What is said of a primary key later means nothing to a table that was set up without one.
     key = key_columns(schema) if setup.append_by is None else ()
-    routing = setup.routing
-    by, columns = setup.append_by, column_ids(dataset)
+    by, columns, version = setup.append_by, column_ids(dataset), setup.routing
     whole = set(setup.append_ids) <= set(columns.values())
     if (not key) if by is None else (by and not whole):
         raise UnsupportedTable(
@@ -308,28 +307,28 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     regions = bucket_regions(setup.buckets)
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
-        routing = int(details["sharding_specs"][0]["spec_id"])
+        version = int(details["sharding_specs"][0]["spec_id"])
     done = read_progress(store, dataset.version)
-    route_by = Routing(len(regions), key[0]) if key else Routing.by_columns(setup.append_ids, columns, setup.buckets)
+    routing = Routing(len(regions), key[0]) if key else Routing.by_columns(setup.append_ids, columns, setup.buckets)
     return BaseTable(
         uri=uri if "://" in uri else store.url(""),
         dataset=dataset,
         version=dataset.version,
         schema=schema,
         key=key,
-        append_by=tuple(name for _, name in route_by.by) if by else by,
+        append_by=tuple(name for _, name in routing.by) if by else by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
-        routing=routing,
+        routing_version=version,
         wal_format=setup.wal_format,
         rules=rules,
         committed=done.committed,
         marked=done.marked,
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
-        route_by=route_by,
+        routing=routing,
         routes_alike=whole,
-        _hash=route_by.hash(schema),
+        _hash=routing.hash(schema),
     )
 
 

@@ -46,7 +46,7 @@ from flush.carried import carried
 from flush.committer import MEMORY_MAX, commit
 from flush.errors import CommitConflict, InvalidResize
 from flush.flusher import flush
-from flush.routing import Routing, decide, finish
+from flush.routing import Decision, decide, finish
 from flush.sharding_spec import bucket_regions
 from flush.side_by_side import AT_ONCE, each
 from memtable import MemTable, row_schema
@@ -127,11 +127,12 @@ def resize(
     options = options or WalOptions()
     found = BaseTable.open(uri, storage_options)
     _check(found, buckets)
+    broken_off = being_resized(found, store, clock=clock)
     base = finish(found, store, clock=clock, ids=ids, options=options, at_once=at_once)
     if base.buckets == buckets and not being_resized(base, store, clock=clock):
-        if base is found:
+        if base is found and not broken_off:
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
-        return ResizeReport(base.routing, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
+        return ResizeReport(base.routing_version, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
     run = _Run(base, store, clock, ids, options, on_step, at_once)
     began = clock.monotonic()
     try:
@@ -144,7 +145,7 @@ def resize(
     except (Fenced, Resized) as error:
         raise CommitConflict(f"{uri}: another resize took the regions over ({error})") from error
     seconds = clock.monotonic() - began
-    return ResizeReport(base.routing, found.buckets, base.buckets, base.version, rows, report.ssts, seconds)
+    return ResizeReport(base.routing_version, found.buckets, base.buckets, base.version, rows, report.ssts, seconds)
 
 
 def _check(base: BaseTable, buckets: int) -> None:
@@ -190,7 +191,7 @@ class _Run:
         self.on_step("switching")
         maps = list(each(self._proved, self.base.regions, self.at_once))
         list(each(self._owned, self._claims, self.at_once))  # after the last of them was sealed, those to come too
-        proposed = Routing(self.base.routing + 1, buckets, carried(maps), self.ids.entry_id())
+        proposed = Decision(self.base.routing_version + 1, buckets, carried(maps), self.ids.entry_id())
         outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
         base = finish(
             self.base.latest(),
@@ -215,7 +216,7 @@ class _Run:
         return claim(
             self.store,
             region,
-            spec_id=self.base.routing,
+            spec_id=self.base.routing_version,
             codec=self.base.codec,
             ids=self.ids,
             clock=self.clock,

@@ -66,7 +66,7 @@ _RETRIES = 10
 
 
 @dataclass(frozen=True)
-class Routing:
+class Decision:
     """What was decided of one version of the routing."""
 
     routing: int
@@ -80,13 +80,13 @@ def routing_key(version: int) -> str:
     return f"{region_prefix(bucket_region(0))}routing/{rev(version)}.json"
 
 
-def decided(store: ObjectStore, version: int) -> Routing | None:
+def decided(store: ObjectStore, version: int) -> Decision | None:
     """What was decided of `version`, None where nothing is. Raises Corrupt, StoreUnavailable, StoreRefused."""
     data = store.get(routing_key(version))
     return None if data is None else _parsed(routing_key(version), data)
 
 
-def decide(store: ObjectStore, proposed: Routing, *, clock: Clock, options: WalOptions) -> Routing:
+def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: WalOptions) -> Decision:
     """What is decided of the version: `proposed`, or what another decided first.
 
     Requires: every region of the version before and of `proposed` is sealed, and drained.
@@ -106,9 +106,9 @@ def finish(
     Raises CommitConflict; Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of
     them finish again.
     """
-    while (following := decided(store, base.routing + 1)) is not None:
+    while (following := decided(store, base.routing_version + 1)) is not None:
         base = _switched(base, store, following, clock, ids)
-    done = decided(store, base.routing)
+    done = decided(store, base.routing_version)
     if done is not None:
         opened = partial(_open, base, store, done, clock=clock, ids=ids, options=options)
         for _ in each(opened, base.regions, at_once):
@@ -116,11 +116,11 @@ def finish(
     return base
 
 
-def _parsed(key: str, data: bytes) -> Routing:
+def _parsed(key: str, data: bytes) -> Decision:
     try:
         found = json.loads(data)
         applied = {str(name): int(number) for name, number in found["applied"].items()}
-        return Routing(int(found["routing"]), int(found["buckets"]), applied, str(found["by"]))
+        return Decision(int(found["routing"]), int(found["buckets"]), applied, str(found["by"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Corrupt(f"{key}: {data[:80]!r} is no routing of a table; restore it from a backup") from error
 
@@ -128,9 +128,9 @@ def _parsed(key: str, data: bytes) -> Routing:
 # ---- 1: switch -----------------------------------------------------------------------------------------------------
 
 
-def _switched(base: BaseTable, store: ObjectStore, to: Routing, clock: Clock, ids: Ids) -> BaseTable:
+def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
     patience, base = Patience(base.uri, clock, _RETRIES), base.latest()
-    while base.routing < to.routing:
+    while base.routing_version < to.routing:
         operation = _of_spec(base, store, to, ids) if base.wal_format == "arrow" else _of_metadata(to)
         transaction = lance.Transaction(read_version=base.version, operation=operation)
         try:
@@ -146,14 +146,14 @@ def _switched(base: BaseTable, store: ObjectStore, to: Routing, clock: Clock, id
     return base
 
 
-def _of_metadata(to: Routing) -> Any:
+def _of_metadata(to: Decision) -> Any:
     updates: dict[str, str | None] = {ROUTING.decode(): str(to.routing), REGIONS.decode(): str(to.buckets)}
     return lance.LanceOperation.UpdateConfig(
         schema_metadata_updates=lance.LanceOperation.UpdateMap(updates=updates, replace=False)
     )
 
 
-def _of_spec(base: BaseTable, store: ObjectStore, to: Routing, ids: Ids) -> Any:
+def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any:
     """The MemWAL index with another sharding spec, under another id, in place of the one that is there."""
     kind, stored = mem_wal_details(store, base.version)
     details = _DETAILS.FromString(stored)
@@ -177,7 +177,7 @@ def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = Non
 
 
 def _open(
-    base: BaseTable, store: ObjectStore, to: Routing, region: UUID, *, clock: Clock, ids: Ids, options: WalOptions
+    base: BaseTable, store: ObjectStore, to: Decision, region: UUID, *, clock: Clock, ids: Ids, options: WalOptions
 ) -> None:
     """Open one region, unless that is done: by somebody else in this very moment, for one."""
     manifests = ManifestStore(store, region, clock=clock, options=options)

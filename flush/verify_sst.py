@@ -46,8 +46,8 @@ def check_list(view: View, region: UUID) -> Iterator[Finding]:
     if region not in view.base.regions and manifest.status is not RegionStatus.SEALED:
         what = f"none of the table's {view.base.buckets} regions has this id, so no key belongs here"
         yield Finding("region", where, what, "stop the program that claimed it, and move its directory away")
-    elif manifest.status is not RegionStatus.SEALED and manifest.spec_id != view.base.routing:
-        what = f"it is open for routing version {manifest.spec_id}, the table has version {view.base.routing}"
+    elif manifest.status is not RegionStatus.SEALED and manifest.spec_id != view.base.routing_version:
+        what = f"it is open for routing version {manifest.spec_id}, the table has version {view.base.routing_version}"
         yield Finding("routing", where, what, "run `memwal regions resize` with the number of regions that it had last")
     wanted = range(done + 1, current)
     missing = sorted(set(wanted) - {sst.generation for sst in manifest.ssts})

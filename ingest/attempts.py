@@ -8,6 +8,7 @@ not_owner           the region is elsewhere, or nowhere yet; nothing applied    
 draining, FENCED    the owner lets go, or was replaced; nothing was applied     learn who owns it
 lost, UNAVAILABLE   no answer to a call that applied nothing, or storage fails  learn who owns it
 UNKNOWN_OUTCOME     rows may be applied: only their token settles it            learn, if there is a token
+resized             the table has other regions; nothing was applied            raise: open it again
 any other           the same answer would come again                            raise
 ==================  ==========================================================  =========================
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ingest.errors import FencedError, MemWalError, Unavailable, UnknownOutcome
-from ingest.flight_wire import BUSY, NOT_OWNER
+from ingest.flight_wire import BUSY, NOT_OWNER, RESIZED
 from wal import Clock, Ids
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
@@ -37,7 +38,7 @@ def verdict(error: MemWalError, *, repeatable: bool, alone: bool) -> Verdict:
     reason = error.details.get("reason")
     if isinstance(error, Unavailable) and reason in (BUSY, NOT_OWNER):
         return "wait" if reason == BUSY else "learn"
-    if alone or not isinstance(error, Unavailable | FencedError | UnknownOutcome):
+    if reason == RESIZED or alone or not isinstance(error, Unavailable | FencedError | UnknownOutcome):
         return "raise"
     return "raise" if isinstance(error, UnknownOutcome) and not repeatable else "learn"
 

@@ -76,8 +76,8 @@ def init(config: Config) -> int:
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
     Console().print(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
-        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions (routing version {base.routing}), "
-        f"indexes: {indexes}{rules}",
+        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
+        f"(routing version {base.routing_version}), indexes: {indexes}{rules}",
         soft_wrap=True,
     )
     return 0

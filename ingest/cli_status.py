@@ -76,7 +76,7 @@ def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[s
     return {
         "table": base.uri,
         "base_version": base.version,
-        "routing": base.routing,
+        "routing": base.routing_version,
         "rows": base.dataset.count_rows(),
         "regions": regions,
     }

@@ -158,7 +158,7 @@ class RemoteTable(Reads):
         def open_put() -> Any:
             patience = attempts.patience(alone=router.alone)
             return router.owner(str(region)).open_put(
-                str(region), token, routing, schema, None if patience == float("inf") else patience
+                str(region), token, schema, None if patience == float("inf") else patience, routing
             )
 
         def again(error: MemWalError) -> None:

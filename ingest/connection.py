@@ -86,11 +86,15 @@ class Connection:
 
     @_through_flight
     def open_put(
-        self, region: str, token: Token, routing: int, schema: pa.Schema, timeout: float | None = None
+        self, region: str, token: Token, schema: pa.Schema, timeout: float | None = None, routing: int = 1
     ) -> OpenPut:
-        """Start the stream of one region and micro-batch; nothing is applied before it is finished."""
-        request = {"op": "put", "region": region, "producer": token.producer, "sequence": token.sequence}
-        return self._open_put({**request, "routing": routing}, schema, timeout)
+        """Start the stream of one region and micro-batch; nothing is applied before it is finished.
+
+        `routing`: version of the routing by which `region` was found.
+        """
+        request: dict[str, Any] = {"op": "put", "region": region, "routing": routing}
+        request |= {"producer": token.producer, "sequence": token.sequence}
+        return self._open_put(request, schema, timeout)
 
     def close(self) -> None:
         """Close the connection; the daemon goes on."""

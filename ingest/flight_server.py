@@ -107,7 +107,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             token = Token(request["producer"], request["sequence"])
             routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
             return asdict(self._table.put_region(UUID(request["region"]), rows, token, routing))
-        expect_routing(self._table.base.uri, request.get("routing"), self._table.base.routing)
+        expect_routing(self._table.base.uri, request.get("routing"), self._table.base.routing_version)
         write = self._table.delete if request["delete"] else self._table.put
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
         return asdict(write(rows, token=Token.parse(request["token"]), **options))
@@ -154,13 +154,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "identity": self._table.identity,
             "upsert": self._table.upsert,
             "version": base.rules.version,
-            "routing": base.routing,
             "on_duplicate": base.rules.on_duplicate,
             "indexes": [asdict(spec) for spec in base.indexes],
             "required": list(base.required),
             "ids": [str(region) for region in base.regions],
+            "routing_version": base.routing_version,
             "append_by": None if base.append_by is None else list(base.append_by),
-            "route_by": base.route_by._asdict(),
+            "routing": base.routing._asdict(),
             **self._regions(),
         }
 

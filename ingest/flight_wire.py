@@ -25,9 +25,9 @@ from ingest.errors import Internal, MemWalError, Unavailable, from_wire, to_wire
 
 _LENGTH = struct.Struct("<I")
 
-BUSY, DRAINING, NOT_OWNER, LOST = "busy", "draining", "not_owner", "lost"
+BUSY, DRAINING, NOT_OWNER, LOST, RESIZED = "busy", "draining", "not_owner", "lost", "resized"
 """Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
-`details["region"]`. And why a client finds it so: there was no answer."""
+`details["region"]`. And why a client finds it so: there was no answer. Last: the table has another routing by now."""
 
 
 def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:

@@ -147,7 +147,7 @@ def _opened(
         models=models,
         shape=base.shape,
         rules=base.rules,
-        routing=base.routing,
+        routing=base.routing_version,
         route_into=base.route_into,
     )
     commit, gc = settings.commit, settings.gc

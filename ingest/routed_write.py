@@ -42,6 +42,8 @@ class RoutedWrite:
         """Send what was not acknowledged yet. Raises: the worst that happened to any part of it."""
         parts = self._parts()
         request = self._request if self._request["timeout"] is None else {**self._request, "timeout": within}
+        if self._checked:
+            request = {**request, "routing": self._router.routing}  # rows that were split belong to its regions
         calls = [partial(to.write, rows, request, within + self._grace) for to, rows in parts]
         answers = self._router.side_by_side(calls)
         self._waiting = []

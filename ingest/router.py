@@ -86,6 +86,8 @@ class Router:
         self._rounds = 0
         self.regions: tuple[str, ...] = ()
         """That of bucket n at n."""
+        self.routing = 1
+        """Version of the routing of rows to them."""
         self.table: str | None = None
         self.sole: Connection | None = None
 
@@ -223,6 +225,7 @@ class Router:
             if self.table not in (None, there):
                 raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")
             self.regions, self.table = tuple(described["ids"]), there
+            self.routing = described.get("routing_version", 1)
         self._meet([described])
         if not self._owners:
             self._believe(believed([(connection.endpoint, described)], there))

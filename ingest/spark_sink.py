@@ -151,7 +151,7 @@ class MemWalSink:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
         sink, letters = self._settings.sink, self._letters()
-        routing, limits = base.routing, (sink.stream_timeout, sink.in_flight_max)
+        routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, routing, letters)
         order_by, small = self._settings.source.order_by, self._last is not None and self._last <= SMALL
         refused: dict[Place, BadRow] = {}
@@ -190,7 +190,7 @@ class MemWalSink:
         """The first step's task; secrets travel as the references they are in the configuration."""
         # The base table's own address: an executor has another working directory.
         base = self._table()
-        return RouteTask(base.uri, self._options(), base.routing, self._settings.dlq.mode, refused or {})
+        return RouteTask(base.uri, self._options(), base.routing_version, self._settings.dlq.mode, refused or {})
 
     def _letters(self) -> Rules:
         return Rules(self._settings.dlq.mode, self._settings.dead_letters, self._options())

@@ -433,7 +433,7 @@ def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> 
     """
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
-    expect_routing(uri, routing, base.routing)
+    expect_routing(uri, routing, base.routing_version)
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
     return Target(base, schema, base.required, checker)

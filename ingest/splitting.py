@@ -32,7 +32,7 @@ class Splitter:
         self._rows = row_schema(schema, key)
         self._required = tuple(described["required"])
         self._checker = MemTable(self._rows, key, [IndexSpec(**each) for each in described["indexes"]], generation=0)
-        self._bucket = Routing.parse(described["route_by"]).hash(schema)
+        self._bucket = Routing.parse(described["routing"]).hash(schema)
 
     def checked(self, rows: pa.Table) -> pa.Table:
         """The rows of a put in the table's columns, each key as often as the table takes it in one put.

@@ -136,7 +136,7 @@ class Table(LevelReads):
         micro-batch are not asked.
         """
         self._refuse_if_closed()
-        expect_routing(self.base.uri, routing, self.base.routing)
+        expect_routing(self.base.uri, routing, self.base.routing_version)
         given, deletes = split_deletes(rows, self.key)
         admission, conforming = self._conforming(self._brought_up(given), deletes)
         admission.check(conforming, deletes=deletes)
@@ -174,7 +174,7 @@ class Table(LevelReads):
         return {
             "table": self.base.uri,
             "base_version": base.version,
-            "routing": self.base.routing,
+            "routing": self.base.routing_version,
             "rows": base.dataset.count_rows(),
             "regions": regions,
         }
@@ -269,8 +269,8 @@ class Table(LevelReads):
         if not fenced and now - self._looked < _LOOK_FOR_RESIZE:
             return None
         self._looked = now
-        following = decided(self._context.store, self.base.routing + 1)
-        return None if following is None else str(resized(self.base.uri, self.base.routing, following.routing))
+        following = decided(self._context.store, self.base.routing_version + 1)
+        return None if following is None else str(resized(self.base.uri, self.base.routing_version, following.routing))
 
     def announce(self, endpoint: str) -> None:
         """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
@@ -389,7 +389,7 @@ class Table(LevelReads):
         """Steps 1 and 2 of `ingest.reshaping`; the results, called, wait for step 4. Raises: as `put`."""
         with self.regions.changing:
             base, context = self._reader.base(), self._context
-            expect_routing(base.uri, self.base.routing, base.routing)
+            expect_routing(base.uri, self.base.routing_version, base.routing_version)
             if context.shape is None:
                 return []
             changed = base.shape != context.shape

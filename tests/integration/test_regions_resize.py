@@ -116,7 +116,8 @@ def test_daemons_that_share_a_table_all_give_way(
     cluster = Cluster(uri, endpoints, lambda endpoint: start_daemon(start, config, endpoint))
     running = [cluster.start(endpoint) for endpoint in endpoints]
     wait_until(lambda: running[0].line_with("serving") and running[1].line_with("serving"))
-    cluster.put(made, list(range(60)), 1)
+    before = ingest.connect(endpoints)
+    before.put(made.rows(range(60)), token="a:1")
     assert resized("regions", "resize", config, "--to", 5)[0] == 0
     for each in running:
         assert each.wait() == 1
@@ -124,10 +125,11 @@ def test_daemons_that_share_a_table_all_give_way(
     for each in [cluster.start(endpoint) for endpoint in endpoints]:
         each.line_with("serving")
     wait_until(lambda: cluster.placed(endpoints))
-    assert len(cluster.owners()) == 5
-    tried, acked, tokens = dict(cluster.tried), dict(cluster.acked), cluster._tokens
-    again = Cluster(
-        uri, endpoints, tried=tried, acked=acked, _tokens=tokens
-    )  # a token used before the resize is a repeat
-    again.put(made, list(range(40, 80)), 2)
-    again.check()
+    with before, pytest.raises(ingest.Unavailable) as told:
+        before.put(made.rows(range(60), 9), token="a:2")
+    assert told.value.details["reason"] == "resized"
+    with ingest.connect(endpoints) as table:
+        assert not table.put(made.rows(range(60)), token="a:1").applied
+        table.put(made.rows(range(40, 80), 2), token="a:2")
+        assert table.count() == 80
+        assert len(table.status()["regions"]) == 5

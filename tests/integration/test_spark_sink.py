@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import flush
 import ingest
 from ingest.feed import Feed
 from ingest.settings import Settings, load
@@ -21,8 +22,9 @@ from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
 from ingest.task_errors import of_spark
 from tests.cluster import start_daemon
+from tests.conftest import wait_until
 from tests.s3_server import free_ports
-from wal import FakeClock
+from wal import FakeClock, SystemIds, open_store
 
 RESULT_LIMIT = 64 << 10
 """Bytes that tasks may send to the driver: receipts fit, the rows of the test that needs it do not."""
@@ -263,3 +265,17 @@ def test_outside_a_streaming_query_it_says_how_to_use_it(stream: Callable[..., S
     source = stream()
     with pytest.raises(ingest.Invalid, match="foreachBatch"):
         source.sink(source.spark.range(3), 0)
+
+
+def test_a_table_that_is_resized_between_two_micro_batches(stream: Callable[..., Stream], made: Any) -> None:
+    source = stream()
+    source.land(made.table(range(40)))
+    source.run(made.schema)
+    uri = source.settings.table.uri
+    flush.resize(uri, {}, open_store(uri), 5, clock=FakeClock(), ids=SystemIds())
+    source.land(made.table(range(20, 60), version=1))
+
+    wait_until(lambda: source.sink._child.exit_code() == 1)  # within seconds; the sink starts another one
+    source.run(made.schema)
+    assert len(source.status()["regions"]) == 5
+    assert source.names() == {id: f"row {id} v{int(id >= 20)}" for id in range(60)}

@@ -19,7 +19,7 @@ import pytest
 import flush
 import ingest
 import wal
-from flush import BaseTable, ResizeReport, resize
+from flush import BaseTable, ResizeReport, being_resized, resize, routing
 from flush.routing import routing_key
 from flush.verification import verify_table
 from ingest import opening
@@ -94,7 +94,7 @@ def test_grown_shrunk_and_grown_again(world: Resized) -> None:
         report = world.resize(buckets)
         assert (report.routing, report.before, report.regions) == (version, before, buckets)
         world.expect()
-        assert (world.base.routing, world.base.buckets) == (version, buckets)
+        assert (world.base.routing_version, world.base.buckets) == (version, buckets)
         assert_clean(world.store, world.uri)
         n += 1
         with world.open() as table:
@@ -160,7 +160,7 @@ def send(table: ingest.Table, rows: pa.Table, *, first_only: bool = False) -> in
     for bucket, region in enumerate(table.base.regions[: 1 if first_only else None]):
         part = rows.filter(pa.array(buckets == bucket))
         if part.num_rows:
-            ack = table.put_region(region, part, ingest.Token("query", 7), table.base.routing)
+            ack = table.put_region(region, part, ingest.Token("query", 7), table.base.routing_version)
             applied += ack.applied
     return applied
 
@@ -219,7 +219,7 @@ def test_killed_at_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
         killing.setattr(lance.LanceDataset, "commit", killed(lance.LanceDataset.commit, after=after))
         with pytest.raises(Killed):
             world.resize(3)
-    assert (world.base.routing, world.base.buckets) == ((2, 3) if after else (1, 2))
+    assert (world.base.routing_version, world.base.buckets) == ((2, 3) if after else (1, 2))
     assert_clean(world.store, world.uri)
     with world.open() as table:
         assert len(table.status()["regions"]) == 3
@@ -268,7 +268,7 @@ def test_two_resizes_at_once(prepared: Resized, tmp_path: Path) -> None:
             report = world.resize(3, cast("wal.ObjectStore", other))
             ends.add(report.regions)
             assert report.regions == 3
-            assert (world.base.routing, world.base.buckets) in ((2, 3), (3, 4))  # the other came after this one
+            assert (world.base.routing_version, world.base.buckets) in ((2, 3), (3, 4))  # the other came after this one
         except flush.CommitConflict:
             ends.add(world.base.buckets)
             assert world.base.buckets == 4
@@ -339,7 +339,7 @@ def test_a_table_read_before_the_resize_and_claimed_after_it(tmp_path: Path, mon
         found = read(*args)
         if not reads:
             world.resize(3)
-        reads.append(found[0].routing)
+        reads.append(found[0].routing_version)
         return found
 
     monkeypatch.setattr(opening, "find_or_create", resized_behind_it)
@@ -393,4 +393,20 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
     assert world.resize(2).regions == 2
     with world.open() as table:
         assert not world.put(table, range(10), 1, "a:1")
+        world.expect(table)
+
+
+def test_a_resize_that_broke_off_after_its_switch_is_finished_by_the_next(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    with pytest.MonkeyPatch.context() as killing:
+        killing.setattr(routing, "_open", killed(lambda *_, **__: None, after=False))
+        with pytest.raises(Killed):
+            world.resize(3)
+    assert being_resized(world.base, world.store, clock=FakeClock())
+    report = world.resize(3)
+    assert (report.resumed, report.regions, report.routing) == (True, 3, 2)
+    assert not being_resized(world.base, world.store, clock=FakeClock())
+    with world.open() as table:
         world.expect(table)

@@ -20,7 +20,7 @@ import pytest
 import ingest
 from flush import BaseTable
 from flush.commit_plan import RegionPlan, agree, plan_key
-from flush.routing import Routing, decide, decided, routing_key
+from flush.routing import Decision, decide, decided, routing_key
 from flush.table_manifest import indexed_generations, manifest_file, manifest_names, progress
 from flush.table_setup import metadata_of, read_setup
 from flush.table_state import read_state
@@ -123,7 +123,7 @@ def test_a_commit_plan_is_written_and_read_as_ever() -> None:
 def test_the_decision_of_a_resize_is_written_and_read_as_ever() -> None:
     store, decision = (
         MemoryStore(),
-        Routing(2, 8, {"loader": 17, "memwal:before:4/2:loader": 16}, "0123456789abcdef" * 2),
+        Decision(2, 8, {"loader": 17, "memwal:before:4/2:loader": 16}, "0123456789abcdef" * 2),
     )
     decide(store, decision, clock=FakeClock(), options=WalOptions())
     written = store.get(routing_key(2))
@@ -131,7 +131,7 @@ def test_the_decision_of_a_resize_is_written_and_read_as_ever() -> None:
     kept = golden("flush/routing.json", written)
     assert written == kept
     store.put(routing_key(2), kept)
-    other = Routing(2, 3, {}, "another")
+    other = Decision(2, 3, {}, "another")
     assert decide(store, other, clock=FakeClock(), options=WalOptions()) == decided(store, 2) == decision
 
 

@@ -32,8 +32,8 @@ ROWS = pa.table(
 )
 def test_a_row_goes_where_the_table_itself_would_send_it(tmp_path: Path, key: Any, append_by: Any) -> None:
     base = BaseTable.create(str(tmp_path / "t.lance"), SCHEMA, key, 5, (), append_by=append_by)
-    travelled = Routing.parse(json.loads(json.dumps(base.route_by._asdict())))
-    assert travelled == base.route_by
+    travelled = Routing.parse(json.loads(json.dumps(base.routing._asdict())))
+    assert travelled == base.routing
     found = travelled.hash(base.schema)(ROWS)
     assert np.array_equal(found, base.route(ROWS))
     assert set(found.tolist()) == set(range(5))
@@ -45,7 +45,7 @@ def test_a_column_that_is_renamed_or_dropped_is_found_by_its_id(tmp_path: Path) 
     before.dataset.alter_columns({"path": "a", "name": "c"})
     after = BaseTable.open(uri)
     renamed = ROWS.rename_columns(["c", "b", "raw"])
-    assert np.array_equal(after.route_by.hash(after.schema)(renamed), before.route(ROWS))
+    assert np.array_equal(after.routing.hash(after.schema)(renamed), before.route(ROWS))
 
 
 def test_rows_found_by_several_come_in_the_order_asked() -> None:
