@@ -96,7 +96,10 @@ def _region(
         "memtable_rows": tail_rows,
         "memtable_bytes": 0,
         "unindexed_rows": 0,
+        "state": "no owner",
         "failure": None,
+        "flush_error": None,
+        "behind": None,
         "ssts": [
             {
                 "generation": sst.generation,

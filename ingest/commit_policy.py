@@ -24,6 +24,8 @@ class Waiting:
     """Of its SSTs."""
     age: float | None
     """Of the oldest row, in an SST or in a memtable; None where nothing waits."""
+    unflushed_age: float | None = None
+    """Of the oldest row in a memtable; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from ingest.garbage import Ages, TableCollector
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView, Reshaped
+from ingest.meters import Meters
 from ingest.periodic import Periodic
 from ingest.reader import Reader
 from ingest.receipts import Receipt
@@ -79,7 +80,7 @@ class Table(LevelReads):
         steps = CommitSteps(
             waiting=lambda: [writer.waiting() for writer in self._regions if writer.failure is None],
             flush=lambda: self._flush_now([writer for writer in self._regions if writer.failure is None]),
-            commit=lambda: self._commit_now(upkeep),
+            commit=context.meters.commits.watched(lambda: self._commit_now(upkeep), context.clock),
             maintain=BaseUpkeep(base, context.clock, upkeep.maintenance).run,
         )
         self._commits = CommitLoop(steps, upkeep.commit, context.clock)
@@ -166,7 +167,7 @@ class Table(LevelReads):
     def status(self) -> dict[str, Any]:
         """`{"table", "base_version", "rows", "regions": […]}`; the rows are those of the base table."""
         base = self._reader.base()
-        regions = [writer.status() | {"owner": self._owner} for writer in self._regions]
+        regions = self.vitals()
         for region in regions:
             committed = base.committed.get(UUID(region["id"]), 0)
             for sst in region["ssts"]:
@@ -177,6 +178,25 @@ class Table(LevelReads):
             "rows": base.dataset.count_rows(),
             "regions": regions,
         }
+
+    def vitals(self) -> list[dict[str, Any]]:
+        """The regions' part of `status()` but what is committed, from memory alone: asks no storage."""
+        return [writer.status() | {"owner": self._owner} for writer in self._regions]
+
+    @property
+    def meters(self) -> Meters:
+        """What this table has counted."""
+        return self._context.meters
+
+    @property
+    def base_version(self) -> int:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._reader.version
+
+    @at_the_edge
+    def ask_storage(self) -> None:
+        """One request to storage. Raises: Unavailable, Invalid: what it has to say."""
+        self._reader.ask_storage()
 
     @at_the_edge
     def close(self) -> None:
@@ -332,6 +352,7 @@ class Table(LevelReads):
         for writer in self._regions:
             writer.refresh()
         if report.ssts:
+            self._tell(report)
             context.models.read(self._reader.base())
         try:
             if self._reader.base().shape != context.shape:  # mostly not, and the regions have other work
@@ -339,6 +360,19 @@ class Table(LevelReads):
         except (wal.WalError, MemWalError) as error:  # the commit is done; who reads or commits next tries again
             _LOG.warning("%s: cannot take over changed columns yet: %s", self.base.uri, error)
         return report
+
+    def _tell(self, report: CommitReport) -> None:
+        rows = report.rows_inserted + report.rows_updated + report.rows_deleted
+        fields = {
+            "event": "commit",
+            "table": self.base.uri,
+            "version": report.version,
+            "rows": rows,
+            "ssts": report.ssts,
+            "seconds": report.seconds,
+        }
+        text = "%s: committed %d SSTs as version %d, %d rows changed, in %.3f s"
+        _LOG.info(text, self.base.uri, report.ssts, report.version, rows, report.seconds, extra=fields)
 
     # ---- columns that somebody changed ---------------------------------------------------------------------------
 

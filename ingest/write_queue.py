@@ -45,6 +45,7 @@ class Write:
     table whose upserts merge maybe fewer, the key's at least. They may share
     memory with their caller, who waits: the region copies them before it acknowledges anything.
     `shape`: what the rows were brought into; None where the columns of the table never change.
+    `since`: monotonic seconds at which its caller handed it in.
     `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
     """
 
@@ -54,6 +55,7 @@ class Write:
     deletes: bool = False
     done: Pending[Ack] = field(default_factory=Pending)
     copied: bool = False
+    since: float = 0.0
     shape: Shape | None = None
     _fate: threading.Lock = field(default_factory=threading.Lock)
 
