@@ -52,6 +52,7 @@ def serve(config: Config) -> int:
         os.environ,
         lifeline=None,
         ready=lambda endpoint: console.print(f"serving {settings.table.uri} at {endpoint}", soft_wrap=True),
+        http_ready=lambda url: console.print(f"metrics, health and status at {url}", soft_wrap=True),
     )
 
 

@@ -6,7 +6,6 @@ import csv
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,10 @@ from rich.table import Table as RichTable
 import flush
 import wal
 from ingest import owners
+from ingest.access import Access
 from ingest.client import RemoteTable
 from ingest.errors import Invalid, MemWalError
+from ingest.flight_wire import UNAUTHENTICATED
 from ingest.keys import parse_key
 from ingest.level_reads import LevelReads
 from ingest.levels import check_level
@@ -78,12 +79,26 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
     store = wal.open_store(settings.table.uri, options)
     note = owners.find(store, base.regions)
     if note is not None:
-        with suppress(MemWalError):  # a stale note: nobody answers there any more
-            owner = RemoteTable(note.endpoint, patience=OWNER_PATIENCE)
-            if note.is_of(owner.identity, store.url("")):
-                return owner
+        owner = _owner(settings, environ, note.endpoint)
+        if owner is not None and note.is_of(owner.identity, store.url("")):
+            return owner
+        if owner is not None:
             owner.close()
     return StoredTable(base, store)
+
+
+def _owner(settings: Settings, environ: Mapping[str, str], endpoint: str) -> RemoteTable | None:
+    """A client of whoever is at the endpoint; None behind a stale note, where nobody answers any more.
+
+    Raises: Invalid when the daemon there refuses the token: what storage alone shows is not what was asked for.
+    """
+    options = Access.of(settings).options(endpoint, environ)
+    try:
+        return RemoteTable(endpoint, patience=OWNER_PATIENCE, **options)
+    except MemWalError as error:
+        if error.details.get("reason") == UNAUTHENTICATED:
+            raise
+        return None
 
 
 def as_rich(rows: pa.Table, width: int = 48) -> RichTable:

@@ -257,7 +257,8 @@ def _finish(writer: Any, answers: Any, rows: int, endpoint: str) -> dict[str, An
         writer.close()
     except (flight.FlightError, pa.ArrowException, OSError) as error:
         found = from_flight(error, endpoint)
-        raise found if getattr(error, "extra_info", b"") else _unanswered(endpoint) from None
+        refused = isinstance(found, Invalid) or bool(getattr(error, "extra_info", b""))
+        raise found if refused else _unanswered(endpoint) from None
     if answer is None:
         raise _unanswered(endpoint)
     acked: dict[str, Any] = json.loads(answer.to_pybytes())

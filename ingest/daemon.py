@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TextIO
 
+from ingest.addresses import check_address, url_host
 from ingest.errors import Invalid, Unavailable
 from ingest.flight_server import FlightService
+from ingest.http_pages import DaemonPages, listening
 from ingest.logs import configure_logs
-from ingest.metrics import serve_metrics
+from ingest.metrics import Scrape
 from ingest.opening import open_table
 from ingest.region_context import OnReplay
+from ingest.security import Guard
 from ingest.settings import Settings
 
 LOOK_EVERY = 1.0
@@ -35,32 +38,40 @@ def serve(
     lifeline: TextIO | None,
     ready: Callable[[str], None],
     on_replay: OnReplay | None = None,
+    http_ready: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Serve the table of `settings`; returns the exit code.
 
-    `ready` is called with the endpoint once every region is claimed and calls are answered, `on_replay` as in
-    `open_table`. Ends on SIGTERM, SIGINT or the end of `lifeline`; also when storage made a region stop itself, which
-    only a new claim mends. Raises: Invalid for an address that is taken or not on loopback, Unavailable for such a
-    region, and what `open_table` does.
+    `http_ready` is called with the URL of the HTTP edge, where there is one, before anything is claimed; `ready` with
+    the endpoint once every region is claimed and calls are answered, `on_replay` as in `open_table`. Ends on SIGTERM,
+    SIGINT or the end of `lifeline`; also when storage made a region stop itself, which only a new claim mends.
+    Raises: Invalid for an address that is taken, or that others reach without token and TLS; Unavailable for such a
+    region; and what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
-    host, port = settings.daemon.host, settings.daemon.port
-    check_address("daemon.port", host, port)
-    if settings.daemon.metrics_port > 0:
-        check_address("daemon.metrics_port", "127.0.0.1", settings.daemon.metrics_port)
-    stop = _stop_signals(lifeline)
-    with open_table(settings, environ, on_replay=on_replay) as table:
+    guard = check_addresses(settings, environ)
+    host, port = url_host(settings.daemon.host), settings.daemon.port
+    stop, pages = _stop_signals(lifeline), DaemonPages(Scrape())
+    with ExitStack() as stack:
+        http = listening(settings.daemon.host, settings.daemon.http_port, pages, guard, setting="daemon.http_port")
+        if (url := stack.enter_context(http)) is not None:
+            http_ready(url)
+        table = stack.enter_context(open_table(settings, environ, on_replay=on_replay))
+        scheme = guard.scheme("grpc", "grpc+tls")
         try:
-            service = FlightService(table, f"grpc://{host}:{port}")
+            service = FlightService(table, f"{scheme}://{host}:{port}", guard)
         except OSError as error:
             raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
-        endpoint = f"grpc://{host}:{service.port}"
+        endpoint = f"{scheme}://{host}:{service.port}"
         table.announce(endpoint)
-        serve_metrics(table, settings.daemon.metrics_port)
+        pages.opened(table)
         ready(endpoint)
-        _LOG.info("serving %s at %s", settings.table.uri, endpoint)
+        fields = {"event": "serving", "table": settings.table.uri, "endpoint": endpoint}
+        _LOG.info("serving %s at %s", settings.table.uri, endpoint, extra=fields)
         while not stop.wait(LOOK_EVERY) and not table.broken():
             pass
+        pages.health.hold("draining", "this daemon is ending and takes nothing new")
+        _LOG.info("draining for up to %g s", settings.daemon.drain_timeout, extra={"event": "drain"})
         _drain(service, settings.daemon.drain_timeout)
         broken = table.broken()
     if broken:
@@ -68,26 +79,17 @@ def serve(
     return 0
 
 
-def check_address(setting: str, host: str, port: int) -> None:
-    """Refuse an address that `serve` cannot listen on, before anything is claimed; `setting` names the port.
+def check_addresses(settings: Settings, environ: Mapping[str, str]) -> Guard:
+    """What a daemon of `settings` asks of its callers, once its addresses are found free and fit for that.
 
-    Raises: Invalid when the address is not on loopback (there is no authentication yet), unknown, or taken.
+    Raises: Invalid, before anything is claimed.
     """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise Invalid(f"daemon.host: '{host}' is no address ({error.strerror}); write 127.0.0.1") from None
-    if not (str(address[0]).startswith("127.") or address[0] == "::1"):
-        raise Invalid(f"daemon.host: {host} is not a loopback address; this version serves 127.0.0.1 only")
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise Invalid(
-                f"{setting}: {port} on {host} is in use or not allowed ({error.strerror}); "
-                "choose another port, or 0 for any free one"
-            ) from None
+    daemon = settings.daemon
+    guard = Guard.of(daemon, environ)
+    check_address("daemon.port", daemon.host, daemon.port, guard)
+    if daemon.http_port > 0:
+        check_address("daemon.http_port", daemon.host, daemon.http_port, guard)
+    return guard
 
 
 def _stop_signals(lifeline: TextIO | None) -> threading.Event:

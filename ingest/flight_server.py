@@ -21,6 +21,7 @@ import pyarrow.flight as flight
 
 from ingest.errors import Invalid, classify
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
+from ingest.security import Guard
 from ingest.table import Table
 from ingest.tokens import Token
 
@@ -47,9 +48,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
     """
 
-    def __init__(self, table: Table, location: str) -> None:
-        """Listen at `location`, such as grpc://127.0.0.1:0. Raises: OSError when the port is taken."""
-        super().__init__(location)
+    def __init__(self, table: Table, location: str, guard: Guard | None = None) -> None:
+        """Listen at `location`, such as grpc://127.0.0.1:0, for those that `guard` admits.
+
+        Raises: OSError when the port is taken.
+        """
+        super().__init__(location, **(guard or Guard()).flight_options())
         self._table = table
 
     @_answering

@@ -27,15 +27,21 @@ from py4j.protocol import Py4JError
 from rich.console import Console
 
 from flush import BaseTable
+from ingest.access import Access
+from ingest.addresses import check_address
 from ingest.child import ChildDaemon, start_child
 from ingest.client import RemoteTable, connect
-from ingest.daemon import check_address
+from ingest.daemon import check_addresses
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
+from ingest.http_pages import RunPages, listening
+from ingest.metrics import Scrape
 from ingest.opening import find_or_create
 from ingest.progress import Progress
 from ingest.report import print_report
+from ingest.run_metrics import RunMeter
+from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
 from ingest.spark_session import check_java, configuration, start_session
@@ -65,13 +71,18 @@ def run(settings: Settings, *, once: bool, console: Console, settings_source: st
     """
     base = check(settings, os.environ)
     clock = SystemClock()
+    pages = RunPages(Scrape(), RunMeter(), Tally(clock), settings.table.uri)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
+        sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
+        http = listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port")
+        if (url := stack.enter_context(http)) is not None:
+            console.print(f"metrics, health and status at {url}", highlight=False, soft_wrap=True)
         progress = stack.enter_context(Progress(console, settings.table.uri, clock))
         progress.phase("starting Spark and the daemon")
         base = base or find_or_create(settings, os.environ)[0]
         services = stack.enter_context(services_of(settings, base, once=once, replaying=progress.note))
-        running = _Run(settings, base, services, Tally(clock), clock, progress)
+        running = _Run(settings, base, services, pages, clock, progress)
         ended = running.stream(once, stop)
         if once and ended:
             for step, act in (("flushing", services.table.flush), ("committing", services.table.commit)):
@@ -79,7 +90,7 @@ def run(settings: Settings, *, once: bool, console: Console, settings_source: st
                 act()
         progress.__exit__(None, None, None)
         if once and ended:
-            print_report(console, services.table, base.indexes, running.tally.figures(), clock)
+            print_report(console, services.table, base.indexes, pages.tally.figures(), clock)
             console.print(f"query it: {_program()} query {settings_source} --help", highlight=False, soft_wrap=True)
     return 0
 
@@ -96,11 +107,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     """The table as it is, None when it is to be created. Reads only. Raises: Invalid."""
     check_java(environ)
     _check_checkpoint(settings)
-    daemon = settings.daemon
-    if only_endpoint(settings) is None:
-        check_address("daemon.port", daemon.host, daemon.port)
-        if daemon.metrics_port > 0:
-            check_address("daemon.metrics_port", "127.0.0.1", daemon.metrics_port)
+    guard = _guard(settings, environ)
+    if settings.sink.http_port >= 0:
+        check_address("sink.http_port", settings.sink.http_host, settings.sink.http_port, guard)
     base = BaseTable.find(settings.table.uri, settings.storage_options(environ))
     if base is not None:
         base, _ = find_or_create(settings, environ)
@@ -110,6 +119,13 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
         raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
     check_source(settings.source, schema)
     return base
+
+
+def _guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
+    """What our own edges ask of callers; the addresses of a child daemon are looked at too."""
+    if only_endpoint(settings) is None:
+        return check_addresses(settings, environ)
+    return Guard.of(settings.daemon, environ)
 
 
 def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
@@ -189,7 +205,8 @@ def services_of(
         child = None if settings.daemon.endpoints else start_child(settings, replaying)
         if child is not None:
             stack.callback(child.stop, settings.daemon.drain_timeout)
-        table = stack.enter_context(connect(child.endpoint if child is not None else settings.daemon.endpoints[0]))
+        endpoint = child.endpoint if child is not None else settings.daemon.endpoints[0]
+        table = stack.enter_context(connect(endpoint, **Access.of(settings).options(endpoint)))
         yield Services(child, table, starting.result())
 
 
@@ -220,11 +237,11 @@ class _Run:
     """The feed and the streaming query of one run, watched by its main thread."""
 
     def __init__(
-        self, settings: Settings, base: BaseTable, services: Services, tally: Tally, clock: Clock, progress: Progress
+        self, settings: Settings, base: BaseTable, services: Services, pages: RunPages, clock: Clock, progress: Progress
     ) -> None:
-        self.tally = tally
+        self._pages = pages
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
-        self._sink = MemWalSink(settings, endpoint=services.table.endpoint, on_batch=tally.add)
+        self._sink = MemWalSink(settings, endpoint=services.table.endpoint, on_batch=pages.add)
         source = settings.source
         self._feed = (
             Feed(local_path(source.feed), local_path(source.path), source.feed_every, clock) if source.feed else None
@@ -243,6 +260,7 @@ class _Run:
                 self._check(query, drained, stop)
                 if looks % _SHOW_EVERY == 0:
                     self._show()
+                    self._pages.look(query)
                 if drained.is_set():
                     self._show()
                     return True
@@ -268,10 +286,11 @@ class _Run:
                 self._progress.phase("warming up")
                 self._sink.warm_up(self._services.spark)
             _mark_checkpoint(self._settings, self._base)
-            self.tally.begin()
+            self._pages.tally.begin()
             query = writer.trigger(**timed).start()
         except Exception as error:
             raise of_spark(error) from error
+        self._pages.health.release("starting")
         self._progress.phase("streaming")
         if self._feed is not None:
             self._feed.start()
@@ -315,7 +334,7 @@ class _Run:
         with suppress(MemWalError):
             status = self._services.table.status()
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
-        self._progress.show(self.tally.figures(), status, files)
+        self._progress.show(self._pages.tally.figures(), status, files)
 
     def _stop(self, query: StreamingQuery) -> None:
         if self._feed is not None:

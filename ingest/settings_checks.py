@@ -108,9 +108,14 @@ def of_source(settings: Settings) -> Iterator[Problem]:
 def of_daemon(settings: Settings) -> Iterator[Problem]:
     """Endpoints are written as Flight writes them."""
     for endpoint in settings.daemon.endpoints:
-        host, colon, port = endpoint.removeprefix("grpc://").rpartition(":")
-        if not endpoint.startswith("grpc://") or not host or not colon or not port.isdecimal():
-            yield Problem("daemon", "endpoints", f"endpoints: {endpoint!r} is not of the form 'grpc://host:port'")
+        scheme, _, place = endpoint.partition("://")
+        host, _, port = place.rpartition(":")
+        if scheme not in ("grpc", "grpc+tls") or not host or not port.isdecimal():
+            text = f"endpoints: {endpoint!r} is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"
+            yield Problem("daemon", "endpoints", text)
+    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(settings.daemon, given) and not getattr(settings.daemon, missing):
+            yield Problem("daemon", missing, f"{missing} is not set, but {given} is; give the certificate and its key")
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:

@@ -88,6 +88,8 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
         return format_duration(value)
     if _reader(field) is parse_size:
         return format_size(value)
+    if isinstance(value, SecretStr):  # always a reference, see `Secret`
+        return value.get_secret_value()
     if isinstance(value, Mapping):
         return {
             name: (shown(name, each) if hide else each.get_secret_value()) if isinstance(each, SecretStr) else each
@@ -107,7 +109,7 @@ def _type_words(field: FieldInfo) -> str:
     if _reader(field) is parse_size:
         return "size"
     annotation = field.annotation
-    if annotation in (int, str):
+    if annotation in (int, str, SecretStr):
         return "number" if annotation is int else "text"
     if get_origin(annotation) in (list, dict):
         return "list of text" if get_origin(annotation) is list else "table"

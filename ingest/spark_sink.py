@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flush import BaseTable
+from ingest.access import Access
 from ingest.child import ChildDaemon, start_child
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.settings import Settings, load
@@ -125,7 +126,8 @@ class MemWalSink:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
         routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
-        send = SendTask(endpoint, base.regions, producer, batch_id, self._settings.sink.stream_timeout)
+        timeout, access = self._settings.sink.stream_timeout, Access.of(self._settings)
+        send = SendTask(endpoint, base.regions, producer, batch_id, timeout, access)
         sent = routed.mapInArrow(send, _receipt_schema())
         return tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from flush import BaseTable
+from ingest.access import Access
 from ingest.client import RegionStream, RemoteTable, connect
 from ingest.errors import Invalid
 from ingest.receipts import StreamReceipt
@@ -150,13 +151,14 @@ class SendTask:
     producer: str
     sequence: int
     timeout: float
+    access: Access = field(default_factory=Access)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
                 return
-            with connect(self.endpoint) as table:
+            with connect(self.endpoint, **self.access.options(self.endpoint)) as table:
                 yield from self._send(table, _chain(first, batches))
 
     def _send(self, table: RemoteTable, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -191,7 +191,7 @@ def test_metrics_are_served_for_prometheus(
     small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
 ) -> None:
     (port,) = free_ports(1)
-    _, endpoint = serve(small_config(daemon={"metrics_port": port}))
+    _, endpoint = serve(small_config(daemon={"http_port": port}))
     ingest.connect(endpoint).put(made.rows(range(12)))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
