@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from ingest.errors import Invalid, MemWalError, classify
+from ingest.logs import silence_grpc
 from ingest.settings import Settings, load
 
 app = typer.Typer(
@@ -201,6 +202,7 @@ def show(config: Config) -> int:
 
 def main() -> None:
     """Entry point of the `memwal` command."""
+    silence_grpc()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # half a result is worse than an escaped letter
     try:

@@ -57,7 +57,9 @@ class HttpEdge:
         """Listen. `port` 0: any free one; `setting` names it in errors. Raises: Invalid when it is taken."""
         self._guard = guard
         self._loop = asyncio.new_event_loop()
-        self._runner = web.AppRunner(self._application(pages), access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            self._application(pages), access_log=None, handle_signals=False, shutdown_timeout=0.1
+        )
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
         try:
@@ -87,7 +89,7 @@ class HttpEdge:
 
     async def _listen(self, host: str, port: int) -> int:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=self._guard.context, shutdown_timeout=0.1)
+        site = web.TCPSite(self._runner, host, port, ssl_context=self._guard.context)
         await site.start()
         return int(self._runner.addresses[0][1])
 

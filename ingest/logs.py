@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from datetime import UTC, datetime
 
 _KNOWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
@@ -27,6 +28,14 @@ class _Json(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def silence_grpc() -> None:
+    """Keep gRPC's own lines, one for every failed handshake of anybody, out of the output of this process.
+
+    What they say our errors say. Takes effect before gRPC is first used.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def configure_logs(level: str, form: str) -> None:
