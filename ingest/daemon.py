@@ -17,7 +17,7 @@ from typing import TextIO
 
 from ingest.addresses import check_address, url_host
 from ingest.errors import Invalid, Unavailable
-from ingest.flight_server import FlightService
+from ingest.flight_server import FlightService, Place
 from ingest.http_pages import DaemonPages, listening
 from ingest.logs import configure_logs
 from ingest.metrics import Scrape
@@ -57,12 +57,13 @@ def serve(
         if (url := stack.enter_context(http)) is not None:
             http_ready(url)
         table = stack.enter_context(open_table(settings, environ, on_replay=on_replay))
-        scheme = guard.scheme("grpc", "grpc+tls")
+        place, scheme = Place(), guard.scheme("grpc", "grpc+tls")
         try:
-            service = FlightService(table, f"{scheme}://{host}:{port}", guard)
+            service = FlightService(table, f"{scheme}://{host}:{port}", place, guard)
         except OSError as error:
             raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
-        endpoint = f"{scheme}://{host}:{service.port}"
+        endpoint = place.endpoint = f"{scheme}://{host}:{service.port}"
+        place.endpoints = [endpoint]
         table.announce(endpoint)
         pages.opened(table)
         ready(endpoint)

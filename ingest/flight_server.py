@@ -2,16 +2,22 @@
 
 DoPut      {"op": "put", "region", "producer", "sequence"}  rows of one region, all or none (the Spark sink)
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions
-DoGet      {"op": "get" | "scan" | "search" | "match", …}   the read's result
-DoAction   "count" | "status" | "flush" | "commit" | "schema"   JSON in, JSON out
+DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
+DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
            "schema" {"look": true}     looks first whether somebody changed the table's columns
+           "regions"                   which regions are here; answers while they are being claimed, too
+           "release" {"region", "flush"}   hands a region over: lets go of it, so that the asker can claim it
+
+Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
+rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
+`regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import Any, TypeVar
 from uuid import UUID
@@ -21,11 +27,20 @@ import pyarrow.flight as flight
 
 from ingest.errors import Invalid, classify
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
+from ingest.reads import Reads
 from ingest.security import Guard
 from ingest.table import Table
 from ingest.tokens import Token
 
 T = TypeVar("T")
+
+
+@dataclass
+class Place:
+    """Where a daemon is found, and the endpoints of all that share its table, its own among them."""
+
+    endpoint: str = ""
+    endpoints: Sequence[str] = ()
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -48,13 +63,14 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
     """
 
-    def __init__(self, table: Table, location: str, guard: Guard | None = None) -> None:
+    def __init__(self, table: Table, location: str, place: Place | None = None, guard: Guard | None = None) -> None:
         """Listen at `location`, such as grpc://127.0.0.1:0, for those that `guard` admits.
 
-        Raises: OSError when the port is taken.
+        `place`: where this daemon is found and which others there are; None: it is alone. Raises: OSError when the port
+        is taken.
         """
         super().__init__(location, **(guard or Guard()).flight_options())
-        self._table = table
+        self._table, self._place = table, place or Place()
 
     @_answering
     def do_put(
@@ -88,35 +104,61 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table:
         op = request.pop("op")
+        table = self._of(request)
         if op == "get":
-            return self._table.get(rows, **request)
+            return table.get(rows, **request)
         if op == "search" and rows is not None:
-            return self._table.search(vector=rows.column(0).combine_chunks(), **request)
+            return table.search(vector=rows.column(0).combine_chunks(), **request)
         if op in ("scan", "match"):
-            reads: dict[str, Callable[..., pa.Table]] = {"scan": self._table.scan, "match": self._table.match}
+            reads: dict[str, Callable[..., pa.Table]] = {"scan": table.scan, "match": table.match}
             return reads[op](**request)
         raise Invalid(f"unknown read {op!r}")
 
+    def _of(self, request: dict[str, Any]) -> Reads:
+        """What the read `request` is about; takes that out of it."""
+        regions = request.pop("regions", None)
+        return self._table if regions is None else self._table.only([UUID(region) for region in regions])
+
     def _act(self, name: str, request: dict[str, Any]) -> Any:
-        if name == "count":
-            return self._table.count(**request)
-        if name == "status":
-            return self._table.status()
-        if name == "flush":
-            return self._table.flush()
-        if name == "commit":
-            return asdict(self._table.commit())
-        if name == "schema":
-            if request.get("look"):  # the caller has columns that it does not know
-                self._table.look()
-            base = self._table.base
-            return {
-                "schema": base.schema.serialize().to_pybytes().hex(),
-                "key": list(base.key),
-                "identity": self._table.identity,
-                "upsert": self._table.upsert,
-            }
-        raise Invalid(f"unknown action {name!r}")
+        acts: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "count": lambda request: self._of(request).count(**request),
+            "status": lambda _: self._table.status(),
+            "flush": lambda _: self._table.flush(),
+            "commit": lambda _: asdict(self._table.commit()),
+            "schema": self._schema,
+            "regions": lambda _: self._regions(),
+            "release": self._release,
+        }
+        if name not in acts:
+            raise Invalid(f"unknown action {name!r}")
+        return acts[name](request)
+
+    def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("look"):  # the caller has columns that it does not know
+            self._table.look()
+        base = self._table.base
+        return {
+            "schema": base.schema.serialize().to_pybytes().hex(),
+            "key": list(base.key),
+            "identity": self._table.identity,
+            "upsert": self._table.upsert,
+            "ids": [str(region) for region in base.regions],
+            "append_by": None if base.append_by is None else list(base.append_by),
+            **self._regions(),
+        }
+
+    def _regions(self) -> dict[str, Any]:
+        return {
+            "endpoint": self._place.endpoint or None,
+            "endpoints": list(self._place.endpoints),
+            "table": self._table.identity["table"],
+            "regions": self._table.regions.epochs,
+            "draining": self._table.regions.draining,
+        }
+
+    def _release(self, request: dict[str, Any]) -> dict[str, Any]:
+        region = UUID(request["region"])
+        return {"epoch": self._table.release(region, flush=bool(request.get("flush")))}
 
 
 def _read_closed(reader: flight.MetadataRecordBatchReader) -> pa.Table:

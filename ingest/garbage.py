@@ -6,7 +6,7 @@ commit plans in `flush.plan_garbage`, files of the base table that no version re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -122,25 +122,36 @@ class TableCollector:
         self._plans = flush.PlanCollector(store)
         self._orphans_due = clock.monotonic()
 
-    def names(self) -> Mapping[UUID, tuple[str, ...]]:
-        """The SST directories that there are, by region. Raises: wal errors."""
-        return {region: collector.names() for region, collector in self._ssts.items()}
+    def names(self, region: UUID) -> tuple[str, ...]:
+        """The SST directories that `region` has. Raises: wal errors."""
+        return self._ssts[region].names()
 
-    def outlived(self, names: Mapping[UUID, tuple[str, ...]], epochs: Mapping[UUID, int]) -> None:
-        """`names` were there before the regions were claimed with the writer epochs `epochs`."""
-        for region, epoch in epochs.items():
-            self._ssts[region].outlived(names[region], epoch)
+    def outlived(self, region: UUID, names: Iterable[str], epoch: int) -> None:
+        """`names` were there before `region` was claimed with the writer epoch `epoch`."""
+        self._ssts[region].outlived(names, epoch)
 
-    def collect(self, base: flush.BaseTable, ages: Ages, *, dry_run: bool = False, plans_min: int = 1) -> TableGarbage:
+    def collect(
+        self,
+        base: flush.BaseTable,
+        ages: Ages,
+        *,
+        dry_run: bool = False,
+        plans_min: int = 1,
+        regions: Iterable[UUID] | None = None,
+        orphans: bool = True,
+    ) -> TableGarbage:
         """Delete what is not needed; with `dry_run` only say what that is. Raises: wal and flush errors, OSError.
+
+        `regions`: those to look at, None for all. `orphans`: whether to look for files of the base table too.
 
         `plans_min`: commit plans of a region that are worth a look at every version of the base table.
         `base`: any version of the table; the newest is opened when the regions have been looked at.
         """
-        sights = {region: collector.look() for region, collector in self._ssts.items()}
+        looked_at = list(self._ssts if regions is None else regions)
+        sights = {region: self._ssts[region].look() for region in looked_at}
         newest = base.latest()
         needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
-        regions = tuple(
+        found = tuple(
             RegionGarbage(
                 region,
                 self._wals[region].collect(ages.wal, dry_run=dry_run),
@@ -149,7 +160,8 @@ class TableCollector:
             )
             for region, sight in sights.items()
         )
-        return TableGarbage(regions, self._orphans(newest, ages.orphan, dry_run=dry_run), dry_run)
+        files = self._orphans(newest, ages.orphan, dry_run=dry_run) if orphans else flush.OrphanGarbage(dry_run=dry_run)
+        return TableGarbage(found, files, dry_run)
 
     def _orphans(self, base: flush.BaseTable, min_age: float, *, dry_run: bool) -> flush.OrphanGarbage:
         if self._clock.monotonic() < self._orphans_due:

@@ -43,14 +43,14 @@ class Health:
             return list(self._held.values())
 
 
-def of_regions(vitals: Iterable[Mapping[str, Any]]) -> list[Reason]:
-    """What the regions of `Table.vitals()` have against being ready."""
+def of_regions(regions: Iterable[Mapping[str, Any]]) -> list[Reason]:
+    """What the regions of `Table.status()` have against being ready."""
     return [
         {
             "reason": _OF_STATE[state["state"]],
             "text": str(state["failure"] or state["flush_error"]),
             "region": str(state["id"]),
         }
-        for state in vitals
+        for state in regions
         if state["state"] in _OF_STATE
     ]

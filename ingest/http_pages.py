@@ -49,7 +49,7 @@ class DaemonPages:
         held = self.health.reasons()
         if self._table is None:
             return held
-        found = [*held, *of_regions(self._table.vitals())]
+        found = [*held, *of_regions(writer.status() for writer in self._table.regions.writers)]
         try:
             self._table.ask_storage()
         except MemWalError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 import flush
+from ingest.edge import at_the_edge
 from ingest.errors import Unavailable
 from ingest.levels import Level, OverTaken, RegionView, Reshaped, check_level
 from ingest.reader import Reader
@@ -22,6 +24,9 @@ changed by hand."""
 class LevelReads(Reads):
     """Reads over captured levels."""
 
+    _buckets: Collection[int] | None = None
+    """Of the base table only rows of these are read; None: all."""
+
     def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
         """`base`: key and buckets are taken from it, columns and indexes until they change; every read opens the newest
         version.
@@ -31,11 +36,21 @@ class LevelReads(Reads):
         self.key = base.key
         self._reader = reader
 
+    @property
+    def base_version(self) -> int:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._reader.version
+
+    @at_the_edge
+    def ask_storage(self) -> None:
+        """One request to storage. Raises: Unavailable, Invalid: what it has to say."""
+        self._reader.ask_storage()
+
     @abstractmethod
     def _views(self, level: Level) -> list[RegionView]:
         """Capture the levels above the base, newest first; the reader opens the base only after this."""
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Take over the columns of the newest base version, after a read met other ones."""
         self.base = self._reader.base()
         self.schema = self.base.schema
@@ -48,9 +63,9 @@ class LevelReads(Reads):
         for _ in range(ATTEMPTS):
             with suppress(OverTaken):
                 try:
-                    return getattr(self._reader, read)(self._views(checked), **request)
+                    return getattr(self._reader, read)(self._views(checked), buckets=self._buckets, **request)
                 except Reshaped:
-                    self._follow()
+                    self.follow()
                 except (pa.ArrowInvalid, OSError):
                     self._reader.ask_storage()
                     if failed_at == self._reader.version:

@@ -7,6 +7,7 @@ number means and how Prometheus calls it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 """Upper bounds of time buckets: from an append to a local disk to a commit of many SSTs."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Upper bounds of the buckets for writes that share an append."""
+_LOG = logging.getLogger("memwal.commit")
 
 
 class Histogram:
@@ -148,7 +150,7 @@ class CommitMeter:
         self.ssts = self.bytes = self.failures = 0
 
     def watched(self, commit: Callable[[], CommitReport], clock: Clock) -> Callable[[], CommitReport]:
-        """`commit`, counted. A look that finds nothing to commit counts for nothing."""
+        """`commit`, counted and logged. A look that finds nothing to commit counts for nothing."""
 
         def counted() -> CommitReport:
             began = clock.monotonic()
@@ -165,6 +167,10 @@ class CommitMeter:
 
     def _committed(self, report: CommitReport, seconds: float) -> None:
         self.seconds.observe(seconds)
+        rows = report.rows_inserted + report.rows_updated + report.rows_deleted
+        text = "committed %d SSTs as version %d, %d rows changed, in %.3f s"
+        told = {"event": "commit", "version": report.version, "rows": rows, "ssts": report.ssts, "seconds": seconds}
+        _LOG.info(text, report.ssts, report.version, rows, seconds, extra=told)
         self.rows_inserted += report.rows_inserted
         self.rows_updated += report.rows_updated
         self.rows_deleted += report.rows_deleted

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingest.meters import Histogram, Meters
+from ingest.meters import Histogram
+
+if TYPE_CHECKING:
+    from ingest.table import Table
 
 Kind = Literal["counter", "gauge", "histogram"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -114,7 +117,7 @@ HELD = (
     Declared("memwal_pending_sst_rows", "gauge", "rows of these", _pending("rows")),
     Declared("memwal_pending_sst_bytes", "gauge", "bytes of these, as they were in memory", _pending("bytes")),
 )
-"""Of a region's part of `Table.vitals()`."""
+"""Of a region's part of `Table.status()`, from memory alone."""
 
 COMMITTED = (
     _histogram("memwal_commit_seconds", "one commit of SSTs into the base table", "seconds"),
@@ -132,29 +135,18 @@ TABLE = (
 )
 
 
-class Watched(Protocol):
-    """What of a `Table` is shown."""
-
-    @property
-    def meters(self) -> Meters: ...
-
-    @property
-    def base_version(self) -> int: ...
-
-    def vitals(self) -> list[dict[str, Any]]: ...
-
-
 class TableCollector(Collector):
     """The metrics of a table's regions, labelled by region id, and of its commits."""
 
-    def __init__(self, table: Watched) -> None:
+    def __init__(self, table: Table) -> None:
         self._table = table
 
     def collect(self) -> Iterator[Metric]:
         """What there is at this moment."""
-        meters = self._table.meters
+        meters = self._table.regions.context.meters
         yield from families(COUNTED, {str(region): meter for region, meter in meters.regions().items()}, "region")
-        yield from families(HELD, {state["id"]: state for state in self._table.vitals()}, "region")
+        held = {writer.name: writer.status() for writer in self._table.regions.writers}
+        yield from families(HELD, held, "region")
         yield from families(COMMITTED, {"": meters.commits})
         yield from families(TABLE, {"": self._table})
 

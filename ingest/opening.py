@@ -80,8 +80,9 @@ def open_table(
     *,
     on_replay: OnReplay | None = None,
     clock: wal.Clock | None = None,
+    claim: bool = True,
 ) -> Table:
-    """Open (or create) the table of `settings` and claim its regions.
+    """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
 
     `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
     `clock`: None for the system's.
@@ -122,7 +123,7 @@ def open_table(
     rules = maintenance_rules(settings)
     upkeep = Upkeep(limits_of_commit, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
     with nullcontext(on_replay) if on_replay is not None else replay_bar(clock) as tell:
-        return Table(base, replace(context, on_replay=tell), upkeep)
+        return Table(base, replace(context, on_replay=tell), upkeep, base.regions if claim else ())
 
 
 def find_or_create(

@@ -12,7 +12,7 @@ skipped: the base holds its rows. Opened the other way round, rows committed in 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from flush import BaseTable
 from flush.shape import Shape, version_without
 from ingest.base_reads import DISTANCE, SCORE, BaseReads
+from ingest.bucket_reads import BucketReads
 from ingest.errors import Invalid
 from ingest.keys import normalise_keys
 from ingest.levels import OverTaken, RegionView, Reshaped, Stack
@@ -67,6 +68,8 @@ class _Columns:
 class Reader:
     """Newest-version reads of one table.
 
+    `buckets`, on every read: base rows of other buckets than these are left out, None: of none; the views are theirs.
+
     Thread safety. Every method from any thread. Invariants. Reads nothing but what the views and the latest
     base version name; writes nothing. Results are tables of base columns, key columns not null and all others
     nullable. Errors. ingest.errors.Invalid for what the request got wrong; precise errors of the packages
@@ -106,6 +109,8 @@ class Reader:
         keys: Any,
         columns: Sequence[str] | None = None,
         shape: Shape | None = None,
+        *,
+        buckets: Collection[int] | None = None,
     ) -> pa.Table:
         """The live rows of `keys`, in the order in which these are first named; what is not there is left
         out.
@@ -117,7 +122,7 @@ class Reader:
             raise Reshaped
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
-        found = list(self._moment(views, base, known).rows_of(asked, out))
+        found = list(self._moment(views, base, known, buckets).rows_of(asked, out))
         rows = concatenate([rows for rows, _ in found], _projected(known, out))
         return in_order(rows, np.concatenate([at for _, at in found] or [_NONE]))
 
@@ -127,11 +132,13 @@ class Reader:
         columns: Sequence[str] | None = None,
         filter: str | None = None,
         limit: int | None = None,
+        *,
+        buckets: Collection[int] | None = None,
     ) -> pa.Table:
         """Rows whose newest version passes `filter` (SQL), at most `limit`, fresh ones first."""
         base, known = self._known()
         out, left = checked_columns(columns, known.schema, known.gone), checked_limit(limit)
-        moment = self._moment(views, base, known)
+        moment = self._moment(views, base, known, buckets)
         self._check_filter(moment, filter, known)
         parts: list[pa.Table] = []
         for rows in moment.visible_rows(out, filter, left):
@@ -141,13 +148,15 @@ class Reader:
                 break
         return concatenate(parts, _projected(known, out))
 
-    def count(self, views: Sequence[RegionView], filter: str | None = None) -> int:
+    def count(
+        self, views: Sequence[RegionView], filter: str | None = None, *, buckets: Collection[int] | None = None
+    ) -> int:
         """Number of rows whose newest version passes `filter`.
 
         Lance counts the base; of its rows only those whose key a newer level holds are looked at one by one.
         """
         base, known = self._known()
-        moment = self._moment(views, base, known)
+        moment = self._moment(views, base, known, buckets)
         self._check_filter(moment, filter, known)
         above = moment.keys_above()
         hidden = 0 if above is None else moment.base.held(above, filter)
@@ -161,6 +170,8 @@ class Reader:
         k: int = 10,
         filter: str | None = None,
         columns: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
     ) -> pa.Table:
         """The `k` rows nearest to `vector` among those that pass `filter`, with `_distance` (float32,
         ascending).
@@ -174,7 +185,7 @@ class Reader:
         spec = indexed(column, "ivf_pq", "search", known.schema, known.indexes, known.gone)
         query = checked_vector(vector, column, known.schema.field(column).type)
         metric = str(spec.parameters.get("metric", "l2"))
-        moment = self._moment(views, base, known, column)
+        moment = self._moment(views, base, known, buckets, column)
         self._check_filter(moment, filter, known)
         ranking = Ranking(
             lambda level, n, mask: level.search(column, query, n, mask),
@@ -192,6 +203,8 @@ class Reader:
         k: int = 10,
         filter: str | None = None,
         columns: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
     ) -> pa.Table:
         """The `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
@@ -203,7 +216,7 @@ class Reader:
         out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
         indexed(column, "fts", "match", known.schema, known.indexes, known.gone)
         query = checked_text(text, known.parsers[column])
-        moment = self._moment(views, base, known, column)
+        moment = self._moment(views, base, known, buckets, column)
         self._check_filter(moment, filter, known)
         ranking = Ranking(
             lambda level, n, mask: level.match(column, query, n, mask),
@@ -237,10 +250,18 @@ class Reader:
                 self._columns = found
         return base, found
 
-    def _moment(self, views: Sequence[RegionView], base: BaseTable, known: _Columns, *ranked: str) -> Moment:
+    def _moment(
+        self,
+        views: Sequence[RegionView],
+        base: BaseTable,
+        known: _Columns,
+        buckets: Collection[int] | None,
+        *ranked: str,
+    ) -> Moment:
         """The levels of `views` over `base`; `ranked`: columns that are searched or matched."""
         stacks = tuple(self._stack(view, base, known, frozenset(ranked)) for view in views)
-        return Moment(BaseReads(base), stacks, known.key)
+        below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
+        return Moment(below, stacks, known.key)
 
     def _stack(self, view: RegionView, base: BaseTable, known: _Columns, ranked: frozenset[str]) -> Stack:
         if any(shape != known.shape for shape in view.shapes):

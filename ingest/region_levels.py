@@ -77,7 +77,8 @@ class RegionLevels:
                 self._meter.refused_puts += 1
                 raise Unavailable(
                     f"region {self._region}: {self._unflushed()} bytes wait to be flushed, more than "
-                    f"memtable.unflushed_max = {limit}{self._flush_trouble()}; retry with the same token"
+                    f"memtable.unflushed_max = {limit}{self._flush_trouble()}; retry with the same token",
+                    {"reason": "busy", "region": str(self._region)},
                 )
 
     def wait_until_published(self, generation: int, timeout: float) -> None:

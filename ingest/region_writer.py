@@ -21,7 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from ingest.commit_policy import Waiting
-from ingest.errors import Unavailable
+from ingest.errors import MemWalError, Unavailable
 from ingest.levels import RegionView
 from ingest.region_context import RegionContext
 from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
@@ -132,13 +132,14 @@ class RegionWriter:
         behind = {"flushed": waiting.unflushed_age or 0.0, "committed": waiting.age or 0.0}
         return {"bucket": self.bucket, **self._core.status(), "behind": behind}
 
-    def close(self) -> None:
+    def close(self, reason: MemWalError | None = None) -> None:
         """Append what lingers, stop the threads. Nothing is flushed: the WAL holds it.
 
+        `reason`: what calls that come later are told.
         Raises: the error that kept visible rows from the WAL; the threads have ended all the same.
         """
         alive = self._core.failure is None
-        self._queue.close(Unavailable(f"region {self.region} is closed; open the table again"))
+        self._queue.close(reason or Unavailable(f"region {self.region} is closed; open the table again"))
         self._server.wait()
         self._levels.close()
         self._flusher.wait()

@@ -8,9 +8,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -24,21 +23,21 @@ import flush
 import wal
 from flush import BaseTable, CommitReport, Upsert
 from flush.shape import Shape
-from ingest import owners
 from ingest.admission import Admission
 from ingest.base_upkeep import BaseUpkeep
 from ingest.commit_loop import CommitLoop, CommitSteps
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, UnknownOutcome
-from ingest.garbage import Ages, TableCollector
+from ingest.garbage import Ages
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView, Reshaped
-from ingest.meters import Meters
 from ingest.periodic import Periodic
 from ingest.reader import Reader
 from ingest.receipts import Receipt
 from ingest.region_context import RegionContext, Upkeep
+from ingest.region_reads import RegionReads
+from ingest.region_set import RegionSet
 from ingest.region_writer import RegionWriter
 from ingest.reshaping import difference, fitted, reshaped
 from ingest.rows import as_table
@@ -63,23 +62,23 @@ def _close_all() -> None:
 
 
 class Table(LevelReads):
-    """A Lance table with its regions claimed by this process.
+    """A Lance table with its regions, or some of them, claimed by this process.
 
     Thread safety. Every method from any thread.
     Durability. `put` and `delete` return once every row is on storage (`durable=True`) or visible (`durable=False`).
     Errors. Every method raises only `ingest.errors` kinds.
     """
 
-    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep) -> None:
-        """Claim every region of `base`. Use `ingest.open`, which also creates the table."""
+    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
+        """Claim the regions `claim` of `base`. Use `ingest.open`, which claims all and also creates the table."""
         super().__init__(base, Reader(base, context.store))
-        self._context = context = replace(context, find=self._stored)
+        context = replace(context, find=self._stored)
         self._admission = Admission(context)
-        self._following, self._former = threading.Lock(), list[Shape]()
-        self._regions: list[RegionWriter] = []
+        self._former = list[Shape]()
+        self.regions = RegionSet(base, context)
         steps = CommitSteps(
-            waiting=lambda: [writer.waiting() for writer in self._regions if writer.failure is None],
-            flush=lambda: self._flush_now([writer for writer in self._regions if writer.failure is None]),
+            waiting=lambda: [writer.waiting() for writer in self.regions.alive],
+            flush=lambda: self._flush_now(self.regions.alive),
             commit=context.meters.commits.watched(lambda: self._commit_now(upkeep), context.clock),
             maintain=BaseUpkeep(base, context.clock, upkeep.maintenance).run,
         )
@@ -89,16 +88,12 @@ class Table(LevelReads):
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
-        self._collector = TableCollector(context.store, context.codec, context.clock, base.regions)
-        left_behind = self._collector.names()
         try:
-            for bucket, region in enumerate(base.regions):
-                self._regions.append(RegionWriter(context, region, bucket, base.committed.get(region, 0)))
+            for region in claim:
+                self.regions.acquire(region, lambda: base.committed)
         except BaseException:
             self.close()
             raise
-        self._by_id = {writer.region: writer for writer in self._regions}
-        self._collector.outlived(left_behind, {writer.region: writer.guard.epoch for writer in self._regions})
         self._commits.start()
         self._collections.start()
         _OPEN.add(self)
@@ -142,7 +137,7 @@ class Table(LevelReads):
         self._refuse_if_closed()
         admission, conforming = self._conforming(self._brought_up(rows))
         admission.check(conforming, deletes=False)
-        writer = self._writer(region)
+        writer = self.regions.writer(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
         once = self._once_per_key(admission, conforming)
@@ -155,7 +150,7 @@ class Table(LevelReads):
     def flush(self) -> None:
         """Freeze every memtable and publish it as an SST; returns when all are published."""
         self._refuse_if_closed()
-        self._flush_now(self._regions)
+        self._flush_now(self.regions.writers)
 
     @at_the_edge
     def commit(self) -> CommitReport:
@@ -167,7 +162,7 @@ class Table(LevelReads):
     def status(self) -> dict[str, Any]:
         """`{"table", "base_version", "rows", "regions": […]}`; the rows are those of the base table."""
         base = self._reader.base()
-        regions = self.vitals()
+        regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
         for region in regions:
             committed = base.committed.get(UUID(region["id"]), 0)
             for sst in region["ssts"]:
@@ -178,25 +173,6 @@ class Table(LevelReads):
             "rows": base.dataset.count_rows(),
             "regions": regions,
         }
-
-    def vitals(self) -> list[dict[str, Any]]:
-        """The regions' part of `status()` but what is committed, from memory alone: asks no storage."""
-        return [writer.status() | {"owner": self._owner} for writer in self._regions]
-
-    @property
-    def meters(self) -> Meters:
-        """What this table has counted."""
-        return self._context.meters
-
-    @property
-    def base_version(self) -> int:
-        """The version of the base table that was opened last. Asks no storage."""
-        return self._reader.version
-
-    @at_the_edge
-    def ask_storage(self) -> None:
-        """One request to storage. Raises: Unavailable, Invalid: what it has to say."""
-        self._reader.ask_storage()
 
     @at_the_edge
     def close(self) -> None:
@@ -211,10 +187,7 @@ class Table(LevelReads):
         self._commits.stop()
         self._collections.stop()
         try:
-            with ExitStack() as every:  # each is closed, whatever the others raise
-                for writer in self._regions:
-                    every.callback(self._withdraw, writer)
-                    every.callback(writer.close)
+            self.regions.close()
         except Exception:
             self._ended = True
             raise
@@ -226,6 +199,38 @@ class Table(LevelReads):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    # ---- regions that come and go --------------------------------------------------------------------------------
+
+    @at_the_edge
+    def acquire(self, region: UUID) -> int:
+        """Claim `region` and serve it from now on; returns its writer epoch. See `ingest.region_set`.
+
+        Raises: Invalid for a region that the table has not; Unavailable, FencedError, Corrupted as when it is opened.
+        """
+        self._refuse_if_closed()
+        return self.regions.acquire(region, self._committed)
+
+    @at_the_edge
+    def release(self, region: UUID, *, flush: bool = False) -> int:
+        """Stop serving `region` and let go of it; returns its writer epoch. Nothing of it is acked after the return.
+
+        What was acked as durable is in the log, for whoever claims the region next; with `flush` mostly in an SST.
+        Raises: Unavailable where it is not here, or cannot be flushed, and then it stays.
+        """
+        self._refuse_if_closed()
+        return self.regions.release(region, flush=flush)
+
+    def only(self, regions: Sequence[UUID]) -> LevelReads:
+        """The reads of these regions' rows, those of the base table that are theirs among them.
+
+        Raises, when read: Unavailable (`not_owner`) where a region is not here.
+        """
+        buckets = [bucket for bucket, region in enumerate(self.regions.order) if region in set(regions)]
+        if len(buckets) != len(set(regions)):
+            raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
+        every = len(buckets) == len(self.regions.order)
+        return RegionReads(self, self._reader, regions, None if every else buckets)
+
     # ---- inside --------------------------------------------------------------------------------------------------
 
     @property
@@ -236,23 +241,25 @@ class Table(LevelReads):
     @property
     def identity(self) -> dict[str, Any]:
         """What tells this owner from any other: the table's address and the epoch of each region."""
-        epochs = {str(writer.region): writer.guard.epoch for writer in self._regions}
+        epochs = {writer.name: writer.guard.epoch for writer in self.regions.writers}
         return {"table": self._context.store.url(""), "epochs": epochs}
 
     def broken(self) -> str | None:
         """Why a region has stopped itself, None while all serve or were only fenced by a newer writer."""
-        failures = (writer.failure for writer in self._regions)
+        failures = (writer.failure for writer in self.regions.writers)
         return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
 
     def announce(self, endpoint: str) -> None:
         """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
         self._owner = endpoint
-        for writer in self._regions:
-            owners.announce(self._context.store, writer.region, writer.guard.epoch, endpoint)
+        self.regions.announce(endpoint)
 
-    def _withdraw(self, writer: RegionWriter) -> None:
-        with suppress(wal.WalError):  # the note is a hint
-            owners.withdraw(self._context.store, writer.region, writer.guard.epoch)
+    @property
+    def _context(self) -> RegionContext:
+        return self.regions.context
+
+    def _committed(self) -> Mapping[UUID, int]:
+        return self._reader.base().committed
 
     def _write(
         self,
@@ -299,10 +306,10 @@ class Table(LevelReads):
         try:
             return written(waiting, within=timeout, clock=self._context.clock)
         except Reshaped:
-            self._follow()
+            self.follow()
         except UnknownOutcome as error:
             if isinstance(error.__cause__, Reshaped):
-                self._follow()
+                self.follow()
             raise
         again = [
             (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape)) for to, each in waiting
@@ -311,8 +318,8 @@ class Table(LevelReads):
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
-        if len(self._regions) == 1 or not rows.num_rows:
-            return [(self._regions[0], rows)] if rows.num_rows else []
+        if len(self.regions.order) == 1 or not rows.num_rows:
+            return [(self.regions.of_bucket(0), rows)] if rows.num_rows else []
         # One region checks what it is given. Of several none may write its part before all of them are fine, and
         # routing reads the key.
         admission.check(rows, deletes=deletes)
@@ -322,20 +329,39 @@ class Table(LevelReads):
         sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
         ends = [*starts[1:], rows.num_rows]
         return [
-            (self._regions[bucket], sorted_rows.slice(start, end - start))
+            (self.regions.of_bucket(bucket), sorted_rows.slice(start, end - start))
             for bucket, start, end in zip(present, starts, ends, strict=True)
         ]
 
     def _views(self, level: Level) -> list[RegionView]:
+        return self.views(level, self.regions.order)
+
+    def views(self, level: Level, regions: Iterable[UUID]) -> list[RegionView]:
+        """The levels of `regions` above the base. Raises: Unavailable (`not_owner`) where one is not here."""
         self._refuse_if_closed()
         if level == "committed":
             return []
-        views = [writer.durable_view() if level == "durable" else writer.view() for writer in self._regions]
+        writers = self.regions.of(regions)
+        views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
 
     def _flush_now(self, writers: Sequence[RegionWriter]) -> None:
-        for published in [writer.freeze() for writer in writers]:  # side by side
-            published()
+        waits: list[tuple[RegionWriter, Callable[[], None]]] = []
+        for writer in writers:  # side by side
+            with self._unless_gone(writer):
+                waits.append((writer, writer.freeze()))
+        for writer, published in waits:
+            with self._unless_gone(writer):
+                published()
+
+    @contextmanager
+    def _unless_gone(self, writer: RegionWriter) -> Iterator[None]:
+        """Whatever stops a step on a region that was released meanwhile is nothing: its next owner takes the step."""
+        try:
+            yield
+        except (wal.WalError, MemWalError):
+            if self.regions.has(writer):
+                raise
 
     def _commit_now(self, upkeep: Upkeep) -> CommitReport:
         context = self._context
@@ -349,10 +375,10 @@ class Table(LevelReads):
             memory_max=upkeep.commit_memory_max,
             committer=self._committer,
         )
-        for writer in self._regions:
-            writer.refresh()
+        for writer in self.regions.writers:
+            with self._unless_gone(writer):
+                writer.refresh()
         if report.ssts:
-            self._tell(report)
             context.models.read(self._reader.base())
         try:
             if self._reader.base().shape != context.shape:  # mostly not, and the regions have other work
@@ -361,19 +387,6 @@ class Table(LevelReads):
             _LOG.warning("%s: cannot take over changed columns yet: %s", self.base.uri, error)
         return report
 
-    def _tell(self, report: CommitReport) -> None:
-        rows = report.rows_inserted + report.rows_updated + report.rows_deleted
-        fields = {
-            "event": "commit",
-            "table": self.base.uri,
-            "version": report.version,
-            "rows": rows,
-            "ssts": report.ssts,
-            "seconds": report.seconds,
-        }
-        text = "%s: committed %d SSTs as version %d, %d rows changed, in %.3f s"
-        _LOG.info(text, self.base.uri, report.ssts, report.version, rows, report.seconds, extra=fields)
-
     # ---- columns that somebody changed ---------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -381,14 +394,14 @@ class Table(LevelReads):
         self._refuse_if_closed()
         self._take_over()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Before a read is tried again: no memtable is left that has other columns than the base."""
         for published in self._take_over():
             published()
 
     def _take_over(self) -> list[Callable[[], None]]:
         """Steps 1 and 2 of `ingest.reshaping`; the results, called, wait for step 4. Raises: as `put`."""
-        with self._following:
+        with self.regions.changing:
             base, context = self._reader.base(), self._context
             if context.shape is None:
                 return []
@@ -396,13 +409,14 @@ class Table(LevelReads):
             if changed:
                 context.models.read(base)
                 context = reshaped(context, base)
-            waits = [writer.reshape(context) for writer in self._regions if writer.failure is None]
+            waits = [writer.reshape(context) for writer in self.regions.alive]
             if changed and self._context.shape is not None:
                 what = difference(self._context.shape, base.shape)
                 _LOG.info("%s: rows have the columns of version %d now: %s", base.uri, base.version, what)
                 self._former.append(self._context.shape)
                 # The columns first: who meets a new admission must not make rows for the old ones.
-                self.base, self.schema, self._context, self._admission = base, base.schema, context, Admission(context)
+                self.base, self.schema, self.regions.context = base, base.schema, context
+                self._admission = Admission(context)
             return waits
 
     def _conforming(self, given: pa.Table) -> tuple[Admission, pa.Table]:
@@ -431,8 +445,16 @@ class Table(LevelReads):
         found = next(former, None)
         return rows if found is None else fitted(rows, found, now, partly=self.upsert == "merge")
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process does what one does for the whole table: the owner of the first region."""
+        return any(writer.bucket == 0 for writer in self.regions.alive)
+
     def _collect(self, ages: Ages) -> None:
-        found = self._collector.collect(self._reader.base(), ages, plans_min=flush.PLANS_MIN)
+        ours, leads = [writer.region for writer in self.regions.writers], self.leads
+        found = self.regions.collector.collect(
+            self._reader.base(), ages, plans_min=flush.PLANS_MIN, regions=ours, orphans=leads
+        )
         if found.bytes:
             _LOG.info("%s", found.summary())
         if found.unreadable or found.unaccounted:
@@ -442,12 +464,6 @@ class Table(LevelReads):
                 found.unreadable,
                 found.unaccounted,
             )
-
-    def _writer(self, region: UUID) -> RegionWriter:
-        try:
-            return self._by_id[region]
-        except KeyError:
-            raise Invalid(f"region {region} is not one of this table's {len(self._regions)} regions") from None
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -47,7 +47,8 @@ def _of_several(errors: Sequence[BaseException], regions: int) -> BaseException:
         return unknown or errors[0]
     partly = UnknownOutcome(
         f"{regions - len(errors)} of {regions} regions applied their rows, the others did not: {errors[0]}; "
-        "retry with the same token"
+        "retry with the same token",
+        getattr(errors[0], "details", None),
     )
     partly.__cause__ = errors[0]
     return partly

@@ -1,0 +1,190 @@
+"""The regions of a table that this process owns now; they come and go while the table is used.
+
+A region comes (`acquire`):
+
+1. Its SST directories are listed, then it is claimed and its log replayed. *Crash or failure: nobody owns it, or a
+   claim that nobody uses; the next claim raises the epoch again.*
+2. It joins the set, in the columns of that moment. From here on calls find it.
+
+A region goes (`release`), which is the first half of a planned hand-over:
+
+1. Asked to, it is flushed while it still serves, so that the next owner has little to replay. *Failure: it stays here.*
+2. It leaves the set: calls that come now are told `not_owner` and write nothing.
+3. Its writer ends: what was queued is served and acked, rows that linger are appended, its threads end. The log stays.
+4. Only then `release` returns. *Nothing is acked by this writer from here on, whoever claims the region next, and
+   whenever; had it slept through all of this, the epoch of the next claim would refuse its append.*
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from uuid import UUID
+
+import wal
+from flush import BaseTable
+from ingest import owners
+from ingest.errors import Invalid, Unavailable
+from ingest.garbage import TableCollector
+from ingest.region_context import RegionContext
+from ingest.region_writer import RegionWriter
+
+
+def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owner") -> Unavailable:
+    """What a call is told that names a region which this process does not own; nothing was written."""
+    there = f"the daemon at {owner} does" if owner else "another one does, or none yet"
+    return Unavailable(
+        f"region {region}: it is not this daemon's, {there}; ask its owner, with the same token",
+        {"reason": reason, "region": str(region), "owner": owner},
+    )
+
+
+class RegionSet:
+    """The writers of the regions owned, by region.
+
+    Thread safety. Every method from any thread; one region comes or goes at a time, others are not held up by it.
+    Invariants. (1) A writer that left the set is never found again. (2) Whoever holds `changing` sees every writer that
+    there is in the shape of `context`, and none joins meanwhile.
+    """
+
+    def __init__(self, base: BaseTable, context: RegionContext) -> None:
+        """No region is owned at first. `base`: any version of the table."""
+        self.context = context
+        self.changing = threading.RLock()
+        self.order = base.regions
+        self.hint: Callable[[UUID], str | None] = lambda _: None
+        """Who owns a region that is not here, as far as anybody knows."""
+        self.draining = False
+        self.collector = TableCollector(context.store, context.codec, context.clock, base.regions)
+        self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
+        self._turns: defaultdict[UUID, threading.Lock] = defaultdict(threading.Lock)
+        self._held: Mapping[UUID, RegionWriter] = {}
+        self._endpoint: str | None = None
+        self._closed = False
+
+    # ---- who is here ---------------------------------------------------------------------------------------------
+
+    @property
+    def writers(self) -> Sequence[RegionWriter]:
+        """Those of the regions owned at this moment, by bucket."""
+        return list(self._held.values())
+
+    @property
+    def alive(self) -> Sequence[RegionWriter]:
+        """Those of them that have not failed."""
+        return [writer for writer in self._held.values() if writer.failure is None]
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The epochs of our claims that are not known to be lost, by region id."""
+        return {writer.name: writer.guard.epoch for writer in self.alive}
+
+    @property
+    def whole(self) -> bool:
+        """Whether every region of the table is here."""
+        return len(self._held) == len(self.order)
+
+    def has(self, writer: RegionWriter) -> bool:
+        """Whether `writer` is still one of the set."""
+        return self._held.get(writer.region) is writer
+
+    def writer(self, region: UUID) -> RegionWriter:
+        """The writer of `region`. Raises: Unavailable (`not_owner`); Invalid where the table has no such region."""
+        found = self._held.get(region)
+        if found is None:
+            raise self.missing(region)
+        return found
+
+    def of_bucket(self, bucket: int) -> RegionWriter:
+        """The writer of the region of `bucket`. Raises: Unavailable (`not_owner`)."""
+        return self.writer(self.order[bucket])
+
+    def of(self, regions: Iterable[UUID]) -> Sequence[RegionWriter]:
+        """The writers of `regions`. Raises: as `writer`."""
+        return [self.writer(region) for region in regions]
+
+    def missing(self, region: UUID) -> Invalid | Unavailable:
+        """What a call is told that names `region`, which is not here."""
+        if region not in self._buckets:
+            return Invalid(f"region {region} is not one of this table's {len(self.order)} regions")
+        return not_owner(region, self.hint(region), reason="draining" if self.draining else "not_owner")
+
+    # ---- coming and going ----------------------------------------------------------------------------------------
+
+    def acquire(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> int:
+        """Claim `region`, unless its claim is held already; returns the epoch.
+
+        `committed`: generations in the newest base version. Raises: as `wal.claim`; Invalid once closed.
+        """
+        if region not in self._buckets:
+            raise self.missing(region)
+        with self._turns[region]:
+            held = self._held.get(region)
+            if held is not None and held.failure is None:
+                return held.guard.epoch
+            if held is not None:
+                self._leave(held)
+            left_behind = self.collector.names(region)
+            context = self.context
+            writer = RegionWriter(context, region, self._buckets[region], committed().get(region, 0))
+            self.collector.outlived(region, left_behind, writer.guard.epoch)
+            self._join(writer, context)
+            if self._endpoint is not None:
+                owners.announce(context.store, region, writer.guard.epoch, self._endpoint)
+            return writer.guard.epoch
+
+    def release(self, region: UUID, *, flush: bool = False) -> int:
+        """Let go of `region`; returns the epoch that was held. `flush`: publish first what its memtables hold.
+
+        The note of the owner stays: the next one writes its own, and whoever follows a stale one is told.
+        Raises: Unavailable where it is not here, or cannot be flushed (it stays then); what kept non-durable rows from
+        the log, and the region is let go all the same.
+        """
+        with self._turns[region]:
+            writer = self.writer(region)
+            if flush and writer.failure is None:
+                writer.freeze()()
+            self._leave(writer)
+            return writer.guard.epoch
+
+    def announce(self, endpoint: str) -> None:
+        """Leave notes of these regions' owner for readers, also for those that come later."""
+        self._endpoint = endpoint
+        for writer in self.writers:
+            owners.announce(self.context.store, writer.region, writer.guard.epoch, endpoint)
+
+    def close(self) -> None:
+        """End every writer and take the notes back. Raises: what a writer's `close` does; all are ended."""
+        with self.changing:
+            self._closed = True
+        with ExitStack() as every:  # each is closed, whatever the others raise
+            for writer in self.writers:
+                every.callback(self._withdraw, writer)
+                every.callback(writer.close)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _join(self, writer: RegionWriter, context: RegionContext) -> None:
+        try:
+            with self.changing:
+                if self._closed:
+                    raise Invalid("the table is closed; open it again")
+                if self.context is not context:
+                    writer.reshape(self.context)
+                held = {**self._held, writer.region: writer}
+                self._held = dict(sorted(held.items(), key=lambda item: self._buckets[item[0]]))
+        except BaseException:
+            writer.close()
+            raise
+
+    def _leave(self, writer: RegionWriter) -> None:
+        with self.changing:
+            self._held = {region: each for region, each in self._held.items() if each is not writer}
+        missing = self.missing(writer.region)
+        writer.close(missing)
+
+    def _withdraw(self, writer: RegionWriter) -> None:
+        with suppress(wal.WalError):  # the note is a hint
+            owners.withdraw(self.context.store, writer.region, writer.guard.epoch)

@@ -1,0 +1,157 @@
+"""A table whose regions are spread over several owners: each answers for its own, and together they answer for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+import ingest
+from ingest.flight_server import FlightService
+from ingest.flight_wire import from_flight, pack
+from ingest.opening import open_table
+from ingest.settings import load
+from ingest.table import Table
+
+REGIONS = 4
+
+
+@pytest.fixture
+def owners(small_config: Callable[..., Path]) -> Iterator[tuple[Table, Table]]:
+    """Two owners of one table with four regions, of which nobody has any yet."""
+    settings = load(small_config(regions={"count": REGIONS}), {})
+    one, other = open_table(settings, {}, claim=False), open_table(settings, {}, claim=False)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def share(owners: tuple[Table, Table]) -> None:
+    for bucket, region in enumerate(owners[0].base.regions):
+        owners[bucket % 2].acquire(region)
+
+
+def put(owners: tuple[Table, Table], rows: pa.Table, *, delete: bool = False) -> None:
+    """What a router does: each owner gets the rows of its regions."""
+    buckets = owners[0].base.route(rows)
+    for half, owner in enumerate(owners):
+        part = rows.filter(pa.array(buckets % 2 == half))
+        if part.num_rows:
+            owner.delete(part.select(["id"])) if delete else owner.put(part)
+
+
+def halves(owners: tuple[Table, Table]) -> list[Any]:
+    return [owner.only(list(map_regions(owner))) for owner in owners]
+
+
+def map_regions(owner: Table) -> list[Any]:
+    return [writer.region for writer in owner.regions.writers]
+
+
+def reason(error: ingest.MemWalError) -> Any:
+    return error.details.get("reason")
+
+
+def test_owners_together_answer_as_one_would(owners: tuple[Table, Table], made: Any) -> None:
+    """Base rows, SSTs and memtables, newer versions and deletes; every read is exact."""
+    share(owners)
+    put(owners, made.table(range(200)))
+    for owner in owners:
+        owner.flush()
+    owners[0].commit()
+    owners[1].commit()  # it learns that its SSTs are in the base
+    put(owners, made.table(range(50, 80), 1))
+    put(owners, made.table(range(20)), delete=True)
+    put(owners, made.table(range(200, 230), 1))
+    model = {id: made.row(id, int(50 <= id < 80 or id >= 200)) for id in range(20, 230)}
+    one, other = halves(owners)
+    found = {row["id"]: row["name"] for part in (one, other) for row in part.scan(["id", "name"]).to_pylist()}
+    assert found == {id: row["name"] for id, row in model.items()}
+    assert one.scan(["id"]).num_rows + other.scan(["id"]).num_rows == len(model)
+    assert one.count() + other.count() == len(model)
+    wanted = "price < 300"
+    assert one.count(wanted) + other.count(wanted) == sum(row["price"] < 300 for row in model.values())
+    keys = list(range(0, 230, 3))
+    got = [row["id"] for part in (one, other) for row in part.get(keys, ["id"]).to_pylist()]
+    assert sorted(got) == [id for id in keys if id in model]
+    for limit in (1, 7, 1000):
+        assert sum(part.scan(["id"], limit=limit).num_rows for part in (one, other)) >= min(limit, len(model))
+        assert all(part.scan(["id"], limit=limit).num_rows <= limit for part in (one, other))
+    query = made.row(7_000)["vector"]
+    near = sorted(
+        (row["_distance"], row["id"]) for part in (one, other) for row in part.search("vector", query, 5).to_pylist()
+    )[:5]
+    exact = sorted(
+        (sum((a - b) ** 2 for a, b in zip(row["vector"], query, strict=True)), id) for id, row in model.items()
+    )[:5]
+    assert [id for _, id in near] == [id for _, id in exact]
+    words = {
+        row["id"] for part in (one, other) for row in part.match("body", "harbor", 1000, columns=["id"]).to_pylist()
+    }
+    assert words == {id for id, row in model.items() if "harbor" in row["body"].split()}
+
+
+def test_a_row_of_a_region_elsewhere_is_refused_and_nothing_is_written(owners: tuple[Table, Table], made: Any) -> None:
+    share(owners)
+    with pytest.raises(ingest.Unavailable) as refused:
+        owners[0].put(made.table(range(50)))
+    assert reason(refused.value) == "not_owner"
+    assert refused.value.details["region"] in map(str, map_regions(owners[1]))
+    assert halves(owners)[0].count() == 0
+    with pytest.raises(ingest.Unavailable, match="ask its owner"):
+        owners[0].scan()
+    with pytest.raises(ingest.Unavailable, match="ask its owner"):
+        owners[0].only(map_regions(owners[1])).count()
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_region_handed_over_takes_its_rows_along(owners: tuple[Table, Table], made: Any, flush: bool) -> None:
+    one, other = owners
+    share(owners)
+    put(owners, made.table(range(60)))
+    rows = made.table(range(60, 90))
+    lingering = rows.filter(pa.array(one.base.route(rows) == 0))
+    one.put(lingering, durable=False)
+    region = one.base.regions[0]
+    epoch = one.release(region, flush=flush)
+    with pytest.raises(ingest.Unavailable) as refused:
+        one.put(lingering)
+    assert reason(refused.value) == "not_owner"
+    assert other.acquire(region) == epoch + 1
+    assert other.acquire(region) == epoch + 1  # it has it
+    assert {region} < set(map_regions(other))
+    first, second = halves(owners)
+    assert first.count() + second.count() == 60 + lingering.num_rows
+    other.put(lingering, token="again:1")
+    assert second.count() + first.count() == 60 + lingering.num_rows
+
+
+def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:
+    """What a router asks before it sends anything."""
+    share(owners)
+    one, _ = owners
+    service = FlightService(one, "grpc://127.0.0.1:0")
+    client = flight.FlightClient(f"grpc://127.0.0.1:{service.port}")
+
+    def ask(name: str, **request: Any) -> Any:
+        answer = list(client.do_action(flight.Action(name, pack(request))))
+        return json.loads(answer[0].body.to_pybytes())
+
+    ids = [str(region) for region in one.base.regions]
+    described = ask("schema")
+    assert described["ids"] == ids
+    assert described["append_by"] is None
+    assert described["regions"] == ask("regions")["regions"] == {ids[0]: 1, ids[2]: 1}
+    assert ask("release", region=ids[2]) == {"epoch": 1}
+    assert ask("regions")["regions"] == {ids[0]: 1}
+    with pytest.raises(flight.FlightError) as refused:
+        ask("release", region=ids[2])
+    error = from_flight(refused.value, "there")
+    assert (error.kind, reason(error)) == ("UNAVAILABLE", "not_owner")
+    client.close()
+    service.shutdown()
