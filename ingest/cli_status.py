@@ -116,7 +116,7 @@ def _region(
 def render(status: Mapping[str, Any]) -> RenderableType:
     """A status for people."""
     table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("region", "id", "epoch", "owner", "WAL", "flushed", "gen", "in memory", "SSTs", "pending"):
+    for name in ("region", "id", "epoch", "owner", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
         table.add_column(name, justify="left" if name in ("id", "owner") else "right", no_wrap=True)
     for region in status["regions"]:
         table.add_row(
@@ -128,11 +128,33 @@ def render(status: Mapping[str, Any]) -> RenderableType:
             str(region["replay_after"]),
             str(region["generation"]),
             f"{region['memtable_rows']:,}",
-            str(len(region["ssts"])),
-            str(sum(not sst["committed"] for sst in region["ssts"])),
+            _pending_ssts(region),
+            _behind(region),
         )
     head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed"
-    return Group(head, table, pending(status))
+    troubles = [
+        f"region {each['bucket']} is {each['state'].replace('_', ' ')}: {text}"
+        for each in status["regions"]
+        if (text := _trouble(each))
+    ]
+    return Group(head, table, *troubles, pending(status))
+
+
+def _trouble(region: Mapping[str, Any]) -> str | None:
+    trouble: str | None = region["failure"] or region["flush_error"]
+    return trouble
+
+
+def _pending_ssts(region: Mapping[str, Any]) -> str:
+    """Such as "3 (2 pending)"."""
+    waiting = sum(not sst["committed"] for sst in region["ssts"])
+    return f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"]))
+
+
+def _behind(region: Mapping[str, Any]) -> str:
+    """How old the oldest row is that the base table does not have; only an owner knows."""
+    behind = region["behind"]
+    return "-" if behind is None else f"{behind['committed']:.1f} s"
 
 
 def pending(status: Mapping[str, Any]) -> str:

@@ -145,6 +145,8 @@ class RegionWriter:
         self._flusher.wait()
         if self._indexer is not None:
             self._indexer.wait()
+        told = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
+        self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=told)
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
 
