@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from ingest.addresses import is_loopback
+from ingest.addresses import TLS
 from ingest.errors import Invalid
+from ingest.listening import is_loopback
 from ingest.references import resolve_one
 
 if TYPE_CHECKING:
     from ingest.settings import Settings
 
-TLS = "grpc+tls://"
+
+def bearer(token: str | None) -> list[tuple[bytes, bytes]]:
+    """The headers of a Flight call that show a token."""
+    return [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
 
 
 @dataclass(frozen=True, slots=True)

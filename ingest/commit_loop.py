@@ -1,5 +1,9 @@
 """Commits a table by its policy and on demand, one commit at a time, and keeps the base table in shape after each.
 
+Where several processes share the table one of them leads, the owner of its first region: it commits for all, by what
+its peers say that they hold. The others publish their memtables in time for that, and learn what was committed. Nothing
+depends on there being exactly one leader: with two, commits meet on storage and wait for each other.
+
 1. Look at what the regions hold, in memory: no request while nothing waits.
 2. Decide (`ingest.commit_policy`), and flush or not.
 3. Commit. A region that cannot be flushed keeps nobody's SSTs from it.
@@ -13,10 +17,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 from flush import CommitReport
-from ingest.commit_policy import CommitLimits, Decision, Waiting, decide
+from ingest.commit_policy import CommitLimits, Decision, Waiting, decide, flush_due
 from ingest.errors import classify
 from ingest.worker import Worker
 from wal import Clock
@@ -28,14 +32,34 @@ PAUSE_MAX = 5.0
 """Longest pause, in seconds, after a failure; the interval where that is shorter."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitSteps:
-    """What the loop does to its table."""
+class CommitSteps(Protocol):
+    """What the loop does to its table; see `ingest.table_upkeep`."""
 
-    waiting: Callable[[], Sequence[Waiting]]
-    flush: Callable[[], None]
-    commit: Callable[[], CommitReport]
-    maintain: Callable[[], object]
+    others: Callable[[], Sequence[Waiting]]
+
+    def leads(self) -> bool:
+        """Whether this process commits for all."""
+        ...
+
+    def waiting(self) -> Sequence[Waiting]:
+        """What the regions here hold."""
+        ...
+
+    def flush(self) -> None:
+        """Publish what their memtables hold."""
+        ...
+
+    def commit(self) -> CommitReport:
+        """Commit what is published."""
+        ...
+
+    def catch_up(self) -> None:
+        """Learn what another process has committed."""
+        ...
+
+    def maintain(self) -> object:
+        """Keep the base table in shape."""
+        ...
 
 
 class CommitLoop:
@@ -53,7 +77,7 @@ class CommitLoop:
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
         self._took = 0.0
         self._one_at_a_time = threading.Lock()
-        self._stopped = threading.Event()
+        self._stopped, self._wake = threading.Event(), threading.Event()
         self._worker: Worker | None = None
 
     def start(self) -> None:
@@ -63,7 +87,10 @@ class CommitLoop:
 
     def step(self) -> Decision:
         """Look, and do what is decided. Raises: flush and wal errors."""
-        decision = decide(self._steps.waiting(), self._limits, self._took + self._look_every)
+        waiting = self._steps.waiting()
+        if not self._steps.leads():
+            return self._follow(waiting)
+        decision = decide([*waiting, *self._steps.others()], self._limits, self._took + self._look_every)
         if decision == "nothing":
             return decision
         began = self._clock.monotonic()
@@ -78,11 +105,24 @@ class CommitLoop:
         """Commit what is published now. Raises: flush and wal errors."""
         return self._commit(self._clock.monotonic())
 
+    def look(self) -> None:
+        """Look now: something has changed."""
+        self._wake.set()
+
     def stop(self) -> None:
         """End the thread; a commit under way is finished first."""
         self._stopped.set()
+        self._wake.set()
         if self._worker is not None:
             self._worker.wait()
+
+    def _follow(self, waiting: Sequence[Waiting]) -> Decision:
+        """A step of a process that does not lead."""
+        due = flush_due(waiting, self._limits)
+        if due:
+            self._steps.flush()
+        self._steps.catch_up()
+        return "flush" if due else "nothing"
 
     def _commit(self, began: float) -> CommitReport:
         with self._one_at_a_time:
@@ -93,7 +133,11 @@ class CommitLoop:
 
     def _run(self) -> None:
         pause = self._look_every
-        while not self._stopped.wait(pause):
+        while True:
+            self._wake.wait(pause)
+            self._wake.clear()
+            if self._stopped.is_set():
+                return
             pause = self._look_every
             try:
                 self.step()

@@ -24,8 +24,20 @@ class Waiting:
     """Of its SSTs."""
     age: float | None
     """Of the oldest row, in an SST or in a memtable; None where nothing waits."""
-    unflushed_age: float | None = None
-    """Of the oldest row in a memtable; None where there is none."""
+    unflushed: float | None = None
+    """Of the oldest row in a memtable."""
+
+    @staticmethod
+    def of_all(regions: Sequence[Waiting]) -> Waiting:
+        """What several regions hold, as if they were one: the most SSTs, all bytes, the oldest rows."""
+        ages = [region.age for region in regions if region.age is not None]
+        unflushed = [region.unflushed for region in regions if region.unflushed is not None]
+        return Waiting(
+            max((region.ssts for region in regions), default=0),
+            sum(region.size for region in regions),
+            max(ages, default=None),
+            max(unflushed, default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,14 @@ class CommitLimits:
     interval: float
     ssts_max: int
     size_max: int
+
+
+def flush_due(regions: Sequence[Waiting], limits: CommitLimits) -> bool:
+    """Whether to publish what the memtables hold, where another process commits: after half of the interval, so that
+    it finds the rows in an SST before they are due.
+    """
+    oldest = max((region.unflushed for region in regions if region.unflushed is not None), default=None)
+    return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
 
 
 def decide(regions: Sequence[Waiting], limits: CommitLimits, lead: float) -> Decision:

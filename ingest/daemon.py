@@ -1,7 +1,11 @@
-"""`memwal serve`: a table with all its regions claimed, behind Arrow Flight, until told to stop.
+"""`memwal serve`: a table with its regions, or a share of them, behind Arrow Flight, until told to stop.
 
-A child daemon (of `memwal run`) lives exactly as long as its parent: its standard input is a pipe whose other end only
-the parent holds, so the end of that pipe is the end of the parent, however it came about.
+One daemon without endpoints claims every region before it is ready. One of several (`daemon.endpoints`) answers calls
+first and then claims its share (`ingest.balancer`). With `daemon.workers` the process starts so many daemons and serves
+nothing itself (`ingest.workers`).
+
+A child daemon (of `memwal run`, or a worker) lives exactly as long as its parent: its standard input is a pipe whose
+other end only the parent holds, so the end of that pipe is the end of the parent, however it came about.
 """
 
 from __future__ import annotations
@@ -11,20 +15,25 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
-from ingest.addresses import check_address, url_host
+import wal
+from ingest import addresses
+from ingest.access import Access
+from ingest.balancer import Balancer
 from ingest.errors import Invalid, Unavailable
 from ingest.flight_server import FlightService, Place
 from ingest.http_pages import DaemonPages, listening
+from ingest.listening import check_address
 from ingest.logs import configure_logs
 from ingest.metrics import Scrape
 from ingest.opening import open_table
 from ingest.region_context import OnReplay
 from ingest.security import Guard
 from ingest.settings import Settings
+from ingest.table import Table
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether a region has stopped itself."""
@@ -43,41 +52,93 @@ def serve(
     """Serve the table of `settings`; returns the exit code.
 
     `http_ready` is called with the URL of the HTTP edge, where there is one, before anything is claimed; `ready` with
-    the endpoint once every region is claimed and calls are answered, `on_replay` as in `open_table`. Ends on SIGTERM,
-    SIGINT or the end of `lifeline`; also when storage made a region stop itself, which only a new claim mends.
-    Raises: Invalid for an address that is taken, or that others reach without token and TLS; Unavailable for such a
-    region; and what `open_table` does.
+    the endpoint once every region of its share is claimed and calls are answered, `on_replay` as in `open_table`. Ends
+    on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a region stop itself,
+    which only a new claim mends. Raises: Invalid for an address that is taken, that others reach without token and TLS,
+    or that is not one of the endpoints; Unavailable for such a region; what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
-    guard = check_addresses(settings, environ)
-    host, port = url_host(settings.daemon.host), settings.daemon.port
+    place, guard = _place(settings), check_addresses(settings, environ)
     stop, pages = _stop_signals(lifeline), DaemonPages(Scrape())
+    alone = len(place.endpoints) < 2
     with ExitStack() as stack:
-        http = listening(settings.daemon.host, settings.daemon.http_port, pages, guard, setting="daemon.http_port")
-        if (url := stack.enter_context(http)) is not None:
+        host, port = settings.daemon.host, settings.daemon.http_port
+        url = stack.enter_context(listening(host, port, pages, guard, setting="daemon.http_port"))
+        if url is not None:
             http_ready(url)
-        table = stack.enter_context(open_table(settings, environ, on_replay=on_replay))
-        place, scheme = Place(), guard.scheme("grpc", "grpc+tls")
-        try:
-            service = FlightService(table, f"{scheme}://{host}:{port}", place, guard)
-        except OSError as error:
-            raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
-        endpoint = place.endpoint = f"{scheme}://{host}:{service.port}"
-        place.endpoints = [endpoint]
-        table.announce(endpoint)
-        pages.opened(table)
-        ready(endpoint)
-        fields = {"event": "serving", "table": settings.table.uri, "endpoint": endpoint}
-        _LOG.info("serving %s at %s", settings.table.uri, endpoint, extra=fields)
-        while not stop.wait(LOOK_EVERY) and not table.broken():
+        table = stack.enter_context(open_table(settings, environ, on_replay=on_replay, claim=alone))
+        service = _listening(table, settings, place, guard)
+        table.announce(place.endpoint)
+        pages.shows(table)
+        share = stack.enter_context(_sharing(table, place, stop, Access.of(settings)))
+        if not stop.is_set():
+            pages.serves(share)
+            ready(place.endpoint)
+            fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
+            _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
+        while not stop.wait(LOOK_EVERY) and not (alone and table.broken()):
             pass
         pages.health.hold("draining", "this daemon is ending and takes nothing new")
         _LOG.info("draining for up to %g s", settings.daemon.drain_timeout, extra={"event": "drain"})
+        if share is not None:
+            share.hand_over()
         _drain(service, settings.daemon.drain_timeout)
-        broken = table.broken()
+        broken = table.broken() if alone else None
     if broken:
         raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
     return 0
+
+
+def _place(settings: Settings) -> Place:
+    """Where this daemon is found, as far as the settings say. Raises: Invalid where it is none of the endpoints."""
+    daemon = settings.daemon
+    if not daemon.endpoints:
+        return Place()
+    scheme = _scheme(settings)
+    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
+    if mine is None:
+        raise Invalid(
+            f"daemon.endpoints: {addresses.at(daemon.host, daemon.port, scheme)}, this daemon's host and port, is not "
+            "one of them; add it, or say in daemon.advertise which one it is"
+        )
+    return Place(mine, list(daemon.endpoints))
+
+
+def _scheme(settings: Settings) -> str:
+    return addresses.TLS if settings.daemon.tls_cert else addresses.SCHEME
+
+
+def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> FlightService:
+    """Answer calls from now on. Raises: Invalid where it cannot listen there."""
+    host, port = settings.daemon.host, settings.daemon.port
+    try:
+        service = FlightService(table, addresses.at(host, port, _scheme(settings)), place, guard)
+    except OSError as error:
+        raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
+    if not place.endpoint:
+        place.endpoint = addresses.at(host, service.port, _scheme(settings))
+        place.endpoints = [place.endpoint]
+    return service
+
+
+@contextmanager
+def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) -> Iterator[Balancer | None]:
+    """Claim this daemon's share of the regions, and keep it that; None where it is alone and has them all.
+
+    Returns once the share is here, or `stop` is set.
+    """
+    if len(place.endpoints) < 2:
+        yield None
+        return
+    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access)
+    place.heard, place.look, place.gives = share.heard, share.look, share.gives
+    share.start()
+    try:
+        while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
+            pass
+        yield share
+    finally:
+        share.stop()
 
 
 def check_addresses(settings: Settings, environ: Mapping[str, str]) -> Guard:

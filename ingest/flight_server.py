@@ -7,6 +7,8 @@ DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" |
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
            "release" {"region", "flush"}   hands a region over: lets go of it, so that the asker can claim it
+           "look"                      the caller, a peer, has something new to show
+           `from`, on the last three: the endpoint of the peer that asks
 
 Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
@@ -25,7 +27,8 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ingest.errors import Invalid, classify
+from ingest.commit_policy import Waiting
+from ingest.errors import Invalid, Unavailable, classify
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
 from ingest.reads import Reads
 from ingest.security import Guard
@@ -37,10 +40,15 @@ T = TypeVar("T")
 
 @dataclass
 class Place:
-    """Where a daemon is found, and the endpoints of all that share its table, its own among them."""
+    """Where a daemon is found, and the endpoints of all that share its table, its own among them. What it does when a
+    peer looks at it (`heard`), wants to be looked at (`look`) or asks for a region (`gives`: whether it gets it).
+    """
 
     endpoint: str = ""
     endpoints: Sequence[str] = ()
+    heard: Callable[[str], object] = lambda _: None
+    look: Callable[[str], object] = lambda _: None
+    gives: Callable[[UUID, str], bool] = lambda *_: True
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -126,7 +134,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "flush": lambda _: self._table.flush(),
             "commit": lambda _: asdict(self._table.commit()),
             "schema": self._schema,
-            "regions": lambda _: self._regions(),
+            "regions": self._looked_at,
+            "look": lambda request: self._place.look(request.get("from", "")),
             "release": self._release,
         }
         if name not in acts:
@@ -147,6 +156,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             **self._regions(),
         }
 
+    def _looked_at(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "from" in request:
+            self._place.heard(request["from"])
+        upkeep = self._table.upkeep
+        waiting = asdict(Waiting.of_all(upkeep.waiting()))
+        return {**self._regions(), "waiting": waiting, "base_version": upkeep.caught_up}
+
     def _regions(self) -> dict[str, Any]:
         return {
             "endpoint": self._place.endpoint or None,
@@ -158,7 +174,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _release(self, request: dict[str, Any]) -> dict[str, Any]:
         region = UUID(request["region"])
-        return {"epoch": self._table.release(region, flush=bool(request.get("flush")))}
+        if "from" in request and not self._place.gives(region, request["from"]):
+            raise Unavailable(
+                f"region {region}: it belongs to another daemon than {request['from']}, seen from here; ask again",
+                {"reason": "disagree", "region": str(region)},
+            )
+        return {"epoch": self._table.release(region, flush=request.get("flush"))}
 
 
 def _read_closed(reader: flight.MetadataRecordBatchReader) -> pa.Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 Reason = dict[str, str]
 """`reason`: one word for programs; `text`: one line for people; `region`: its id, where it is about one."""
@@ -54,3 +55,9 @@ def of_regions(regions: Iterable[Mapping[str, Any]]) -> list[Reason]:
         for state in regions
         if state["state"] in _OF_STATE
     ]
+
+
+def not_here(missing: Iterable[UUID]) -> list[Reason]:
+    """What regions have against it that belong here, by the daemons that live, and are not."""
+    text = "it belongs to this daemon, which has not claimed it yet, or lost it"
+    return [{"reason": "region_not_claimed", "text": text, "region": str(region)} for region in missing]

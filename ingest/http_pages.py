@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ingest.errors import MemWalError
-from ingest.health import Health, Reason, of_regions
+from ingest.health import Health, Reason, not_here, of_regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from ingest.balancer import Balancer
     from ingest.http_edge import Make, Page
     from ingest.metrics import Scrape
     from ingest.run_metrics import RunMeter
@@ -35,13 +36,18 @@ class DaemonPages:
         self.health.hold("claiming", "the regions are being claimed and their logs replayed")
         self._scrape = scrape
         self._table: Table | None = None
+        self._share: Balancer | None = None
 
-    def opened(self, table: Table) -> None:
-        """The regions are claimed."""
+    def shows(self, table: Table) -> None:
+        """The table is open; its regions may still be claimed."""
         from ingest.metrics import TableCollector
 
         self._table = table
         self._scrape.add(TableCollector(table))
+
+    def serves(self, share: Balancer | None) -> None:
+        """The regions are claimed: the daemon's share of them, None where it has all."""
+        self._share = share
         self.health.release("claiming")
 
     def reasons(self) -> list[Reason]:
@@ -50,6 +56,7 @@ class DaemonPages:
         if self._table is None:
             return held
         found = [*held, *of_regions(writer.status() for writer in self._table.regions.writers)]
+        found += [] if self._share is None else not_here(self._share.missing())
         try:
             self._table.ask_storage()
         except MemWalError as error:

@@ -149,21 +149,17 @@ class CommitMeter:
         self.rows_inserted = self.rows_updated = self.rows_deleted = 0
         self.ssts = self.bytes = self.failures = 0
 
-    def watched(self, commit: Callable[[], CommitReport], clock: Clock) -> Callable[[], CommitReport]:
-        """`commit`, counted and logged. A look that finds nothing to commit counts for nothing."""
-
-        def counted() -> CommitReport:
-            began = clock.monotonic()
-            try:
-                report = commit()
-            except BaseException:
-                self.failures += 1
-                raise
-            if report.ssts:
-                self._committed(report, clock.monotonic() - began)
-            return report
-
-        return counted
+    def counted(self, commit: Callable[[], CommitReport], clock: Clock) -> CommitReport:
+        """`commit()`, counted and logged. One that finds nothing to commit counts for nothing."""
+        began = clock.monotonic()
+        try:
+            report = commit()
+        except BaseException:
+            self.failures += 1
+            raise
+        if report.ssts:
+            self._committed(report, clock.monotonic() - began)
+        return report
 
     def _committed(self, report: CommitReport, seconds: float) -> None:
         self.seconds.observe(seconds)

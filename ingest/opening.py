@@ -122,7 +122,7 @@ def open_table(
     limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
     rules = maintenance_rules(settings)
     upkeep = Upkeep(limits_of_commit, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
-    with nullcontext(on_replay) if on_replay is not None else replay_bar(clock) as tell:
+    with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
         return Table(base, replace(context, on_replay=tell), upkeep, base.regions if claim else ())
 
 

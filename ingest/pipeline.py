@@ -28,7 +28,6 @@ from rich.console import Console
 
 from flush import BaseTable
 from ingest.access import Access
-from ingest.addresses import check_address
 from ingest.child import ChildDaemon, start_child
 from ingest.client import RemoteTable, connect
 from ingest.daemon import check_addresses
@@ -36,6 +35,7 @@ from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
 from ingest.http_pages import RunPages, listening
+from ingest.listening import check_address
 from ingest.metrics import Scrape
 from ingest.opening import find_or_create
 from ingest.progress import Progress

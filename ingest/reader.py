@@ -94,6 +94,11 @@ class Reader:
             return latest
 
     @property
+    def opened(self) -> BaseTable:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._base
+
+    @property
     def version(self) -> int:
         """The version of the base table that was opened last. Asks no storage."""
         return self._base.version

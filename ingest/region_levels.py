@@ -70,13 +70,13 @@ class RegionLevels:
 
     def wait_for_room(self, limit: int, timeout: float) -> None:
         """Return when fewer than `limit` bytes are unflushed, or the region ended; Unavailable past `timeout`."""
-        if self._unflushed() < limit:
+        if self.unflushed < limit:
             return  # the usual case costs no lock
         with self._changed, self._meter.waiting(self._context.clock):
-            if not self._changed.wait_for(lambda: self.failure is not None or self._unflushed() < limit, timeout):
+            if not self._changed.wait_for(lambda: self.failure is not None or self.unflushed < limit, timeout):
                 self._meter.refused_puts += 1
                 raise Unavailable(
-                    f"region {self._region}: {self._unflushed()} bytes wait to be flushed, more than "
+                    f"region {self._region}: {self.unflushed} bytes wait to be flushed, more than "
                     f"memtable.unflushed_max = {limit}{self._flush_trouble()}; retry with the same token",
                     {"reason": "busy", "region": str(self._region)},
                 )
@@ -266,7 +266,9 @@ class RegionLevels:
             return "fenced" if isinstance(self.failure, wal.Fenced) else "poisoned"
         return "serving" if self._flush_error is None else "flush_failing"
 
-    def _unflushed(self) -> int:
+    @property
+    def unflushed(self) -> int:
+        """Bytes of all memtables, indexes counted."""
         return self.active_bytes + self._frozen_bytes
 
     def _flush_trouble(self) -> str:

@@ -31,6 +31,9 @@ from ingest.garbage import TableCollector
 from ingest.region_context import RegionContext
 from ingest.region_writer import RegionWriter
 
+REPLAYED_QUICKLY = 16 << 20
+"""Bytes of memtables, indexes counted, that are less trouble to replay than to flush before a region changes hands."""
+
 
 def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owner") -> Unavailable:
     """What a call is told that names a region which this process does not own; nothing was written."""
@@ -135,8 +138,10 @@ class RegionSet:
                 owners.announce(context.store, region, writer.guard.epoch, self._endpoint)
             return writer.guard.epoch
 
-    def release(self, region: UUID, *, flush: bool = False) -> int:
-        """Let go of `region`; returns the epoch that was held. `flush`: publish first what its memtables hold.
+    def release(self, region: UUID, *, flush: bool | None = None) -> int:
+        """Let go of `region`; returns the epoch that was held.
+
+        `flush`: publish first what its memtables hold, while it still serves; None: where that is much to replay.
 
         The note of the owner stays: the next one writes its own, and whoever follows a stale one is told.
         Raises: Unavailable where it is not here, or cannot be flushed (it stays then); what kept non-durable rows from
@@ -144,7 +149,7 @@ class RegionSet:
         """
         with self._turns[region]:
             writer = self.writer(region)
-            if flush and writer.failure is None:
+            if writer.failure is None and (flush or (flush is None and writer.memtable_bytes > REPLAYED_QUICKLY)):
                 writer.freeze()()
             self._leave(writer)
             return writer.guard.epoch

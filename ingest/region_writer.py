@@ -113,6 +113,16 @@ class RegionWriter:
         """What ended this writer, None while it lives."""
         return self._core.failure
 
+    @property
+    def memtable_bytes(self) -> int:
+        """Bytes of the memtables, indexes counted."""
+        return self._levels.unflushed
+
+    @property
+    def published(self) -> list[int]:
+        """The generations of the SSTs that are not committed, as far as this writer knows."""
+        return [sst.generation for sst in self._levels.manifest.ssts]
+
     def waiting(self) -> Waiting:
         """What is not in the base table; see `RegionCore.waiting`."""
         return self._core.waiting()
@@ -129,7 +139,7 @@ class RegionWriter:
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`."""
         waiting = self._core.waiting()
-        behind = {"flushed": waiting.unflushed_age or 0.0, "committed": waiting.age or 0.0}
+        behind = {"flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
         return {"bucket": self.bucket, **self._core.status(), "behind": behind}
 
     def close(self, reason: MemWalError | None = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 
 from flush.row_hash import is_hashed
+from ingest.addresses import expanded
 from ingest.column_types import parse_type
 from ingest.settings_model import Index, Settings, TableSettings, index_spec
 from ingest.settings_problems import Problem, nearest
@@ -106,16 +107,27 @@ def of_source(settings: Settings) -> Iterator[Problem]:
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:
-    """Endpoints are written as Flight writes them."""
-    for endpoint in settings.daemon.endpoints:
+    """Endpoints are written as Flight writes them, each once, this daemon's among them; a certificate has its key."""
+    daemon = settings.daemon
+    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(daemon, given) and not getattr(daemon, missing):
+            yield Problem("daemon", missing, f"{missing} is not set, but {given} is; give the certificate and its key")
+    for endpoint in daemon.endpoints:
         scheme, _, place = endpoint.partition("://")
         host, _, port = place.rpartition(":")
         if scheme not in ("grpc", "grpc+tls") or not host or not port.isdecimal():
             text = f"endpoints: {endpoint!r} is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"
             yield Problem("daemon", "endpoints", text)
-    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
-        if getattr(settings.daemon, given) and not getattr(settings.daemon, missing):
-            yield Problem("daemon", missing, f"{missing} is not set, but {given} is; give the certificate and its key")
+            return
+    every = expanded(daemon.endpoints, daemon.workers)
+    for endpoint in dict.fromkeys(endpoint for endpoint in every if every.count(endpoint) > 1):
+        text = f"endpoints: {endpoint} is there twice"
+        yield Problem("daemon", "endpoints", text + (", counting the workers" if daemon.workers > 1 else ""))
+    if daemon.advertise and daemon.advertise not in daemon.endpoints:
+        text = (
+            f"advertise = {daemon.advertise!r} is not one of endpoints; {nearest(daemon.advertise, daemon.endpoints)}"
+        )
+        yield Problem("daemon", "advertise", text)
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:

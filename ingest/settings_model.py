@@ -239,7 +239,14 @@ class DaemonSettings(Section):
     port: int = Field(0, ge=0, le=65535, description="port of `serve`; 0 = any free one, which it prints")
     endpoints: list[str] = Field(
         [],
-        description="the daemon that owns the regions, grpc://host:port, grpc+tls:// with TLS; empty = a child process",
+        description="every daemon of the table, grpc://host:port, grpc+tls:// with TLS; each serves its share of the "
+        "regions. Empty = `serve` serves all, `run` starts a child process",
+    )
+    advertise: str = Field(
+        "", description="which of the endpoints this daemon is; empty = the one of its host and port"
+    )
+    workers: int = Field(
+        1, ge=1, le=64, description="processes of a daemon, at ports from its own on; one process is one core"
     )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts under way when the daemon ends")
     http_port: int = Field(

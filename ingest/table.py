@@ -8,8 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,16 +18,13 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
-import flush
 import wal
 from flush import BaseTable, CommitReport, Upsert
 from flush.shape import Shape
 from ingest.admission import Admission
-from ingest.base_upkeep import BaseUpkeep
-from ingest.commit_loop import CommitLoop, CommitSteps
+from ingest.commit_loop import CommitLoop
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, UnknownOutcome
-from ingest.garbage import Ages
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView, Reshaped
@@ -41,6 +37,7 @@ from ingest.region_set import RegionSet
 from ingest.region_writer import RegionWriter
 from ingest.reshaping import difference, fitted, reshaped
 from ingest.rows import as_table
+from ingest.table_upkeep import TableUpkeep
 from ingest.tokens import Token, TokenLike
 from ingest.waiting import written
 from ingest.write_queue import Ack, Write
@@ -76,15 +73,9 @@ class Table(LevelReads):
         self._admission = Admission(context)
         self._former = list[Shape]()
         self.regions = RegionSet(base, context)
-        steps = CommitSteps(
-            waiting=lambda: [writer.waiting() for writer in self.regions.alive],
-            flush=lambda: self._flush_now(self.regions.alive),
-            commit=context.meters.commits.watched(lambda: self._commit_now(upkeep), context.clock),
-            maintain=BaseUpkeep(base, context.clock, upkeep.maintenance).run,
-        )
+        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._take_over)
         self._commits = CommitLoop(steps, upkeep.commit, context.clock)
-        self._collections = Periodic("collection", lambda: self._collect(upkeep.ages), upkeep.gc_interval)
-        self._committer = context.ids.entry_id()
+        self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
@@ -150,7 +141,7 @@ class Table(LevelReads):
     def flush(self) -> None:
         """Freeze every memtable and publish it as an SST; returns when all are published."""
         self._refuse_if_closed()
-        self._flush_now(self.regions.writers)
+        self.upkeep.flush(self.regions.writers)
 
     @at_the_edge
     def commit(self) -> CommitReport:
@@ -211,14 +202,19 @@ class Table(LevelReads):
         return self.regions.acquire(region, self._committed)
 
     @at_the_edge
-    def release(self, region: UUID, *, flush: bool = False) -> int:
+    def release(self, region: UUID, *, flush: bool | None = None) -> int:
         """Stop serving `region` and let go of it; returns its writer epoch. Nothing of it is acked after the return.
 
-        What was acked as durable is in the log, for whoever claims the region next; with `flush` mostly in an SST.
+        What was acked as durable is in the log for whoever claims the region next; with `flush` it is flushed before
+        that, None: where there is much of it.
         Raises: Unavailable where it is not here, or cannot be flushed, and then it stays.
         """
         self._refuse_if_closed()
         return self.regions.release(region, flush=flush)
+
+    def look_at_commits(self) -> None:
+        """Another process may have committed, or is to be committed for: look soon."""
+        self._commits.look()
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
         """The reads of these regions' rows, those of the base table that are theirs among them.
@@ -345,48 +341,6 @@ class Table(LevelReads):
         views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
 
-    def _flush_now(self, writers: Sequence[RegionWriter]) -> None:
-        waits: list[tuple[RegionWriter, Callable[[], None]]] = []
-        for writer in writers:  # side by side
-            with self._unless_gone(writer):
-                waits.append((writer, writer.freeze()))
-        for writer, published in waits:
-            with self._unless_gone(writer):
-                published()
-
-    @contextmanager
-    def _unless_gone(self, writer: RegionWriter) -> Iterator[None]:
-        """Whatever stops a step on a region that was released meanwhile is nothing: its next owner takes the step."""
-        try:
-            yield
-        except (wal.WalError, MemWalError):
-            if self.regions.has(writer):
-                raise
-
-    def _commit_now(self, upkeep: Upkeep) -> CommitReport:
-        context = self._context
-        report = flush.commit(
-            self.base.uri,
-            context.store.storage_options,
-            context.store,
-            clock=context.clock,
-            ids=context.ids,
-            retries=upkeep.commit_retries,
-            memory_max=upkeep.commit_memory_max,
-            committer=self._committer,
-        )
-        for writer in self.regions.writers:
-            with self._unless_gone(writer):
-                writer.refresh()
-        if report.ssts:
-            context.models.read(self._reader.base())
-        try:
-            if self._reader.base().shape != context.shape:  # mostly not, and the regions have other work
-                self._take_over()
-        except (wal.WalError, MemWalError) as error:  # the commit is done; who reads or commits next tries again
-            _LOG.warning("%s: cannot take over changed columns yet: %s", self.base.uri, error)
-        return report
-
     # ---- columns that somebody changed ---------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -444,26 +398,6 @@ class Table(LevelReads):
         former = (shape for shape in reversed(self._former) if names == [n for n in shape.rows.names if n != TOMBSTONE])
         found = next(former, None)
         return rows if found is None else fitted(rows, found, now, partly=self.upsert == "merge")
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process does what one does for the whole table: the owner of the first region."""
-        return any(writer.bucket == 0 for writer in self.regions.alive)
-
-    def _collect(self, ages: Ages) -> None:
-        ours, leads = [writer.region for writer in self.regions.writers], self.leads
-        found = self.regions.collector.collect(
-            self._reader.base(), ages, plans_min=flush.PLANS_MIN, regions=ours, orphans=leads
-        )
-        if found.bytes:
-            _LOG.info("%s", found.summary())
-        if found.unreadable or found.unaccounted:
-            _LOG.warning(
-                "%d WAL entries cannot be read, %d SSTs are neither published nor committed; all were kept: "
-                "see `memwal gc --dry-run`",
-                found.unreadable,
-                found.unaccounted,
-            )
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -188,7 +188,7 @@ def test_all_readers_agree_at_every_stage(
         table.commit()
         assert seen == [400 - 9 - 1], "10 to 19 but 12, and 305, were gone from the base"
         readers.agree(table, base_alone=True)  # committed
-        table._collect(Ages(0.0, 0.0, 0.0))
+        table.upkeep.collect(Ages(0.0, 0.0, 0.0))
         assert not list(uri.glob("_mem_wal/*/*_gen_*")), "collected"
         readers.agree(table, base_alone=True)
     base = BaseTable.open(str(uri))

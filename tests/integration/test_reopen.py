@@ -122,7 +122,7 @@ def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, 
         assert_clean(wal.open_store(uri), uri)
         table.commit()
         # An owner alone can tell what killed ones before it left of a generation that is not published yet.
-        table._collect(Ages(wal=-1.0, sst=-1.0, orphan=604_800.0))
+        table.upkeep.collect(Ages(wal=-1.0, sst=-1.0, orphan=604_800.0))
     assert_collected(wal.open_store(uri), uri)
     committed = lance.dataset(uri).to_table(columns=["id", "name"]).to_pylist()
     assert {row["id"]: row["name"] for row in committed} == found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from flush import CommitReport
-from ingest.commit_loop import CommitLoop, CommitSteps
+from ingest.commit_loop import CommitLoop
 from ingest.commit_policy import CommitLimits, Waiting
 from ingest.periodic import Periodic
 from wal import FakeClock
@@ -25,7 +26,16 @@ class Region:
         """The longest that a row stayed out of the base table."""
         self.fails: dict[str, BaseException] = {}
         self._takes = {"flush": flush_takes, "commit": commit_takes}
-        steps = CommitSteps(lambda: [self.waiting()], self.flush, self.commit, lambda: self.done.append("maintain"))
+        self.leads, self.others = True, list[Waiting]()
+        steps = SimpleNamespace(
+            waiting=lambda: [self.waiting()],
+            flush=self.flush,
+            commit=self.commit,
+            maintain=lambda: self.done.append("maintain"),
+            leads=lambda: self.leads,
+            others=lambda: self.others,
+            catch_up=lambda: self.done.append("catch up"),
+        )
         self.loop = CommitLoop(steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
 
     def waiting(self) -> Waiting:

@@ -1,0 +1,141 @@
+"""Several `memwal serve` processes that share one table, and a client that finds the owner of each region itself.
+
+The client is simple on purpose: it asks every endpoint what it has, sends each region's rows to its owner with a token,
+and asks again when that one does not take them. What is acked is remembered; nothing else is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+import ingest
+from flush import BaseTable
+from ingest.flight_wire import pack
+from ingest.placement import target
+
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+
+
+def ask(endpoint: str, action: str, timeout: float = 5.0, **request: Any) -> Any:
+    """One Flight action, on a connection of its own."""
+    client = flight.FlightClient(endpoint, generic_options=_OPTIONS)
+    try:
+        options = flight.FlightCallOptions(timeout=timeout)
+        answer = list(client.do_action(flight.Action(action, pack(request)), options))
+        return json.loads(answer[0].body.to_pybytes())
+    finally:
+        client.close()
+
+
+@dataclass
+class Cluster:
+    """Endpoints of daemons, the processes behind them, and what was acked."""
+
+    uri: str
+    endpoints: list[str]
+    begin: Callable[[str], Any] = lambda _: None
+    running: dict[str, Any] = field(default_factory=dict)
+    acked: dict[int, int] = field(default_factory=dict)
+    tried: dict[int, int] = field(default_factory=dict)
+    _tokens: int = 0
+    _at: dict[str, str] = field(default_factory=dict)
+    _routing: BaseTable | None = None
+    _clients: dict[str, Any] = field(default_factory=dict)
+
+    def start(self, endpoint: str) -> Any:
+        """Start the daemon of `endpoint`; it is not waited for."""
+        self.running[endpoint] = self.begin(endpoint)
+        return self.running[endpoint]
+
+    @property
+    def base(self) -> BaseTable:
+        return BaseTable.open(self.uri, {})
+
+    def owners(self) -> dict[str, str]:
+        """Region id -> endpoint of the daemon that has it with the highest epoch."""
+        found: dict[str, tuple[int, str]] = {}
+        for endpoint in self.endpoints:
+            with suppress(flight.FlightError, pa.ArrowException):
+                for region, epoch in ask(endpoint, "regions", 1.0)["regions"].items():
+                    found[region] = max(found.get(region, (0, "")), (epoch, endpoint))
+        return {region: endpoint for region, (_, endpoint) in found.items()}
+
+    def placed(self, live: Iterable[str]) -> bool:
+        """Whether every region is where the placement wants it, nowhere else."""
+        alive = list(live)
+        shares = {endpoint: set(ask(endpoint, "regions")["regions"]) for endpoint in alive}
+        regions = self.base.regions
+        return sum(map(len, shares.values())) == len(regions) and all(
+            str(region) in shares[str(target(region, alive))] for region in regions
+        )
+
+    def put(self, made: Any, ids: list[int], version: int, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Put rows until they are acked, or `until` says to give up."""
+        rows = made.table(ids, version)
+        self.tried.update(dict.fromkeys(ids, version))
+        base = self._routing = self._routing or self.base
+        buckets = base.route(rows)
+        for bucket in sorted(set(buckets.tolist())):
+            part = rows.filter(pa.array(buckets == bucket))
+            if self._sent(str(base.regions[bucket]), part, until):
+                self.acked.update(dict.fromkeys(part.column("id").to_pylist(), version))
+
+    def _sent(self, region: str, rows: pa.Table, until: Callable[[], bool]) -> bool:
+        self._tokens += 1
+        token = f"client {threading.current_thread().name}:{self._tokens}"
+        while not until():
+            endpoint = self._at.get(region) or self.owners().get(region)
+            if endpoint is not None:
+                with suppress(ingest.Unavailable, ingest.UnknownOutcome, ingest.FencedError):
+                    self.client(endpoint).put(rows, token=token, timeout=0.5)
+                    self._at[region] = endpoint
+                    return True
+                self._clients.pop(endpoint, None)
+            self._at.pop(region, None)
+            time.sleep(0.02)
+        return False
+
+    def client(self, endpoint: str) -> Any:
+        if endpoint not in self._clients:
+            self._clients[endpoint] = ingest.connect(endpoint)
+        return self._clients[endpoint]
+
+    def rows(self) -> dict[int, str]:
+        """Name by id, from all owners together; no key twice."""
+        found: dict[int, str] = {}
+        for region, endpoint in self.owners().items():
+            ticket = flight.Ticket(
+                pack({"op": "scan", "columns": ["id", "name"], "level": "latest", "regions": [region]})
+            )
+            client = flight.FlightClient(endpoint, generic_options=_OPTIONS)
+            part = client.do_get(ticket).read_all().to_pylist()
+            client.close()
+            assert not {row["id"] for row in part} & set(found)
+            assert len({row["id"] for row in part}) == len(part)
+            found.update((row["id"], row["name"]) for row in part)
+        return found
+
+    def check(self) -> None:
+        """Every acked row is there, with what was acked or tried last; nothing else is."""
+        found = self.rows()
+        for id, version in self.tried.items():
+            allowed = {f"row {id} v{version}"} | ({f"row {id} v{self.acked[id]}"} if id in self.acked else {None})
+            assert found.get(id) in allowed, (id, found.get(id), allowed)
+        assert set(found) <= set(self.tried)
+
+
+def start_daemon(start: Callable[..., Any], config: Path, endpoint: str) -> Any:
+    """Start the daemon of `endpoint`; it is not waited for."""
+    env = {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
+    return start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=env)

@@ -1,0 +1,123 @@
+"""Several daemons share one table: they divide its regions, take over from a dead one, and hand over in order."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster, start_daemon
+from tests.s3_server import free_ports
+
+REGIONS = 6
+
+
+@pytest.fixture
+def cluster(small_config: Callable[..., Path], start: Callable[..., Any], uri: str) -> Callable[..., Cluster]:
+    """Starts so many daemons of one table and waits until each serves."""
+
+    def begin(daemons: int, **sections: Any) -> Cluster:
+        endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(daemons)]
+        found = Cluster(uri, endpoints)
+        daemon = {"endpoints": endpoints, **sections.pop("daemon", {})}
+        config = small_config(regions={"count": REGIONS}, daemon=daemon, **sections)
+        found.begin = lambda endpoint: start_daemon(start, config, endpoint)
+        for endpoint in endpoints:
+            found.start(endpoint)
+        for running in found.running.values():
+            running.line_with("serving")
+        return found
+
+    return begin
+
+
+@contextmanager
+def writing(found: Cluster, made: Any) -> Iterator[Callable[[], bool]]:
+    """Puts rows of 60 keys in all regions for as long as the context lasts. Yields what tells whether every key has
+    been acked since it was asked for the first time, or since it last said so.
+    """
+    stop = threading.Event()
+    seen: list[int] = []
+
+    def write() -> None:
+        version = max(found.tried.values(), default=0)
+        while not stop.is_set():
+            version += 1
+            for first in range(0, 60, 10):
+                found.put(made, list(range(first, first + 10)), version, until=stop.is_set)
+
+    def all_acked() -> bool:
+        acked = dict(found.acked)
+        seen.append(max(acked.values(), default=0))
+        if len(acked) == 60 and min(acked.values()) > seen[0]:
+            seen.clear()
+            return True
+        return False
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield all_acked
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_regions_of_a_killed_daemon_are_served_again_and_it_gets_its_share_back(
+    cluster: Callable[..., Cluster], made: Any, wait_until: Callable[..., Any]
+) -> None:
+    found = cluster(2, commit={"interval": "1s"})
+    assert found.placed(found.endpoints)
+    dead, alive = found.endpoints
+    with writing(found, made) as all_acked:
+        wait_until(all_acked)
+        found.running[dead].kill()
+        wait_until(lambda: found.placed([alive]))
+        wait_until(all_acked)
+    found.check()
+    with writing(found, made) as all_acked:
+        found.start(dead).line_with("serving")
+        wait_until(lambda: found.placed(found.endpoints))
+        wait_until(all_acked)
+    found.check()
+    wait_until(lambda: found.base.dataset.count_rows() == 60)
+
+
+def test_a_daemon_that_ends_hands_its_regions_over(
+    cluster: Callable[..., Cluster], made: Any, wait_until: Callable[..., Any]
+) -> None:
+    found = cluster(3)
+    found.put(made, list(range(60)), 1)
+    leaving, *left = found.endpoints
+    found.running[leaving].process.send_signal(signal.SIGTERM)
+    assert found.running[leaving].wait() == 0
+    wait_until(lambda: found.placed(left))
+    found.put(made, list(range(60)), 2)
+    found.check()
+    # In order, so that nobody was fenced.
+    said = [line for each in found.running.values() for line in each.errors]
+    assert not [line for line in said if "fenced" in line or "not handed" in line]
+
+
+def test_a_daemon_that_was_stopped_acks_nothing_wrongly(
+    cluster: Callable[..., Cluster], made: Any, wait_until: Callable[..., Any]
+) -> None:
+    """SIGSTOP in the middle of writes, a take-over, SIGCONT: what it acked is there, and it has its share again."""
+    found = cluster(2)
+    asleep, awake = found.endpoints
+    with writing(found, made) as all_acked:
+        wait_until(all_acked)
+        found.running[asleep].process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: found.placed([awake]))
+            wait_until(all_acked)
+        finally:
+            found.running[asleep].process.send_signal(signal.SIGCONT)
+        wait_until(lambda: found.placed(found.endpoints))
+        wait_until(all_acked)
+    found.check()
