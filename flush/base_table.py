@@ -12,11 +12,11 @@ import lance
 import pyarrow as pa
 
 from flush.errors import NotALanceTable, NotInitialised, TableExists, UnsupportedTable
-from flush.field_ids import field_id, first_ids, row_field_ids
+from flush.field_ids import column_ids, field_id, first_ids, row_field_ids
 from flush.lance_dataset import open_dataset
 from flush.row_hash import is_hashed
 from flush.shape import Shape, present_indexes, shape_of
-from flush.sharding import BucketHash, Buckets, RowHash
+from flush.sharding import BucketHash, Buckets, Routing, RowHash
 from flush.sharding_spec import Regions, bucket_regions, published_regions
 from flush.table_manifest import read_progress
 from flush.table_setup import (
@@ -77,6 +77,10 @@ class BaseTable:
     storage_version: str
     """Lance file version of new data files, such as "2.2"; SSTs use the same."""
     storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
+    routing: Routing
+    """What tells the bucket of a row."""
+    routes_alike: bool
+    """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
     _hash: BucketHash | RowHash
 
     @staticmethod
@@ -205,11 +209,6 @@ class BaseTable:
         return self.key or self._hash.columns
 
     @property
-    def routes_alike(self) -> bool:
-        """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
-        return self._hash.whole
-
-    @property
     def codec(self) -> EntryCodec:
         """A codec for the entries of this table's log."""
         return codec_for(self.wal_format, self.shape.rows)
@@ -276,8 +275,9 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     schema = pa.schema(list(dataset.schema))
     # What is said of a primary key later means nothing to a table that was set up without one.
     key = key_columns(schema) if setup.append_by is None else ()
-    by, route = setup.append_by, RowHash(dataset, setup.append_ids, setup.buckets)
-    if (not key) if by is None else (by and not route.whole):
+    by, columns = setup.append_by, column_ids(dataset)
+    whole = set(setup.append_ids) <= set(columns.values())
+    if (not key) if by is None else (by and not whole):
         raise UnsupportedTable(
             f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
             f"{dataset.version}; restore a version that has them"
@@ -286,13 +286,14 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
     done = read_progress(store, dataset.version)
+    routing = Routing(len(regions), key[0]) if key else Routing.by_columns(setup.append_ids, columns, setup.buckets)
     return BaseTable(
         uri=uri if "://" in uri else store.url(""),
         dataset=dataset,
         version=dataset.version,
         schema=schema,
         key=key,
-        append_by=route.columns if by else by,
+        append_by=tuple(name for _, name in routing.by) if by else by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         wal_format=setup.wal_format,
@@ -301,7 +302,9 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         marked=done.marked,
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
-        _hash=BucketHash(dataset, key[0], len(regions)) if by is None else route,
+        routing=routing,
+        routes_alike=whole,
+        _hash=routing.hash(schema),
     )
 
 

@@ -1,5 +1,7 @@
 """Which bucket, and so which region, a row belongs to: a pure function of its key, or of the row where it has none.
 
+`Routing` is all that the function depends on: a client that never sees storage gets it from a daemon and routes alike.
+
 The bucket hash of Lance's MemWAL sharding over the *first* key column; Lance itself evaluates it, so that the
 regions are those its other users of the layout compute. Binary columns, which Lance's hash does not take, go
 by SipHash-1-3. Rows without a key go by `flush.row_hash`, of the columns that `regions.by` names or of them all.
@@ -7,16 +9,15 @@ by SipHash-1-3. Rows without a key go by `flush.row_hash`, of the columns that `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from lance.mem_wal import ShardingField, ShardingSpec, evaluate_sharding_spec
+from lance.schema import LanceSchema
 
-from flush.field_ids import column_ids
 from flush.row_hash import row_hashes
 from flush.siphash import siphash13
 
@@ -24,19 +25,47 @@ Buckets = npt.NDArray[np.int32]
 _ROWS_AT_ONCE = 1 << 16
 
 
+class Routing(NamedTuple):
+    """What tells the bucket of a row, fit for JSON."""
+
+    buckets: int
+    column: str | None
+    """The first column of the key, None where rows have none."""
+    by: tuple[tuple[int, str], ...] = ()
+    """Without a key: field id and present name of each column that counts."""
+
+    @staticmethod
+    def by_columns(ids: Sequence[int], columns: Mapping[str, int], buckets: int) -> Routing:
+        """Of rows without a key, by the columns with `ids`; those that `columns` (ids by name) lacks count as null."""
+        names = {number: name for name, number in columns.items()}
+        return Routing(buckets, None, tuple((number, names[number]) for number in ids if number in names))
+
+    @staticmethod
+    def parse(described: Mapping[str, Any]) -> Routing:
+        """What `_asdict` and a way through JSON made of one."""
+        by = tuple((int(number), str(name)) for number, name in described["by"])
+        return Routing(int(described["buckets"]), described["column"], by)
+
+    def hash(self, schema: pa.Schema) -> BucketHash | RowHash:
+        """The function itself, for rows with the columns of `schema`."""
+        if self.column is None:
+            return RowHash(self.by, self.buckets)
+        return BucketHash(schema.field(self.column), self.buckets)
+
+
 class BucketHash:
     """Rows to buckets 0 .. buckets-1 by one column. Thread safety: any thread; immutable."""
 
-    def __init__(self, dataset: lance.LanceDataset, column: str, buckets: int) -> None:
-        """`column` is a column of `dataset` whose rows are never null in it."""
-        self.columns, self.whole = (column,), True
-        """As of `RowHash`."""
-        self._column = column
+    def __init__(self, field: pa.Field, buckets: int) -> None:
+        """`field`: a column that is never null."""
+        self.columns: tuple[str, ...] = (field.name,)
+        """The columns that count."""
+        self._column = field.name
         self._buckets = buckets
-        self._schema: Any = dataset.lance_schema
-        kind = dataset.schema.field(column).type
-        self._binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-        self._spec = _bucket_spec(self._schema, column, buckets)
+        # Only the column itself: the hash is of its values, whatever id it has and whatever stands beside it.
+        self._schema: Any = LanceSchema.from_pyarrow(pa.schema([pa.field(field.name, field.type, nullable=False)]))
+        self._binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        self._spec = _bucket_spec(self._schema, field.name, buckets)
 
     def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
         """Bucket of every row, int32 in row order."""
@@ -59,13 +88,9 @@ class BucketHash:
 class RowHash:
     """Rows to buckets 0 .. buckets-1 by several columns. Thread safety: any thread; immutable."""
 
-    def __init__(self, dataset: lance.LanceDataset, ids: Sequence[int], buckets: int) -> None:
-        """`ids`: field ids of columns; those that `dataset` has no more count as null."""
-        names = {number: name for name, number in column_ids(dataset).items()}
-        self._fields = [(number, names[number]) for number in ids if number in names]
-        self._buckets = buckets
-        self.whole = len(self._fields) == len(ids)
-        """Whether all columns are still there; else a row may have been sent elsewhere while they were."""
+    def __init__(self, by: Sequence[tuple[int, str]], buckets: int) -> None:
+        """`by`: field id and name of each column that counts."""
+        self._fields, self._buckets = by, buckets
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -23,9 +23,16 @@ if TYPE_CHECKING:
     from ingest.settings import Settings
 
 
-def bearer(token: str | None) -> list[tuple[bytes, bytes]]:
-    """The headers of a Flight call that show a token."""
-    return [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
+    """The headers of a Flight call to `endpoint` that show a token.
+
+    Raises: Invalid where it would cross a network in clear.
+    """
+    if token is None:
+        return []
+    if not endpoint.startswith(TLS) and not is_loopback(_host(endpoint)):
+        raise Invalid(f"{endpoint}: the token would travel in clear; write {TLS}host:port, where the daemon has TLS")
+    return [(b"authorization", f"Bearer {token}".encode())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +52,10 @@ class Access:
         """As [daemon] says."""
         return cls(settings.daemon.token.get_secret_value(), settings.daemon.tls_ca)
 
-    def options(self, endpoint: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """`token` and `tls_ca` for `ingest.connect` to `endpoint`.
-
-        Raises: Invalid for a reference that points nowhere, and where the token would cross a network in clear.
-        """
+    def options(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+        """`token` and `tls_ca` for `ingest.connect`. Raises: Invalid for what points nowhere."""
         token = resolve_one("daemon.token", SecretStr(self.token), environ)
-        if token and not endpoint.startswith(TLS) and not is_loopback(_host(endpoint)):
-            raise Invalid(
-                f"{endpoint}: the token would travel in clear; write {TLS}host:port, where the daemon has TLS"
-            )
-        return {"token": token or None, "tls_ca": self._authority() if endpoint.startswith(TLS) else None}
+        return {"token": token or None, "tls_ca": self._authority()}
 
     def _authority(self) -> bytes | None:
         if not self.tls_ca:

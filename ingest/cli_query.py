@@ -68,37 +68,27 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
 
 
 def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:
-    """A client of the daemon that owns the table's regions, or the table as it is on storage.
+    """A client of the daemons that own the table's regions, or the table as it is on storage where not all are owned.
 
-    Raises: Invalid when there is no table.
+    Raises: Invalid when there is no table, or an owner refuses the token.
     """
     options = settings.storage_options(environ)
     base = flush.BaseTable.find(settings.table.uri, options)
     if base is None:
         raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
-    note = owners.find(store, base.regions)
-    if note is not None:
-        owner = _owner(settings, environ, note.endpoint)
-        if owner is not None and note.is_of(owner.identity, store.url("")):
-            return owner
-        if owner is not None:
+    notes = owners.find(store, base.regions, settings.daemon.endpoints)
+    if notes is not None:
+        shown = Access.of(settings).options(environ)
+        try:
+            owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=store.url(""), **shown)
+            if notes.are_of(owner.identity, store.url("")):
+                return owner
             owner.close()
+        except MemWalError as error:  # stale notes: nobody answers there any more
+            if error.details.get("reason") == UNAUTHENTICATED:
+                raise  # what storage alone shows is not what was asked for
     return StoredTable(base, store)
-
-
-def _owner(settings: Settings, environ: Mapping[str, str], endpoint: str) -> RemoteTable | None:
-    """A client of whoever is at the endpoint; None behind a stale note, where nobody answers any more.
-
-    Raises: Invalid when the daemon there refuses the token: what storage alone shows is not what was asked for.
-    """
-    options = Access.of(settings).options(endpoint, environ)
-    try:
-        return RemoteTable(endpoint, patience=OWNER_PATIENCE, **options)
-    except MemWalError as error:
-        if error.details.get("reason") == UNAUTHENTICATED:
-            raise
-        return None
 
 
 def as_rich(rows: pa.Table, width: int = 48) -> RichTable:

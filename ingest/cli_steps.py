@@ -82,7 +82,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
         with found:
             rows = _in_memory(found.status()["regions"])
             found.flush()
-        by = f"the daemon at {found.endpoint}"
+        by = f"the daemon{'' if found.router.alone else 's'} at {found.endpoint.replace(',', ', ')}"
     else:
         assert isinstance(found, StoredTable)
         store = wal.open_store(settings.table.uri, settings.storage_options(environ))

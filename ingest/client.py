@@ -1,98 +1,118 @@
-"""`ingest.connect`: the methods of `Table`, through a daemon.
+"""`ingest.connect`: the methods of `Table`, through the daemons that own its regions.
 
-A client keeps one Flight connection. Rows of any number of regions go in one call; a Spark task opens one stream per
-region instead (`open_stream`), so that a micro-batch is applied whole.
+A client knows every daemon of its table and what each of them owns (`ingest.router`). Where one of them owns all, a
+call is one call to it. Else rows go by their bucket to their owners, side by side, and reads are put together from the
+answers for disjoint regions. A Spark task opens one stream per region (`open_stream`), so that a micro-batch is applied
+whole.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from flush import CommitReport
-from ingest.errors import Invalid, UnknownOutcome
-from ingest.flight_wire import closing, from_flight, pack
+from ingest.attempts import Attempts
+from ingest.connection import Connection, as_vector
+from ingest.edge import at_the_edge
+from ingest.errors import MemWalError, Unavailable
+from ingest.flight_wire import BUSY
+from ingest.in_flight import InFlight
 from ingest.keys import normalise_keys
 from ingest.reads import Reads
-from ingest.receipts import Receipt, StreamReceipt
+from ingest.receipts import Receipt
+from ingest.region_stream import RegionStream
+from ingest.routed_write import RoutedWrite, the_worst
+from ingest.router import Router, endpoints_of
 from ingest.rows import as_table
+from ingest.splitting import Splitter, best_of, in_asked_order
 from ingest.tokens import Token, TokenLike
-from wal import Clock, SystemClock
+from wal import Clock, Ids
 
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T")
 
 STATUS_TIMEOUT, READ_TIMEOUT, WRITE_TIMEOUT, STEP_TIMEOUT = 10.0, 120.0, 120.0, 1800.0
-"""Seconds after which a call to a daemon that is stopped or out of reach is given up. A write's is longer than any put
-timeout and retry budget of the defaults; a step (flush, commit) may build an index."""
+"""Seconds after which a call is given up, its attempts together. A write's is longer than any put timeout and retry
+budget of the defaults; a step (flush, commit) may build an index."""
 
 ANSWER_TIMEOUT = 5.0
 """Seconds that a daemon has to say that a put's own timeout has passed, which is a better answer than none."""
 
-BATCH_ROWS = 16_384
-"""Rows per Flight message: large enough to amortise the call, small enough to stay below gRPC's buffers."""
+IN_FLIGHT_MAX = 64 << 20
 
 
-def connect(location: str, *, token: str | None = None, tls_ca: bytes | None = None) -> RemoteTable:
-    """Connect to a daemon.
+def connect(
+    location: str | Sequence[str],
+    *,
+    token: str | None = None,
+    tls_ca: bytes | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+) -> RemoteTable:
+    """Connect to the daemons of a table.
 
-    `location`: grpc://host:port or grpc+tls://host:port. `token`: sent as a bearer token. `tls_ca`: PEM bytes.
+    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or with commas between them, of which
+    any may be down: they name each other. `token`: sent as a bearer token. `tls_ca`: PEM bytes. `in_flight_max`: bytes
+    of rows on their way at the same time; a put that finds no room waits.
     Raises: Invalid for a location that is none, Unavailable when nobody answers.
     """
-    return RemoteTable(location, token=token, tls_ca=tls_ca)
-
-
-def _through_flight(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Turn Flight's errors into ours."""
-
-    @wraps(method)
-    def translated(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(self, *args, **kwargs)
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
-            raise from_flight(error, self.endpoint) from None
-
-    return translated
+    return RemoteTable(location, token=token, tls_ca=tls_ca, in_flight_max=in_flight_max)
 
 
 class RemoteTable(Reads):
-    """A table served by a daemon.
+    """A table served by daemons.
 
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
     """
 
     def __init__(
         self,
-        endpoint: str,
+        location: str | Sequence[str],
         *,
         token: str | None = None,
         tls_ca: bytes | None = None,
         clock: Clock | None = None,
+        ids: Ids | None = None,
         patience: float | None = None,
+        wait: float = 0.0,
+        table: str | None = None,
+        in_flight_max: int = IN_FLIGHT_MAX,
     ) -> None:
-        """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes."""
-        self.endpoint = endpoint
-        self.clock = clock or SystemClock()
-        self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        try:
-            self._client = flight.FlightClient(endpoint, tls_root_certs=tls_ca)
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            raise Invalid(f"{endpoint!r} is no daemon's address ({error}); write grpc://host:port") from None
-        self.identity: dict[str, Any] = self._describe({}, patience)["identity"]
+        """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes. `wait`:
+        seconds for which several daemons are asked again while none answers. `table`: its address, None for any.
+        """
+        opened = partial(Connection, token=token, tls_ca=tls_ca)
+        self.router = Router(endpoints_of(location), opened, clock, ids)
+        self.clock, self.router.table = self.router.clock, table
+        self._in_flight = InFlight(in_flight_max)
+        self._patiently(lambda _: self._describe({}, patience), wait)
+
+    @property
+    def endpoint(self) -> str:
+        """The daemons that are known, in the form that `connect` takes."""
+        return ",".join(self.router.endpoints)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The table's address, and the epoch of each region that is owned."""
+        router = self.router
+        if len(router.epochs()) < len(router.regions):
+            router.learn(router.rounds)
+        return {"table": router.table, "epochs": router.epochs()}
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
-    @_through_flight
+    @at_the_edge
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
-        """As `Table.put`. Raises also: UnknownOutcome when the connection was lost before the answer."""
+        """As `Table.put`. A put that nothing was applied of is made again until `timeout` (two minutes without one),
+        one that may be applied only with its `token`. Raises also: UnknownOutcome when an owner was lost before its
+        answer.
+        """
         given = as_table(rows, self.schema, alike=self.upsert == "merge")
         if not set(given.column_names) <= set(self.schema.names):
             self.refresh()
@@ -100,14 +120,14 @@ class RemoteTable(Reads):
                 given = as_table(rows, self.schema, alike=self.upsert == "merge")
         return self._write(given, False, durable, token, timeout)
 
-    @_through_flight
+    @at_the_edge
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
-        """As `Table.delete`."""
+        """As `Table.delete`; made again as a put is."""
         return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token, timeout)
 
-    @_through_flight
+    @at_the_edge
     def open_stream(
         self, region: UUID, token: Token, *, timeout: float | None = None, columns: Sequence[str] | None = None
     ) -> RegionStream:
@@ -115,38 +135,61 @@ class RemoteTable(Reads):
 
         `columns`: those that the rows have, in the order of the schema; only a table whose upserts merge takes fewer
         than all, which are meant without it.
-        `timeout`: seconds from now to the ack, after which the stream is given up; None waits for ever.
+        `timeout`: seconds from now to the ack, after which the stream is given up; None for ever.
         """
-        request = {"op": "put", "region": str(region), "producer": token.producer, "sequence": token.sequence}
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
-        return RegionStream(self, str(region), schema, self._open_put(request, schema, timeout))
+        router, seconds = self.router, float("inf") if timeout is None else timeout
+        attempts = Attempts(router.clock, router.ids, seconds, repeatable=True)
+
+        def open_put() -> Any:
+            patience = attempts.patience(alone=router.alone)
+            return router.owner(str(region)).open_put(
+                str(region), token, schema, None if patience == float("inf") else patience
+            )
+
+        def again(error: MemWalError) -> None:
+            seen = router.rounds
+            if attempts.after(error, alone=router.alone):
+                router.learn(seen)
+
+        return RegionStream(str(region), schema, open_put, again, router.clock)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
-    @_through_flight
+    @at_the_edge
     def flush(self) -> None:
-        """As `Table.flush`."""
-        self._act("flush", patience=STEP_TIMEOUT)
+        """As `Table.flush`, of every owner."""
+        self._patiently(lambda within: self._of_owners("flush", {}, within), STEP_TIMEOUT)
 
-    @_through_flight
+    @at_the_edge
     def commit(self) -> CommitReport:
-        """As `Table.commit`; the rows never come here."""
-        return CommitReport(**self._act("commit", patience=STEP_TIMEOUT))
+        """As `Table.commit`; the rows never come here. Asked of the owner of bucket 0, who commits for all."""
+        first = self.router.regions[0]
+        done = self._patiently(lambda within: self.router.owner(first).act("commit", None, within), STEP_TIMEOUT)
+        return CommitReport(**done)
 
-    @_through_flight
+    @at_the_edge
     def status(self) -> dict[str, Any]:
-        """As `Table.status`."""
-        status: dict[str, Any] = self._act("status", patience=STATUS_TIMEOUT)
-        return status
+        """As `Table.status`, put together from what every daemon says that answers."""
+        router = self.router
+        answering = router.endpoints if router.alone else tuple(router.asked())
+        calls = [partial(router.connection(each).act, "status", None, STATUS_TIMEOUT) for each in answering]
+        if not calls:
+            raise Unavailable(f"no daemon answers at {self.endpoint}; is one running?")
+        answers = router.side_by_side(calls)
+        found = [answer for answer in answers if not isinstance(answer, MemWalError)]
+        if not found:
+            raise the_worst(answers, repeatable=True, alone=router.alone)
+        return merged_status(found)
 
-    @_through_flight
-    def refresh(self) -> None:
-        """Have the daemon look whether somebody changed the table's columns, and take them over into `schema`."""
-        self._describe({"look": True}, READ_TIMEOUT)
+    @at_the_edge
+    def refresh(self, *, look: bool = True) -> None:
+        """Take the table's columns over into `schema`. `look`: have a daemon look first whether they were changed."""
+        self._patiently(lambda within: self._describe({"look": True} if look else {}, within), READ_TIMEOUT)
 
     def close(self) -> None:
-        """Close the connection; the daemon goes on."""
-        self._client.close()
+        """Close the connections; the daemons go on."""
+        self.router.close()
 
     def __enter__(self) -> Self:
         return self
@@ -156,123 +199,126 @@ class RemoteTable(Reads):
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _describe(self, request: dict[str, Any], patience: float | None) -> dict[str, Any]:
-        described: dict[str, Any] = self._act("schema", request, patience=patience)
+    @cached_property
+    def splitter(self) -> Splitter:
+        """Routes rows; made when they go to several daemons for the first time, and after a change of columns."""
+        return Splitter(self.schema, self.key, self._described)
+
+    def _describe(self, request: dict[str, Any], patience: float | None) -> None:
+        described = self.router.describe(request, patience)
         self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
         self.key = tuple(described["key"])
         self.upsert: str = described["upsert"]
-        return described
+        self._described = described
+        self.__dict__.pop("splitter", None)
 
-    def _options(self, timeout: float | None) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
-
-    def _open_put(self, request: dict[str, Any], schema: pa.Schema, timeout: float | None = None) -> tuple[Any, Any]:
-        descriptor = flight.FlightDescriptor.for_command(pack(request))
-        writer, answers = self._client.do_put(descriptor, schema, self._options(timeout))
-        return writer, answers
+    def _patiently(self, call: Callable[[float], T], seconds: float, *, repeatable: bool = True) -> T:
+        """What `call` returns, made again as `ingest.attempts` says; it is given the seconds that it may take."""
+        router = self.router
+        attempts = Attempts(router.clock, router.ids, seconds, repeatable=repeatable)
+        while True:
+            seen = router.rounds
+            try:
+                return call(attempts.patience(alone=router.alone))
+            except MemWalError as error:
+                if attempts.after(error, alone=router.alone):
+                    router.learn(seen)
 
     def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
         parsed = Token.parse(token)
         request = {
-            "op": "write",
             "delete": delete,
             "durable": durable,
             "token": None if parsed is None else f"{parsed.producer}:{parsed.sequence}",
             "timeout": timeout,
         }
-        patience = WRITE_TIMEOUT if timeout is None else timeout + ANSWER_TIMEOUT
-        writer, answers = self._open_put(request, rows.schema, patience)
-        try:
-            writer.write_table(rows, max_chunksize=BATCH_ROWS)
-        except (flight.FlightError, pa.ArrowException) as error:
-            raise from_flight(error, self.endpoint) from None
-        return Receipt(**_finish(writer, answers, rows.num_rows, self.endpoint))
+        # What is no number of seconds the daemon refuses, as the embedded table does.
+        limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
+        seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
+        write = RoutedWrite(self.router, lambda: self.splitter, rows, request, ANSWER_TIMEOUT if limited else 0.0)
+        with self._in_flight.of(rows.nbytes, seconds):
+            try:
+                return self._patiently(write.attempt, seconds, repeatable=parsed is not None)
+            except MemWalError as error:
+                raise write.outcome(error) from None
 
-    @_through_flight
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         request["level"] = level
-        if read == "count":
-            return self._act("count", request)
         rows = None
         if read == "get":
             rows = normalise_keys(request.pop("keys"), self.schema, self.key)
         elif read == "search":
-            rows = pa.table({"vector": _numbers(request.pop("vector"))})
-        ticket = flight.Ticket(pack({"op": read, **request}, rows))
-        return self._client.do_get(ticket, self._options(READ_TIMEOUT)).read_all()
+            rows = as_vector(request.pop("vector"))
+        return self._patiently(partial(self._read, read, request, rows), READ_TIMEOUT)
 
-    @_through_flight
-    def _act(self, name: str, request: dict[str, Any] | None = None, patience: float | None = READ_TIMEOUT) -> Any:
-        action = flight.Action(name, pack(request or {}))
-        results = list(self._client.do_action(action, self._options(patience)))
-        return json.loads(results[0].body.to_pybytes())
+    def _read(self, read: str, request: dict[str, Any], rows: pa.Table | None, within: float) -> Any:
+        sole = self.router.sole
+        if sole is not None:
+            return sole.read(read, request, rows, within)
+        if read == "get":
+            assert rows is not None
+            return self._get(rows, request, within)
+        answers = self._of_owners(read, request, within, rows)
+        return sum(answers) if read == "count" else merged(read, answers, request)
 
+    def _of_owners(self, name: str, request: dict[str, Any], within: float, rows: pa.Table | None = None) -> list[Any]:
+        """The answers of every owner to a read of all regions, or to the step "flush". Raises: the worst failure."""
+        router = self.router
+        calls: list[Callable[[], Any]] = []
+        for endpoint, regions in router.owners(router.regions).items():
+            to = router.connection(endpoint)
+            if name == "flush":
+                calls.append(partial(to.act, name, request, within))
+            else:
+                calls.append(partial(to.read, name, {**request, "regions": regions}, rows, within))
+        return self._all_of(calls)
 
-class RegionStream:
-    """One region's rows of one micro-batch on their way; applied whole by `finish`, not at all otherwise.
+    def _all_of(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        answers = self.router.side_by_side(calls)
+        failed = [answer for answer in answers if isinstance(answer, MemWalError)]
+        if failed:
+            raise the_worst(failed, repeatable=True, alone=self.router.alone)
+        return [answer for answer in answers if not isinstance(answer, MemWalError)]
 
-    Thread safety. One thread.
-    """
-
-    def __init__(self, table: RemoteTable, region: str, schema: pa.Schema, put: tuple[Any, Any]) -> None:
-        """Use `RemoteTable.open_stream`."""
-        self._table, self._region, self.schema = table, region, schema
-        self._writer, self._answers = put
-        self.rows = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows of the stream's columns, in the order of the schema and with types that cast without loss."""
-        try:
-            self._writer.write_batch(batch if batch.schema == self.schema else batch.cast(self.schema))
-        except (flight.FlightError, pa.ArrowException) as error:
-            raise from_flight(error, self._table.endpoint) from None
-        self.rows += batch.num_rows
-
-    def finish(self) -> StreamReceipt:
-        """Close the stream and wait for the region's answer. Raises: the region's error, UnknownOutcome."""
-        clock = self._table.clock
-        started = clock.monotonic()
-        answer = _finish(self._writer, self._answers, self.rows, self._table.endpoint)
-        return StreamReceipt(
-            self._region, answer["rows"], answer["applied"], answer["position"], clock.monotonic() - started
-        )
-
-    def abort(self) -> None:
-        """Drop the stream; the region applies nothing of it."""
-        try:
-            self._writer.close()
-        except (flight.FlightError, pa.ArrowException, OSError):
-            return  # the region's complaint about an unclosed stream, or a lost connection: both mean "not applied"
-
-
-def _finish(writer: Any, answers: Any, rows: int, endpoint: str) -> dict[str, Any]:
-    """Send the closing message, wait for the answer.
-
-    A connection lost after the closing message leaves the outcome unknown: the same token settles it.
-    """
-    try:
-        writer.write_metadata(closing(rows))
-        writer.done_writing()
-        answer = answers.read()
-        writer.close()
-    except (flight.FlightError, pa.ArrowException, OSError) as error:
-        found = from_flight(error, endpoint)
-        refused = isinstance(found, Invalid) or bool(getattr(error, "extra_info", b""))
-        raise found if refused else _unanswered(endpoint) from None
-    if answer is None:
-        raise _unanswered(endpoint)
-    acked: dict[str, Any] = json.loads(answer.to_pybytes())
-    return acked
+    def _get(self, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:
+        """Each key is asked of the owner of its region only."""
+        router, columns = self.router, request["columns"]
+        buckets = self.splitter.buckets(keys)
+        present = np.unique(buckets).tolist() or [0]
+        wanted = None if columns is None else [*dict.fromkeys([*columns, *self.key])]
+        calls: list[Callable[[], Any]] = []
+        for endpoint, regions in router.owners(router.regions[bucket] for bucket in present).items():
+            mine = [bucket for bucket in present if router.regions[bucket] in regions]
+            asked = keys.filter(pa.array(np.isin(buckets, mine)))
+            asking = {**request, "columns": wanted, "regions": regions}
+            calls.append(partial(router.connection(endpoint).read, "get", asking, asked, within))
+        found = in_asked_order(_alike(self._all_of(calls)), keys)
+        return found if columns is None else found.select([*dict.fromkeys(columns)])
 
 
-def _unanswered(endpoint: str) -> UnknownOutcome:
-    return UnknownOutcome(
-        f"the daemon at {endpoint} was lost before it answered: the rows may be applied; retry with the same token"
-    )
+def merged(read: str, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
+    """The answers of several owners to one read as one. Raises: Unavailable where columns changed in between."""
+    parts = _alike(answers)
+    if read == "search":
+        return best_of(parts, "_distance", request["k"], ascending=True)
+    if read == "match":
+        return best_of(parts, "_score", request["k"], ascending=False)
+    rows = pa.concat_tables(parts)
+    return rows if request["limit"] is None else rows.slice(0, request["limit"])
 
 
-def _numbers(vector: Any) -> pa.Array:
-    try:
-        return pa.array(np.asarray(vector, dtype=np.float32))
-    except (ValueError, TypeError, pa.ArrowException) as error:
-        raise Invalid(f"search: the vector is no list of numbers: {str(error).splitlines()[0]}") from None
+def _alike(answers: Sequence[pa.Table]) -> Sequence[pa.Table]:
+    if any(answer.schema != answers[0].schema for answer in answers):
+        raise Unavailable("somebody changed the table's columns while it was read; read again", {"reason": BUSY})
+    return answers
+
+
+def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What several daemons say of one table: of a region that two name the higher epoch, of the base the newest."""
+    newest = max(found, key=lambda status: int(status["base_version"]))
+    regions: dict[str, Any] = {}
+    for region in (region for status in found for region in status["regions"]):
+        known = regions.get(region["id"])
+        if known is None or known["epoch"] < region["epoch"]:
+            regions[region["id"]] = region
+    return newest | {"regions": sorted(regions.values(), key=lambda region: int(region["bucket"]))}

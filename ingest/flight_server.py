@@ -151,8 +151,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "key": list(base.key),
             "identity": self._table.identity,
             "upsert": self._table.upsert,
+            "on_duplicate": base.rules.on_duplicate,
+            "indexes": [asdict(spec) for spec in base.indexes],
             "ids": [str(region) for region in base.regions],
             "append_by": None if base.append_by is None else list(base.append_by),
+            "routing": base.routing._asdict(),
             **self._regions(),
         }
 

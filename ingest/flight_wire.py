@@ -27,6 +27,10 @@ _LENGTH = struct.Struct("<I")
 UNAUTHENTICATED = "unauthenticated"
 """In the details of an error: the daemon did not take the token."""
 
+BUSY, DRAINING, NOT_OWNER, LOST = "busy", "draining", "not_owner", "lost"
+"""Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
+`details["region"]`. And why a client finds it so: there was no answer."""
+
 
 def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
     """A request as bytes."""
@@ -76,5 +80,6 @@ def from_flight(error: Exception, endpoint: str) -> MemWalError:
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
         known = ", if daemon.tls_ca vouches for its certificate" if endpoint.startswith("grpc+tls") else ""
-        return Unavailable(f"the daemon at {endpoint} does not answer; is it running? Retry with the same token{known}")
+        text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token{known}"
+        return Unavailable(text, {"reason": LOST})
     return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {str(error).splitlines()[0]}")

@@ -68,11 +68,12 @@ class Answer(Protocol):
 class RegionMeter:
     """What one region has counted since this process first claimed it.
 
-    Thread safety. `served` and `appended` by the region's thread, what is flushed by the flusher's, the puts that wait
-    under the lock of `RegionLevels`, and `failed` too, `claimed` by whoever opens the region.
+    Thread safety. `served` and `appended` by the region's thread, what is flushed by the flusher's, `claimed` by
+    whoever opens the region, `failed` once per claim; `waiting` and `refused` by any.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.rows_put = self.rows_deleted = self.rows_skipped = self.rows_repeated = 0
         self.writes = self.writes_failed = 0
         self.ack_seconds, self.group_writes = Histogram(), Histogram(SIZES)
@@ -115,15 +116,22 @@ class RegionMeter:
 
     @contextmanager
     def waiting(self, clock: Clock) -> Iterator[None]:
-        """A put waits for room; under the lock of `RegionLevels`, which it gives up while it waits."""
+        """A put waits for room; many may at the same time, and none of them is in a hurry, so there is a lock here."""
         began = clock.monotonic()
-        self.waiting_puts += 1
+        with self._lock:
+            self.waiting_puts += 1
         try:
             yield
         finally:
-            self.waiting_puts -= 1
-            self.waited_puts += 1
-            self.waited_seconds += clock.monotonic() - began
+            with self._lock:
+                self.waiting_puts -= 1
+                self.waited_puts += 1
+                self.waited_seconds += clock.monotonic() - began
+
+    def refused(self) -> None:
+        """A put found no room in time."""
+        with self._lock:
+            self.refused_puts += 1
 
     def failed(self, *, fenced: bool) -> None:
         """The region ended: a newer writer fenced it, or storage made it stop itself."""

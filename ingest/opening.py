@@ -309,6 +309,7 @@ def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
         age_max=settings.memtable.age_max,
         unflushed_max=settings.memtable.unflushed_max,
         retry_delay=settings.flush.retry_delay,
+        pending_max=settings.commit.pending_max,
         generation_rows=SHARD_WRITER_ROWS if arrow else None,
         generation_entries=SHARD_WRITER_BATCHES if arrow else None,
     )

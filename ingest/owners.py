@@ -1,7 +1,7 @@
 """Who serves a region: a note on storage for readers, and nothing more.
 
 The owner leaves `owner.json` beside the region's manifests: its Flight endpoint and its epoch. The note may be stale,
-missing or wrong: whoever follows it asks the daemon who it is (`Note.is_of`). Ownership is decided by the epoch alone.
+missing or wrong: whoever follows it asks the daemon who it is (`Notes.are_of`). The epoch alone decides who owns.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ def withdraw(store: wal.ObjectStore, region: UUID, epoch: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """One daemon that says it owns every region asked for, with the epochs of its claims."""
+class Notes:
+    """Who says that they own the regions asked for, with the least epochs of their claims."""
 
-    endpoint: str
+    endpoints: tuple[str, ...]
     epochs: Mapping[str, int]
+    """Of every region; 1 where there is no note of it."""
 
-    def is_of(self, identity: Mapping[str, Any], table: str) -> bool:
-        """Whether a daemon that answers with `identity` wrote this note for `table`.
+    def are_of(self, identity: Mapping[str, Any], table: str) -> bool:
+        """Whether daemons that answer with `identity` own all of these regions of `table`, and no older claims of them.
 
         Ports are used again: behind a stale note another table's daemon may answer, with regions of the same ids.
         """
-        return identity.get("table") == table and identity.get("epochs") == self.epochs
+        claimed = identity["epochs"]
+        return identity["table"] == table and all(claimed.get(name, 0) >= epoch for name, epoch in self.epochs.items())
 
 
-def find(store: wal.ObjectStore, regions: Sequence[UUID]) -> Note | None:
-    """The note that all of `regions` agree on, or None when there is no single owner."""
+def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = ()) -> Notes | None:
+    """The notes of `regions`; `also`: daemons to ask besides. None where nobody is known."""
     notes = {str(region): _read(store, region) for region in regions}
     known = {region: note for region, note in notes.items() if note is not None}
-    endpoints = {endpoint for endpoint, _ in known.values()}
-    if len(endpoints) != 1 or len(known) != len(notes):
-        return None
-    return Note(endpoints.pop(), {region: epoch for region, (_, epoch) in known.items()})
+    endpoints = tuple(dict.fromkeys([*(endpoint for endpoint, _ in known.values()), *also]))
+    epochs = {region: known[region][1] if region in known else 1 for region in notes}
+    return Notes(endpoints, epochs) if endpoints else None
 
 
 def _read(store: wal.ObjectStore, region: UUID) -> tuple[str, int] | None:

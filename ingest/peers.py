@@ -53,8 +53,8 @@ class Peer:
         """
         self.endpoint, self.waiting, self.version = endpoint, Waiting(0, 0, None), 0
         self._me, self._table, self._seen = me, table, seen
-        shown = access.options(endpoint)
-        self._tls_ca, self._headers = shown["tls_ca"], bearer(shown["token"])
+        shown = access.options()
+        self._tls_ca, self._headers = shown["tls_ca"], bearer(endpoint, shown["token"])
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()

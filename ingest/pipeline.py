@@ -45,7 +45,7 @@ from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
 from ingest.spark_session import check_java, configuration, start_session
-from ingest.spark_sink import MemWalSink, daemon_ended, only_endpoint
+from ingest.spark_sink import MemWalSink, configured_endpoint, daemon_ended
 from ingest.tally import Tally
 from ingest.task_errors import of_spark
 from wal import Clock, SystemClock
@@ -123,7 +123,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 
 def _guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
     """What our own edges ask of callers; the addresses of a child daemon are looked at too."""
-    if only_endpoint(settings) is None:
+    if not settings.daemon.endpoints:
         return check_addresses(settings, environ)
     return Guard.of(settings.daemon, environ)
 
@@ -179,7 +179,7 @@ def _mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a run needs beside itself: an owner of the regions (a child, or one that is configured) and Spark."""
+    """What a run needs beside itself: owners of the regions (a child, or those configured) and Spark."""
 
     child: ChildDaemon | None
     table: RemoteTable
@@ -202,11 +202,13 @@ def services_of(
         starter = stack.enter_context(ThreadPoolExecutor(1, "spark-start"))
         starting: Future[SparkSession] = starter.submit(start_session, conf)
         stack.callback(_stop_spark, starting)
-        child = None if settings.daemon.endpoints else start_child(settings, replaying)
-        if child is not None:
+        endpoint, child = configured_endpoint(settings), None
+        if endpoint is None:
+            child = start_child(settings, replaying)
             stack.callback(child.stop, settings.daemon.drain_timeout)
-        endpoint = child.endpoint if child is not None else settings.daemon.endpoints[0]
-        table = stack.enter_context(connect(endpoint, **Access.of(settings).options(endpoint)))
+            endpoint = child.endpoint
+        shown = Access.of(settings).options()
+        table = stack.enter_context(connect(endpoint, in_flight_max=settings.sink.in_flight_max, **shown))
         yield Services(child, table, starting.result())
 
 

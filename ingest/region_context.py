@@ -34,7 +34,8 @@ what reading storage does."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a region writer; sizes in bytes, times in seconds. See the sections [wal], [memtable], [flush]."""
+    """Bounds of a region writer; sizes in bytes, times in seconds. See the sections [wal], [memtable], [flush]
+    and [commit]."""
 
     entry_size_max: int
     linger_max: float
@@ -43,6 +44,8 @@ class Limits:
     age_max: float
     unflushed_max: int
     retry_delay: float
+    pending_max: int = 0
+    """SSTs that wait to be committed while puts are taken at once; 0: any number."""
     generation_rows: int | None = None
     """A generation has no more rows and entries in the log, unless one put alone has more; None: any number."""
     generation_entries: int | None = None

@@ -17,8 +17,9 @@ from uuid import UUID
 import wal
 from flush.shape import Shape
 from ingest.errors import Unavailable
+from ingest.flight_wire import BUSY
 from ingest.levels import RegionView
-from ingest.region_context import RegionContext
+from ingest.region_context import Limits, RegionContext
 from memtable import MemTable
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
@@ -68,18 +69,26 @@ class RegionLevels:
             snapshots = tuple(table.snapshot() for table in tables)
             return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes())
 
-    def wait_for_room(self, limit: int, timeout: float) -> None:
-        """Return when fewer than `limit` bytes are unflushed, or the region ended; Unavailable past `timeout`."""
-        if self.unflushed < limit:
-            return  # the usual case costs no lock
-        with self._changed, self._meter.waiting(self._context.clock):
-            if not self._changed.wait_for(lambda: self.failure is not None or self.unflushed < limit, timeout):
-                self._meter.refused_puts += 1
-                raise Unavailable(
-                    f"region {self._region}: {self.unflushed} bytes wait to be flushed, more than "
-                    f"memtable.unflushed_max = {limit}{self._flush_trouble()}; retry with the same token",
-                    {"reason": "busy", "region": str(self._region)},
-                )
+    def has_room(self, limits: Limits) -> bool:
+        """Whether puts are taken at once: few enough bytes are unflushed and SSTs uncommitted. Costs no lock."""
+        return self.unflushed < limits.unflushed_max and not 0 < limits.pending_max <= len(self.manifest.ssts)
+
+    def wait_for_room(self, limits: Limits, timeout: float) -> bool:
+        """Whether there was room, or the region ended, within `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.failure is not None or self.has_room(limits), timeout)
+
+    def no_room(self, limits: Limits) -> Unavailable:
+        """What a put is told that found no room."""
+        why = (
+            f"{self.unflushed} bytes wait to be flushed, more than memtable.unflushed_max = {limits.unflushed_max}"
+            f"{self._flush_trouble()}"
+            if self.unflushed >= limits.unflushed_max
+            else f"{len(self.manifest.ssts)} SSTs wait to be committed, commit.pending_max = {limits.pending_max}; "
+            "commit them, or raise it"
+        )
+        details = {"reason": BUSY, "region": str(self._region)}
+        return Unavailable(f"region {self._region}: {why}; retry with the same token", details)
 
     def wait_until_published(self, generation: int, timeout: float) -> None:
         """Return when `generation` and all before it are SSTs.
@@ -101,6 +110,7 @@ class RegionLevels:
         with self._changed:
             if manifest.version > self.manifest.version:
                 self.manifest = manifest
+                self._changed.notify_all()  # room for puts, maybe
 
     def fail(self, error: BaseException) -> BaseException:
         """End the region with `error`, unless it ended before; returns the error it ended with."""

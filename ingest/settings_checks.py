@@ -83,6 +83,15 @@ def of_limits(settings: Settings) -> Iterator[Problem]:
             f"{format_size(memtable.size_max)!r}: puts would wait before anything is frozen; raise it",
             needs=(("memtable", "size_max"),),
         )
+    commit = settings.commit
+    if 0 < commit.pending_max <= commit.ssts_max and commit.interval > 0:
+        yield Problem(
+            "commit",
+            "pending_max",
+            f"pending_max = {commit.pending_max} is not above ssts_max = {commit.ssts_max}: puts would wait for every "
+            "commit; raise it, or 0 for any number",
+            needs=(("commit", "ssts_max"),),
+        )
     if wal.put_timeout > wal.retry_budget:
         yield Problem(
             "wal",

@@ -151,6 +151,9 @@ class CommitSettings(Section):
     )
     ssts_max: int = Field(8, ge=1, description="commit earlier where so many SSTs of a region wait")
     size_max: Size = Field(1 << 30, gt=0, description="commit earlier where SSTs of this size wait")
+    pending_max: int = Field(
+        256, ge=0, description="puts wait while so many SSTs of a region are not committed; 0 = any number"
+    )
     retries: int = Field(10, ge=0, description="attempts after another writer committed to the base table first")
     memory_max: Size = Field(
         1 << 30, gt=0, description="SSTs of this size at most are taken into memory at once, but one at least"
@@ -220,7 +223,13 @@ class SinkSettings(Section):
         "", description="Spark's checkpoint directory, not on s3://; empty = uri with .checkpoint behind it"
     )
     stream_timeout: Duration = Field(
-        300.0, gt=0, description="longest time of one region's rows of a micro-batch, from the first to the ack"
+        300.0,
+        gt=0,
+        description="longest time of one region's rows of a micro-batch, from the first to the ack; "
+        "they are sent again where their owner is lost or changes",
+    )
+    in_flight_max: Size = Field(
+        64 << 20, gt=0, description="bytes of one task's rows whose acks it waits for while it sends the next region's"
     )
     http_host: str = Field("127.0.0.1", min_length=1, description="address of http_port; as `daemon.host`")
     http_port: int = Field(

@@ -8,7 +8,7 @@ One micro-batch, in order:
    anything was sent.
 2. Spark shuffles rows by region and sorts each region's, oldest first.
 3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
-   and visible (`SendTask`). Regions without rows get no stream.
+   and visible (`SendTask`). Regions without rows get no stream. A region that moves meanwhile costs a second sending.
 4. The driver collects one receipt per region, never a row. When a region fails, Spark replays the micro-batch and the
    regions that applied it already only ack it.
 
@@ -87,12 +87,13 @@ class MemWalSink:
         endpoint: str | None = None,
         on_batch: Callable[[BatchReceipt], None] | None = None,
     ) -> None:
-        """`config`: TOML path, a dict of its sections, or settings. `on_batch`: told of every finished micro-batch.
+        """`config`: TOML path, a dict of its sections, or settings. `endpoint`: of the daemons, with commas between
+        them, instead of `daemon.endpoints`. `on_batch`: told of every finished micro-batch.
 
         Raises: Invalid for a configuration that is wrong.
         """
         self._settings = config if isinstance(config, Settings) else load(config, os.environ)
-        self._endpoint = endpoint or only_endpoint(self._settings)
+        self._endpoint = endpoint or configured_endpoint(self._settings)
         self._on_batch = on_batch
         self._child: ChildDaemon | None = None
         self._base: BaseTable | None = None
@@ -126,8 +127,8 @@ class MemWalSink:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         endpoint, base = self._owner(), self._table()
         routed = routed_frame(frame, self._route(), base.buckets, self._settings.source.order_by)
-        timeout, access = self._settings.sink.stream_timeout, Access.of(self._settings)
-        send = SendTask(endpoint, base.regions, producer, batch_id, timeout, access)
+        sink, access = self._settings.sink, Access.of(self._settings)
+        send = SendTask(endpoint, base.regions, producer, batch_id, sink.stream_timeout, sink.in_flight_max, access)
         sent = routed.mapInArrow(send, _receipt_schema())
         return tuple(RegionReceipt(**row.asDict()) for row in sent.collect())
 
@@ -139,7 +140,7 @@ class MemWalSink:
         )
 
     def _owner(self) -> str:
-        """The endpoint to send to; a child daemon that is gone is replaced (the epoch keeps that safe)."""
+        """The endpoints to send to; a child daemon that is gone is replaced (the epoch keeps that safe)."""
         if self._endpoint is not None:
             return self._endpoint
         if self._child is None or self._child.exit_code() is not None:
@@ -179,12 +180,9 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 
 
-def only_endpoint(settings: Settings) -> str | None:
-    """The configured daemon, None for a child daemon. Raises: Invalid when several are configured."""
-    endpoints = settings.daemon.endpoints
-    if len(endpoints) > 1:
-        raise Invalid("daemon.endpoints: one daemon owns all regions in this version; name one endpoint")
-    return endpoints[0] if endpoints else None
+def configured_endpoint(settings: Settings) -> str | None:
+    """The configured daemons, in the form that `ingest.connect` takes; None for a child daemon."""
+    return ",".join(settings.daemon.endpoints) or None
 
 
 def daemon_ended(code: int) -> Unavailable:

@@ -25,10 +25,12 @@ from pydantic import SecretStr
 
 from flush import BaseTable
 from ingest.access import Access
-from ingest.client import RegionStream, RemoteTable, connect
+from ingest.client import IN_FLIGHT_MAX, RemoteTable
 from ingest.errors import Invalid
+from ingest.pipelined import Pipelined
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
+from ingest.region_stream import RegionStream
 from ingest.source import BLOCK, FILE, LANDED, PLACE
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
@@ -139,18 +141,22 @@ def runs(*columns: npt.NDArray[np.integer]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class SendTask:
-    """Streams rows, sorted by `BUCKET` and then oldest first, to the owner; yields one `RECEIPT` row per region.
+    """Streams rows, sorted by `BUCKET` and then oldest first, to their owners; yields one `RECEIPT` row per region.
 
     A region's stream is finished only after its last row was sent; whatever goes wrong before, the region applies
-    nothing of it. Raises (as TaskError): what the owner answers, Unavailable and UnknownOutcome when it does not.
+    nothing of it. One whose owner is lost, or lets the region go, or is busy, is sent again until `timeout`. The ack of
+    one region is waited for while the next one's rows are sent.
+    Raises (as TaskError): what the owner answers, Unavailable and UnknownOutcome when none does.
     """
 
     endpoint: str
+    """Of the daemons, with commas between them; they name others."""
     regions: tuple[UUID, ...]
     """That of bucket n at n."""
     producer: str
     sequence: int
     timeout: float
+    in_flight_max: int = IN_FLIGHT_MAX
     access: Access = field(default_factory=Access)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -158,10 +164,14 @@ class SendTask:
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
                 return
-            with connect(self.endpoint, **self.access.options(self.endpoint)) as table:
-                yield from self._send(table, _chain(first, batches))
+            table = connected(self.endpoint, self.timeout, os.getpid(), self.access)
+            table.refresh(look=False)
+            with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
+                yield from self._send(table, _chain(first, batches), acks)
 
-    def _send(self, table: RemoteTable, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _send(
+        self, table: RemoteTable, batches: Iterator[pa.RecordBatch], acks: Pipelined[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
         sending: _Sending | None = None
         try:
             for batch in batches:
@@ -169,7 +179,7 @@ class SendTask:
                     bucket = batch[BUCKET][start].as_py()
                     if sending is not None and sending.bucket != bucket:
                         done, sending = sending, None
-                        yield done.finish()
+                        yield from acks.begin(done.finish, done.bytes)
                     if sending is None:
                         token = Token(self.producer, self.sequence)
                         region, columns = self.regions[bucket], of_table(batch)
@@ -178,7 +188,8 @@ class SendTask:
                     sending.write(batch.slice(start, end - start))
             if sending is not None:
                 done, sending = sending, None
-                yield done.finish()
+                yield from acks.begin(done.finish, done.bytes)
+            yield from acks.rest()
         finally:
             if sending is not None:
                 sending.abort()
@@ -210,6 +221,10 @@ class _Sending:
             raise
         return self._receipt(answer, self._clock.now())
 
+    @property
+    def bytes(self) -> int:
+        return self._stream.bytes
+
     def abort(self) -> None:
         self._stream.abort()
 
@@ -226,6 +241,15 @@ class _Sending:
             "acked_at": acked_at,
         }
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
+
+
+@lru_cache(maxsize=8)
+def connected(endpoint: str, patience: float, _process: int, access: Access) -> RemoteTable:
+    """A client of the owners, made once per Python worker: a micro-batch finds its connections and who owns what.
+
+    `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
+    """
+    return RemoteTable(endpoint, wait=patience, **access.options())
 
 
 def opened_stream(

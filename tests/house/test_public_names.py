@@ -63,7 +63,7 @@ def commands() -> dict[str, set[str]]:
 
 def test_open_and_connect() -> None:
     assert parameters(ingest.open) == ["uri", "schema", "key", "regions", "indexes", "storage_options", "settings"]
-    assert parameters(ingest.connect) == ["location", "token", "tls_ca"]
+    assert parameters(ingest.connect) == ["location", "token", "tls_ca", "in_flight_max"]
 
 
 @pytest.mark.parametrize("name", ["ingest.table.Table", "ingest.client.RemoteTable"])

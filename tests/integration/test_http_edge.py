@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ingest
+from ingest.connection import Connection
 from ingest.http_edge import HttpEdge, Page
 from ingest.http_pages import DaemonPages
 from ingest.metrics import Scrape
@@ -138,9 +139,10 @@ def test_a_daemon_that_drains_says_so(
     small_config: Callable[..., Path], daemon: Callable[..., Any], made: Any, wait_until: Callable[..., Any]
 ) -> None:
     running, endpoint, url = daemon(small_config(daemon={"http_port": 0, "drain_timeout": "5min"}, **QUIET))
-    table = ingest.connect(endpoint)
-    stream = table.open_stream(UUID(table.status()["regions"][0]["id"]), ingest.Token("query", 0))
-    stream.write(made.table([0]).to_batches()[0])
+    connection, rows = Connection(endpoint), made.table([0])
+    region = connection.act("status")["regions"][0]["id"]
+    stream = connection.open_put(region, ingest.Token("query", 0), rows.schema)
+    stream.write(rows)
     running.process.send_signal(signal.SIGTERM)
     wait_until(lambda: reasons(url) == ["draining"])
     stream.abort()

@@ -224,9 +224,3 @@ def test_outside_a_streaming_query_it_says_how_to_use_it(stream: Callable[..., S
     source = stream()
     with pytest.raises(ingest.Invalid, match="foreachBatch"):
         source.sink(source.spark.range(3), 0)
-
-
-def test_two_endpoints_are_refused(small_config: Callable[..., Path]) -> None:
-    config = small_config(daemon={"endpoints": ["grpc://127.0.0.1:1", "grpc://127.0.0.1:2"]})
-    with pytest.raises(ingest.Invalid, match=r"daemon\.endpoints"):
-        MemWalSink(config)

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from flush import BaseTable, WriteRules
-from ingest.errors import Invalid
 from ingest.pipeline import stop_signals, written_schema
 from ingest.settings import load
-from ingest.spark_sink import daemon_ended, only_endpoint
+from ingest.spark_sink import configured_endpoint, daemon_ended
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -42,10 +41,8 @@ def test_a_configuration_may_name_some_columns_where_upserts_merge(tmp_path: Pat
         assert written_schema(load({"table": {"uri": uri}}, {}), base).names == schema.names
 
 
-def test_one_daemon_owns_all_regions(tmp_path: Path) -> None:
+def test_the_configured_daemons_are_all_asked(tmp_path: Path) -> None:
     one, two = "grpc://127.0.0.1:1", "grpc://127.0.0.1:2"
     table = {"uri": str(tmp_path)}
-    assert only_endpoint(load({"table": table}, {})) is None
-    assert only_endpoint(load({"table": table, "daemon": {"endpoints": [one]}}, {})) == one
-    with pytest.raises(Invalid, match=r"daemon\.endpoints"):
-        only_endpoint(load({"table": table, "daemon": {"endpoints": [one, two]}}, {}))
+    assert configured_endpoint(load({"table": table}, {})) is None
+    assert configured_endpoint(load({"table": table, "daemon": {"endpoints": [one, two]}}, {})) == f"{one},{two}"

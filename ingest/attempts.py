@@ -1,0 +1,78 @@
+"""When a call to the owners of regions is made again: a pure decision, and the pauses between the attempts.
+
+==================  ==========================================================  =========================
+what was met        what it means                                               what is done
+==================  ==========================================================  =========================
+busy                the owner's back-pressure; nothing was applied              wait, ask the same again
+not_owner           the region is elsewhere, or nowhere yet; nothing applied    learn who owns it
+draining, FENCED    the owner lets go, or was replaced; nothing was applied     learn who owns it
+lost, UNAVAILABLE   no answer to a call that applied nothing, or storage fails  learn who owns it
+UNKNOWN_OUTCOME     rows may be applied: only their token settles it            learn, if there is a token
+any other           the same answer would come again                            raise
+==================  ==========================================================  =========================
+
+A daemon that is alone has nobody to take its regions over. There only what passes by itself is waited for: `busy`, and
+`not_owner` while its regions are being claimed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ingest.errors import FencedError, MemWalError, Unavailable, UnknownOutcome
+from ingest.flight_wire import BUSY, NOT_OWNER
+from wal import Clock, Ids
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
+"""Seconds, doubling. A planned hand-over takes tens of milliseconds, a take-over a second or two."""
+FIRST_PATIENCE = 30.0
+"""Seconds that the first attempt may take where another daemon may take the region over, doubling: only a machine that
+vanished without a word, or sleeps, is given up by this."""
+
+Verdict = Literal["raise", "wait", "learn"]
+
+
+def verdict(error: MemWalError, *, repeatable: bool, alone: bool) -> Verdict:
+    """What to do after `error`. `repeatable`: a read, or rows with a token; `alone`: no other daemon is known."""
+    reason = error.details.get("reason")
+    if isinstance(error, Unavailable) and reason in (BUSY, NOT_OWNER):
+        return "wait" if reason == BUSY else "learn"
+    if alone or not isinstance(error, Unavailable | FencedError | UnknownOutcome):
+        return "raise"
+    return "raise" if isinstance(error, UnknownOutcome) and not repeatable else "learn"
+
+
+class Attempts:
+    """The attempts at one call, until its deadline.
+
+    Thread safety. One thread.
+    Invariants. No attempt begins after the deadline; between two attempts there is always a pause.
+    """
+
+    def __init__(self, clock: Clock, ids: Ids, seconds: float, *, repeatable: bool) -> None:
+        """Begin now. `ids`: the source of the pauses' jitter, without which clients that were refused together would
+        come back together.
+        """
+        self._clock, self._ids, self._repeatable = clock, ids, repeatable
+        self._until = clock.monotonic() + seconds
+        self._pause, self._patience = FIRST_PAUSE, FIRST_PATIENCE
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline, 0 past it."""
+        return max(0.0, self._until - self._clock.monotonic())
+
+    def patience(self, *, alone: bool) -> float:
+        """Seconds that the next attempt may take."""
+        return self.left if alone else min(self.left, self._patience)
+
+    def after(self, error: MemWalError, *, alone: bool) -> bool:
+        """Pause before the next attempt; whether to learn anew who owns what. Raises: `error` if there is no next."""
+        what = verdict(error, repeatable=self._repeatable, alone=alone)
+        share = 0.5 + int(self._ids.token(), 16) / 2**33
+        pause = self._pause * share
+        if what == "raise" or self.left <= pause:
+            raise error
+        self._clock.sleep(pause)
+        self._pause, self._patience = min(2 * self._pause, LONGEST_PAUSE), 2 * self._patience
+        return what == "learn"

@@ -1,0 +1,89 @@
+"""One region's rows of one micro-batch on their way to whoever owns the region by the time they arrive.
+
+The rows are kept until the ack: they come from an iterator that gives them once, and an owner that is lost, or lets the
+region go, must cost a second sending and not the whole micro-batch. The daemon holds as much at that moment. The token
+makes it safe: what was applied before an answer was lost is not applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pyarrow as pa
+
+from ingest.connection import OpenPut
+from ingest.errors import MemWalError, UnknownOutcome
+from ingest.receipts import StreamReceipt
+from wal import Clock
+
+T = TypeVar("T")
+
+
+class RegionStream:
+    """Rows of one region under one token; applied whole by `finish`, not at all otherwise.
+
+    Thread safety. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        schema: pa.Schema,
+        open_put: Callable[[], OpenPut],
+        again: Callable[[MemWalError], None],
+        clock: Clock,
+    ) -> None:
+        """Use `RemoteTable.open_stream`. `open_put`: opens the stream at the owner of this moment. `again`: returns
+        when another attempt may begin, or raises what it is given.
+        """
+        self._region, self.schema = region, schema
+        self._open_put, self._again, self._clock = open_put, again, clock
+        self._kept: list[pa.RecordBatch] = []
+        self._put: OpenPut | None = None
+        self._unknown: UnknownOutcome | None = None
+        self.rows = self.bytes = 0
+        self._patiently(self._opened)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send rows of the stream's columns, in the order of the schema and with types that cast without loss."""
+        batch = batch if batch.schema == self.schema else batch.cast(self.schema)
+        self._kept.append(batch)
+        self.rows, self.bytes = self.rows + batch.num_rows, self.bytes + batch.nbytes
+        self._patiently(lambda: self._opened(but=1).write(batch))
+
+    def finish(self) -> StreamReceipt:
+        """Close the stream and wait for the region's answer. Raises: the region's error, UnknownOutcome."""
+        started = self._clock.monotonic()
+        answer = self._patiently(lambda: self._opened().finish())
+        self._kept, took = [], self._clock.monotonic() - started
+        return StreamReceipt(self._region, answer["rows"], answer["applied"], answer["position"], took)
+
+    def abort(self) -> None:
+        """Drop the stream; the region applies nothing of it."""
+        put, self._put, self._kept = self._put, None, []
+        if put is not None:
+            put.abort()
+
+    def _opened(self, but: int = 0) -> OpenPut:
+        """The stream that is open, or a new one that has all rows so far but those of the last `but` batches."""
+        if self._put is None:
+            self._put = self._open_put()
+            for batch in self._kept[: len(self._kept) - but]:
+                self._put.write(batch)
+        return self._put
+
+    def _patiently(self, step: Callable[[], T]) -> T:
+        while True:
+            try:
+                return step()
+            except MemWalError as error:
+                put, self._put = self._put, None
+                if put is not None:
+                    put.abort()
+                self._unknown = error if isinstance(error, UnknownOutcome) else self._unknown
+                try:
+                    self._again(error)
+                except MemWalError as last:
+                    # An attempt before this one may have been applied, whatever the last one met.
+                    raise self._unknown or last from None

@@ -1,0 +1,239 @@
+"""Which daemon owns which region, and how a call that met the wrong one finds the right one.
+
+1. Every daemon that is known is asked, side by side, what it owns (action "regions"); none of them has to answer.
+2. Of two that claim a region the one with the higher epoch is believed. The answer is kept until a call fails by it.
+3. A call that fails by it (`ingest.attempts`) has it asked again, once for all calls that failed together, and is made
+   again, until its deadline.
+
+Nothing depends on what is believed here: a daemon refuses what it does not own, and the epoch stops one that is wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Any, NamedTuple, TypeVar
+
+from ingest.connection import Connection
+from ingest.errors import Invalid, MemWalError, Unavailable
+from ingest.flight_wire import NOT_OWNER, UNAUTHENTICATED
+from wal import Clock, Ids, SystemClock, SystemIds
+
+T = TypeVar("T")
+
+PROBE_TIMEOUT = 1.0
+"""Seconds that a daemon has to say what it owns; one that lives answers in milliseconds, whatever else it does."""
+DESCRIBE_TIMEOUT = 10.0
+"""Seconds that each of several daemons has to describe the table; the first one that does is enough."""
+AT_ONCE = 32
+"""Calls of one client beside the callers' own threads."""
+
+
+class Owner(NamedTuple):
+    """Who owns a region, by its own word."""
+
+    endpoint: str
+    epoch: int
+
+
+def endpoints_of(location: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses in `location`: a list of them, or a text with commas between them; each once. Raises: Invalid."""
+    listed = location.split(",") if isinstance(location, str) else list(location)
+    found = tuple(dict.fromkeys(str(each).strip() for each in listed if str(each).strip()))
+    if not found:
+        raise Invalid(f"{location!r} names no daemon; write grpc://host:port")
+    return found
+
+
+def believed(answers: Iterable[tuple[str, Mapping[str, Any]]], table: str | None) -> dict[str, Owner]:
+    """Who owns what, of answers to "regions" by endpoint: the highest epoch, of equals the first one.
+
+    Daemons that drain are about to let go; ports are used again, so another daemon's `table` is none of ours.
+    """
+    owners: dict[str, Owner] = {}
+    for endpoint, answer in answers:
+        if answer.get("draining") or (table is not None and answer.get("table", table) != table):
+            continue
+        for region, epoch in answer["regions"].items():
+            if region not in owners or owners[region].epoch < epoch:
+                owners[region] = Owner(endpoint, epoch)
+    return owners
+
+
+class Router:
+    """The daemons of one table and what they own, as last heard.
+
+    Thread safety. Every method from any thread.
+    Invariants. `sole` is set exactly while one daemon owns every region, or is alone: this costs a call one look.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        connect: Callable[[str], Connection],
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        """`connect`: makes a connection, which connects when it is used first. Raises: Invalid for a wrong address."""
+        self.clock, self.ids = clock or SystemClock(), ids or SystemIds()
+        self._connect = connect
+        self._changing, self._asking = threading.Lock(), threading.Lock()
+        self._connections = {endpoint: connect(endpoint) for endpoint in endpoints}
+        self._pool = ThreadPoolExecutor(AT_ONCE, "router")
+        self._owners: dict[str, Owner] = {}
+        self._rounds = 0
+        self.regions: tuple[str, ...] = ()
+        """That of bucket n at n."""
+        self.table: str | None = None
+        self.sole: Connection | None = None
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Every daemon that is known."""
+        return tuple(self._connections)
+
+    @property
+    def alone(self) -> bool:
+        """Whether one daemon only is known, so that nobody takes its regions over."""
+        return len(self._connections) == 1
+
+    @property
+    def rounds(self) -> int:
+        """How often the daemons were asked: what `learn` compares with."""
+        return self._rounds
+
+    def connection(self, endpoint: str) -> Connection:
+        """That to `endpoint`, one for all calls."""
+        with self._changing:
+            if endpoint not in self._connections:
+                self._connections[endpoint] = self._connect(endpoint)
+            return self._connections[endpoint]
+
+    def describe(self, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
+        """The table as the first daemon that answers describes it. Raises: what the last one said if none does."""
+        connections = list(self._connections.values())
+        if len(connections) == 1:
+            return self._described(connections[0], request, patience)
+        within = DESCRIBE_TIMEOUT if patience is None else patience
+        asked = [self._pool.submit(self._described, each, request, within) for each in connections]
+        error: BaseException | None = None
+        for answered in as_completed(asked):
+            error = answered.exception()
+            if error is None:
+                return answered.result()
+        assert error is not None
+        if isinstance(error, MemWalError) and error.details.get("reason") == UNAUTHENTICATED:
+            raise error
+        raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))
+
+    def owners(self, regions: Iterable[str]) -> dict[str, list[str]]:
+        """`regions` by the endpoint of their owner. Raises: Unavailable for one that nobody is known to own."""
+        found: dict[str, list[str]] = {}
+        owners = self._owners
+        for region in regions:
+            if region not in owners:
+                raise Unavailable(
+                    f"region {region}: no daemon at {', '.join(self.endpoints)} says that it owns it; retry with the "
+                    "same token",
+                    {"reason": NOT_OWNER, "region": region, "owner": None},
+                )
+            found.setdefault(owners[region].endpoint, []).append(region)
+        return found
+
+    def owner(self, region: str) -> Connection:
+        """The connection to the owner of `region`. Raises: as `owners`."""
+        return self.sole or self.connection(next(iter(self.owners([region]))))
+
+    def epochs(self) -> dict[str, int]:
+        """The epoch of each region whose owner is known."""
+        return {region: owner.epoch for region, owner in self._owners.items()}
+
+    def learn(self, seen: int) -> None:
+        """Ask every daemon what it owns, unless that was done since `rounds` was `seen`."""
+        with self._asking:
+            if self._rounds == seen:
+                self._ask()
+                self._rounds += 1
+
+    def asked(self) -> dict[str, Mapping[str, Any]]:
+        """What every daemon that answers owns, by endpoint."""
+        with self._asking:
+            answers = self._ask()
+            self._rounds += 1
+            return answers
+
+    def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
+        """What each call returned or failed with; the first one runs in this thread."""
+        others: list[Future[T]] = [self._pool.submit(call) for call in calls[1:]]
+        found: list[T | MemWalError] = []
+        for call in (*calls[:1], *(other.result for other in others)):
+            try:
+                found.append(call())
+            except MemWalError as error:
+                found.append(error)
+        return found
+
+    def close(self) -> None:
+        """Close every connection; the daemons go on."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> dict[str, Mapping[str, Any]]:
+        """One round. It ends when all have answered or failed, or all regions are where they were not before."""
+        asked = {
+            self._pool.submit(each.act, "regions", None, PROBE_TIMEOUT): endpoint
+            for endpoint, each in list(self._connections.items())
+        }
+        before, answers = self._owners, dict[str, Mapping[str, Any]]()
+        for answered in as_completed(asked):
+            if answered.exception() is not None:
+                continue
+            answers[asked[answered]] = answered.result()
+            if self._is_news(believed(answers.items(), self.table), before):
+                break
+        self._take_over(answers)
+        return answers
+
+    def _is_news(self, owners: Mapping[str, Owner], before: Mapping[str, Owner]) -> bool:
+        """Whether every region is claimed anew: no answer that is still missing can say more."""
+        return all(
+            region in owners and (region not in before or owners[region].epoch > before[region].epoch)
+            for region in self.regions
+        )
+
+    def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        self._meet(answers.values())
+        self._believe(believed(answers.items(), self.table))
+
+    def _described(self, connection: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
+        """The table as this daemon describes it, and what that says of others. Raises: Invalid for another table."""
+        described: dict[str, Any] = connection.act("schema", request, patience)
+        there = described["identity"]["table"]
+        with self._changing:
+            if self.table not in (None, there):
+                raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")
+            self.regions, self.table = tuple(described["ids"]), there
+        self._meet([described])
+        if not self._owners:
+            self._believe(believed([(connection.endpoint, described)], there))
+        return described
+
+    def _meet(self, answers: Collection[Mapping[str, Any]]) -> None:
+        """Know the daemons that others name; one that answered itself is known, maybe by another name of its host."""
+        own = {answer["endpoint"] for answer in answers}
+        for endpoint in dict.fromkeys(each for answer in answers for each in answer["endpoints"]):
+            if endpoint not in own:
+                self.connection(endpoint)
+
+    def _believe(self, owners: dict[str, Owner]) -> None:
+        with self._changing:
+            self._owners = owners
+            holders = {owners[region].endpoint if region in owners else None for region in self.regions}
+            only = holders.pop() if len(holders) == 1 else None
+            if self.alone:  # it says itself what is wrong
+                only = next(iter(self._connections))
+            self.sole = None if only is None else self._connections[only]

@@ -1,0 +1,88 @@
+"""The rows of one call by bucket, checked first, without storage: what a client does whose rows go to several daemons.
+
+No daemon may write its part before all parts are fine. One daemon checks what it is given, as does the embedded table
+(`Table._split`); of several each sees its own part only, so the client checks the whole before it sends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flush.sharding import Routing
+from ingest.rows import check_encoding
+from ingest.write_rules import one_row_per_key
+from memtable import TOMBSTONE, IndexSpec, MemTable, required_columns, row_schema, tombstones, with_tombstone
+
+_ROW = "_memwal_row"
+
+
+class Splitter:
+    """Checks and routes rows of one table. Thread safety: any thread; immutable."""
+
+    def __init__(self, schema: pa.Schema, key: Sequence[str], described: Mapping[str, Any]) -> None:
+        """`described`: as a daemon describes the table (`ingest.flight_server`, action "schema")."""
+        self._key = tuple(key)
+        self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
+        self._rows = row_schema(schema, key)
+        self._required = required_columns(schema, key)
+        self._checker = MemTable(self._rows, key, [IndexSpec(**each) for each in described["indexes"]], generation=0)
+        self._bucket = Routing.parse(described["routing"]).hash(schema)
+
+    def checked(self, rows: pa.Table) -> pa.Table:
+        """The rows of a put in the table's columns, each key as often as the table takes it in one put.
+
+        Raises: InvalidRows or Invalid, naming column and row.
+        """
+        check_encoding(rows)
+        given, required = set(rows.column_names), self._required
+        if self._merges:
+            required = tuple(name for name in required if name in given)
+        whole = with_tombstone(rows, self._rows, required)
+        self._checker.check(whole)
+        left_out = [name for name in whole.column_names if self._merges and name not in given]
+        conformed = whole.drop_columns([*{TOMBSTONE, *left_out}])
+        if self._on_duplicate == "last":
+            return conformed
+        return one_row_per_key(conformed, self._key, refuse=self._on_duplicate == "fail")
+
+    def checked_keys(self, keys: pa.Table) -> pa.Table:
+        """The keys of a delete. Raises: InvalidRows or Invalid."""
+        check_encoding(keys)
+        self._checker.check(tombstones(keys, self._rows))
+        return keys
+
+    def buckets(self, rows: pa.Table) -> npt.NDArray[np.int32]:
+        """Bucket of every row, of whole rows or of keys."""
+        return self._bucket(rows)
+
+
+def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
+    """The rows that several owners found of the keys `asked`, in the order in which these are first named.
+
+    `found`: one table at least, each with all key columns.
+    """
+    rows = pa.concat_tables(found)
+    if len(found) == 1 or not rows.num_rows:
+        return rows
+    key = asked.column_names
+    numbered = asked.append_column(_ROW, pa.array(np.arange(asked.num_rows)))
+    first = numbered.group_by(key).aggregate([(_ROW, "min")])
+    keys = rows.select(key).cast(asked.schema).append_column("_memwal_at", pa.array(np.arange(rows.num_rows)))
+    # Only keys are joined: Arrow joins no rows with columns of lists, such as vectors.
+    joined = keys.join(first, key, join_type="inner")
+    order = pc.sort_indices(joined.column(f"{_ROW}_min"))
+    return rows.take(joined.column("_memwal_at").take(order))
+
+
+def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool) -> pa.Table:
+    """The best `k` of several rankings, each best first; on equal scores the earlier one's rows first, NaN last."""
+    rows = pa.concat_tables(found)
+    scores = rows.column(score).to_numpy()
+    order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
+    return rows.take(pa.array(order))

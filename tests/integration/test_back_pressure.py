@@ -1,0 +1,106 @@
+"""Ingestion that is faster than commits waits for them, is told so, and goes on after them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flush
+import ingest
+import wal
+from ingest.flight_server import FlightService
+from ingest.opening import open_table
+from ingest.region_levels import RegionLevels
+from ingest.settings import load
+from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+
+PENDING = 2
+
+
+@pytest.fixture
+def full(small_config: Callable[..., Path], made: Any) -> Iterator[Any]:
+    """A table of one region that commits on demand only, with as many SSTs waiting as may."""
+    commit = {"interval": "0s", "pending_max": PENDING}
+    config = small_config(regions={"count": 1}, commit=commit, wal={"put_timeout": "200ms"})
+    with open_table(load(config, {}), {}) as table:
+        for at in range(PENDING):
+            table.put(made.rows([at]))
+            table.flush()
+        yield table
+
+
+@pytest.fixture
+def client(full: Any) -> Iterator[Any]:
+    service = FlightService(full, "grpc://127.0.0.1:0")
+    with ingest.connect(f"grpc://127.0.0.1:{service.port}") as connected:
+        yield connected
+    service.shutdown()
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a region has told a put that there is no room."""
+    said, real = threading.Event(), RegionLevels.no_room
+
+    def no_room(levels: RegionLevels, limits: Any) -> ingest.Unavailable:
+        said.set()
+        return real(levels, limits)
+
+    monkeypatch.setattr(RegionLevels, "no_room", no_room)
+    return said
+
+
+def commit_elsewhere(uri: str) -> None:
+    """As `memwal commit` does, in any process: the writer of the region learns of it by itself."""
+    assert flush.commit(uri, {}, wal.open_store(uri), clock=wal.SystemClock()).ssts == PENDING
+
+
+def test_too_many_ssts_that_wait_make_puts_wait_and_then_say_why(full: Any, made: Any) -> None:
+    with pytest.raises(ingest.Unavailable, match=r"2 SSTs wait to be committed, commit\.pending_max = 2") as refused:
+        full.put(made.rows([7]), token="loader:1")
+    assert refused.value.details["reason"] == "busy"
+    assert full.count() == PENDING
+    full.commit()
+    assert full.put(made.rows([7]), token="loader:1").applied
+    assert full.count() == PENDING + 1
+
+
+def test_a_put_that_waits_goes_on_when_somebody_commits(
+    full: Any, client: Any, made: Any, uri: str, refused: threading.Event
+) -> None:
+    """It has no token: what was refused as busy is nowhere, so it is sent again all the same."""
+    receipts: list[Any] = []
+    putting = threading.Thread(target=lambda: receipts.append(client.put(made.rows(range(10, 20)))))
+    putting.start()
+    assert refused.wait(60)
+    commit_elsewhere(uri)
+    putting.join(60)
+    assert receipts[0].rows == 10
+    assert full.count() == PENDING + 10
+
+
+def test_a_spark_task_waits_for_a_commit(full: Any, client: Any, made: Any, uri: str, refused: threading.Event) -> None:
+    (routed,) = RouteTask(uri, ())(iter(made.table(range(50)).combine_chunks().to_batches()))
+    rows = pa.table(routed).sort_by([(BUCKET, "ascending"), (ROW, "ascending")]).combine_chunks()
+    send, receipts = SendTask(client.endpoint, full.base.regions, "query", 0, 120.0), list[Any]()
+    sending = threading.Thread(target=lambda: receipts.extend(send(iter(rows.to_batches()))))
+    sending.start()
+    assert refused.wait(60)
+    commit_elsewhere(uri)
+    sending.join(60)
+    assert [row["rows"] for batch in receipts for row in batch.to_pylist()] == [50]
+    assert full.count() == 50
+
+
+def test_without_a_limit_nobody_waits(small_config: Callable[..., Path], made: Any) -> None:
+    config = small_config(regions={"count": 1}, commit={"interval": "0s", "pending_max": 0})
+    with open_table(load(config, {}), {}) as table:
+        for at in range(4):
+            table.put(made.rows([at]))
+            table.flush()
+        assert table.count() == 4

@@ -1,0 +1,378 @@
+"""One client, two daemons: what it answers is what one table would, wherever the regions are and while they move.
+
+The daemons are two tables of this process, each with half of the regions, behind real Flight services.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ingest
+from ingest import cli_status
+from ingest.cli_query import open_for_reading
+from ingest.client import RemoteTable
+from ingest.flight_server import FlightService, Place
+from ingest.opening import open_table
+from ingest.settings import load
+from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+from ingest.stored_table import StoredTable
+from ingest.table import Table
+from tests import append_rows
+
+LEVELS = ("committed", "flushed", "durable", "latest")
+REGIONS = 4
+
+
+class Pair:
+    """Two owners of one table, and a way to move its regions between them."""
+
+    def __init__(self, config: Path, ends: ExitStack) -> None:
+        settings = load(config, {})
+        self.tables: list[Table] = [ends.enter_context(open_table(settings, {}, claim=False)) for _ in range(2)]
+        self.places = [Place() for _ in self.tables]
+        self.services = [
+            FlightService(table, "grpc://127.0.0.1:0", place)
+            for table, place in zip(self.tables, self.places, strict=True)
+        ]
+        self.endpoints = [f"grpc://127.0.0.1:{service.port}" for service in self.services]
+        for place, endpoint in zip(self.places, self.endpoints, strict=True):
+            place.endpoint, place.endpoints = endpoint, self.endpoints
+        for service in self.services:
+            ends.callback(service.shutdown)
+        self.regions = self.tables[0].base.regions
+        for bucket, region in enumerate(self.regions):
+            self.tables[bucket % 2].acquire(region)
+
+    def owner(self, bucket: int) -> int:
+        """Which of the two has the region."""
+        return next(at for at, table in enumerate(self.tables) if str(self.regions[bucket]) in table.regions.epochs)
+
+    def move(self, bucket: int) -> None:
+        """Hand a region over to the other owner."""
+        owner = self.owner(bucket)
+        self.tables[owner].release(self.regions[bucket])
+        self.tables[1 - owner].acquire(self.regions[bucket])
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def pair(small_config: Callable[..., Path], ends: ExitStack) -> Callable[..., tuple[Pair, RemoteTable]]:
+    """Makes two owners of the small table, and a client that was told of the first one only."""
+
+    def make(**table: str) -> tuple[Pair, RemoteTable]:
+        both = Pair(small_config(table=table, regions={"count": REGIONS}), ends)
+        return both, ends.enter_context(ingest.connect(both.endpoints[0]))
+
+    return make
+
+
+@pytest.fixture
+def append_only(tmp_path: Path, ends: ExitStack) -> tuple[Pair, RemoteTable]:
+    """The same with a table without a key."""
+    uri, indexed = str(tmp_path / "rows.lance"), {"indexes": append_rows.INDEXES}
+    config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, table=indexed)
+    both = Pair(config, ends)
+    return both, ends.enter_context(ingest.connect(both.endpoints[0]))
+
+
+def ordered(rows: pa.Table) -> list[dict[str, Any]]:
+    return sorted(rows.to_pylist(), key=str)
+
+
+def same_answers(client: Any, oracle: Any, made: Any, level: str) -> None:
+    """Every read, with and without filter, columns and limit."""
+    assert client.count(level=level) == oracle.count(level=level)
+    assert client.count("price < 300", level=level) == oracle.count("price < 300", level=level)
+    assert ordered(client.scan(level=level)) == ordered(oracle.scan(level=level))
+    some = client.scan(["name", "id"], "price >= 200", 7, level=level)
+    assert some.column_names == ["name", "id"]
+    assert some.num_rows == min(7, oracle.count("price >= 200", level=level))
+    keys = [3, 140, 3, 999, *range(60, 20, -3), 1]
+    assert client.get(keys, level=level).equals(oracle.get(keys, level=level))
+    assert client.get(keys, ["vector", "name"], level=level).equals(oracle.get(keys, ["vector", "name"], level=level))
+    assert client.get([], level=level).num_rows == 0
+    for filter in (None, "price > 400"):
+        query = made.row(7_000)["vector"]
+        near, exact = (t.search("vector", query, 9, filter, ["id"], level=level) for t in (client, oracle))
+        assert near.equals(exact)
+        found, wanted = (t.match("body", "harbor copper", 500, filter, ["id"], level=level) for t in (client, oracle))
+        assert found.schema == wanted.schema
+        assert ordered(found) == ordered(wanted)
+        best = client.match("body", "harbor copper", 6, filter, ["id"], level=level).column("_score").to_pylist()
+        assert best == wanted.column("_score").to_pylist()[:6]
+
+
+@pytest.mark.parametrize("upsert", ["replace", "merge", "insert"])
+def test_two_daemons_answer_as_one_table_would(
+    upsert: str, pair: Callable[..., Any], made: Any, tmp_path: Path, small_config: Callable[..., Path]
+) -> None:
+    _, client = pair(upsert=upsert)
+    alone = small_config(
+        "alone.toml", table={"uri": str(tmp_path / "oracle.lance"), "upsert": upsert}, regions={"count": REGIONS}
+    )
+    with open_table(load(alone, {}), {}) as oracle:
+        steps: Sequence[Callable[[Any], Any]] = (
+            lambda table: table.put(made.table(range(150))),
+            lambda table: table.flush(),
+            lambda table: table.commit(),
+            lambda table: table.put(made.table([5, *range(40, 70)], 1), token="loader:1"),
+            lambda table: table.delete([7, 41, 12_345]),
+            lambda table: table.flush(),
+            lambda table: table.put(made.rows([*range(60, 80), 150, 7], 2), durable=False),
+            lambda table: table.put(pa.table({"id": [3, 61], "price": [1, 2]})) if upsert == "merge" else None,
+            lambda table: table.put(made.table([5], 3), token="loader:1"),
+            lambda table: table.delete([0, 64]),
+        )
+        for step in steps:
+            ours, theirs = step(client), step(oracle)
+            if isinstance(theirs, type(oracle.put([]))):
+                assert (ours.rows, ours.applied, ours.skipped) == (theirs.rows, theirs.applied, theirs.skipped)
+                assert set(ours.positions) == set(theirs.positions)
+        for level in LEVELS:
+            same_answers(client, oracle, made, level)
+        report = client.commit()
+        assert report.ssts == oracle.commit().ssts
+        status, theirs = client.status(), oracle.status()
+        assert [region["bucket"] for region in status["regions"]] == list(range(REGIONS))
+        assert (status["rows"], status["base_version"]) == (theirs["rows"], status["base_version"])
+
+
+def test_rows_without_a_key_are_each_there_once(append_only: tuple[Pair, RemoteTable]) -> None:
+    _, client = append_only
+    numbers = [*range(60), *range(30), None, None]
+    assert client.put(append_rows.rows(numbers), token="loader:1").rows == len(numbers)
+    assert not client.put(append_rows.rows(numbers), token="loader:1").applied
+    client.flush()
+    client.commit()
+    client.put(append_rows.rows(range(50, 80)))
+    assert append_rows.counted(client) == Counter([*numbers, *range(50, 80)])
+    assert client.search("vector", [5.0] * append_rows.WIDTH, 2, columns=["n"]).column("n").to_pylist() == [5, 5]
+    with pytest.raises(ingest.Invalid, match="no key"):
+        client.delete([1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (lambda row: row | {"id": None}, "key column 'id'"),
+        (lambda row: row | {"vector": [1.0] * 3}, "vector"),
+    ],
+)
+def test_no_daemon_writes_its_part_where_a_row_of_another_part_is_refused(
+    bad: Callable[[dict[str, Any]], dict[str, Any]], said: str, pair: Callable[..., Any], made: Any
+) -> None:
+    _, client = pair()
+    rows = made.rows(range(40))
+    rows[17] = bad(rows[17])
+    with pytest.raises(ingest.Invalid, match=said):
+        client.put(rows)
+    assert client.count() == 0
+
+
+def test_equal_keys_of_one_put_are_settled_before_it_is_split(pair: Callable[..., Any], made: Any) -> None:
+    _, client = pair(on_duplicate="fail")
+    with pytest.raises(ingest.Invalid, match=r"the key id = 3 is in row"):
+        client.put(made.rows([*range(40), 3]))
+    assert client.count() == 0
+
+
+@pytest.fixture
+def moving(pair: Callable[..., Any], append_only: tuple[Pair, RemoteTable]) -> Any:
+    return {"keyed": pair, "append-only": lambda: append_only}
+
+
+class Busy:
+    """Threads that each repeat a step until they are told to end."""
+
+    def __init__(self, done: Counter[str], steps: Mapping[str, Callable[[int], None]]) -> None:
+        """`done`: is told how often each was."""
+        self._done, self.problems, self._stop = done, list[BaseException](), threading.Event()
+        self._threads = [threading.Thread(target=self._repeat, args=each) for each in steps.items()]
+        self._names = tuple(steps)
+        for thread in self._threads:
+            thread.start()
+
+    def all_did(self, least: int) -> bool:
+        """Whether each step was done so often, or one failed."""
+        return bool(self.problems) or all(self._done[name] >= least for name in self._names)
+
+    def end(self) -> None:
+        """Raises: what went wrong in any thread."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert self.problems == []
+
+    def _repeat(self, name: str, step: Callable[[int], None]) -> None:
+        try:
+            while not self._stop.is_set():
+                step(self._done[name])
+                self._done[name] += 1
+        except BaseException as error:  # noqa: BLE001 - told by the main thread
+            self.problems.append(error)
+
+
+@pytest.mark.parametrize("kind", ["keyed", "append-only"])
+def test_regions_that_move_are_not_noticed(kind: str, moving: Any, made: Any, wait_until: Callable[..., Any]) -> None:
+    """Puts with tokens, streams and reads of several threads, while every region moves again and again."""
+    both, client = moving[kind]()
+    rows_of = made.table if kind == "keyed" else append_rows.rows
+    number = rows_of([1]).column_names[0]
+
+    def put(at: int) -> None:
+        client.put(rows_of(range(at * 10, at * 10 + 10)), token=("puts", at), durable=at % 3 > 0)
+
+    def stream(at: int) -> None:
+        rows = rows_of(range(1_000_000 + at * 10, 1_000_000 + at * 10 + 10))
+        buckets = both.tables[0].base.route(rows)
+        for bucket in range(REGIONS):
+            part = rows.filter(pa.array(buckets == bucket))
+            opened = client.open_stream(both.regions[bucket], ingest.Token("spark", at))
+            for batch in part.to_batches(max_chunksize=2):
+                opened.write(batch)
+            assert opened.finish().applied
+
+    def read(_: int) -> None:
+        before = done["put"] * 10
+        assert client.count(f"{number} < 1000000") >= before
+
+    done = Counter[str]()
+    busy = Busy(done, {"put": put, "stream": stream, "read": read})
+    for round in range(8):
+        wait_until(lambda least=round * 2: busy.all_did(least))
+        both.move(round % REGIONS)
+    wait_until(lambda: busy.all_did(18))
+    busy.end()
+    expected = {*range(done["put"] * 10), *range(1_000_000, 1_000_000 + done["stream"] * 10)}
+    found = Counter(client.scan([number]).column(0).to_pylist())
+    assert found == Counter(dict.fromkeys(expected, 1))
+
+
+def test_a_put_without_a_token_goes_after_its_region(pair: Callable[..., Any], made: Any) -> None:
+    """A daemon that refuses wrote nothing, so nothing can be doubled by asking the next one."""
+    both, client = pair()
+    for bucket in range(REGIONS):
+        both.move(bucket)
+        assert client.put(made.rows(range(bucket * 30, bucket * 30 + 30))).rows == 30
+        assert client.delete([bucket * 30]).rows == 1
+    assert client.count() == REGIONS * 29
+
+
+def test_endpoints_that_are_down_do_no_harm(pair: Callable[..., Any], made: Any) -> None:
+    both, _ = pair()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        dead = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+        for location in (f"{dead},{both.endpoints[1]}", [both.endpoints[0], dead]):
+            with ingest.connect(location) as client:
+                client.put(made.rows(range(40)))
+                assert client.count() == 40
+                assert len(client.status()["regions"]) == REGIONS
+        with pytest.raises(ingest.Unavailable, match="no daemon answers") as refused:
+            ingest.connect([dead, dead.replace("grpc://127.0.0.1", "grpc://localhost")])
+        assert len(refused.value.lines) == 1
+
+
+def test_a_lost_daemon_costs_a_resend(pair: Callable[..., Any], made: Any) -> None:
+    """Its regions are taken over by the other one, while a put and a stream wait for them."""
+    both, client = pair()
+    client.put(made.rows(range(20)))
+    rows = made.table(range(100, 200))
+    mine = rows.filter(pa.array(both.tables[0].base.route(rows) == 0)).to_batches()[0]
+    both.services[0].shutdown()
+    both.tables[0].close()
+    receipts: list[Any] = []
+    putting = threading.Thread(target=lambda: receipts.append(client.put(made.rows(range(20, 60)), token="a:1")))
+    putting.start()
+    for region in both.regions:
+        both.tables[1].acquire(region)
+    stream = client.open_stream(both.regions[0], ingest.Token("spark", 0), timeout=60)
+    stream.write(mine)
+    assert stream.finish().rows == mine.num_rows
+    putting.join(60)
+    assert receipts[0].rows == 40
+    assert client.count() == 60 + mine.num_rows
+    assert client.router.sole is not None
+
+
+def test_columns_that_somebody_adds_reach_both_daemons(pair: Callable[..., Any], made: Any, uri: str) -> None:
+    import lance
+
+    _, client = pair()
+    client.put(made.rows(range(20)))
+    lance.dataset(uri).add_columns(pa.field("grade", pa.int64()))
+    client.put([row | {"grade": 7} for row in made.rows(range(10, 30))])
+    assert client.count("grade = 7") == 20
+    assert client.count("grade is null") == 10
+
+
+def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> None:
+    """Puts that are larger than all the room there is go one after the other, none fails."""
+    both, _ = pair()
+    with ingest.connect(both.endpoints, in_flight_max=1) as client:
+        threads = [
+            threading.Thread(target=client.put, args=(made.rows(range(at, at + 10)),)) for at in range(0, 100, 10)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert client.count() == 100
+
+
+def test_a_spark_task_follows_its_regions(pair: Callable[..., Any], made: Any, uri: str) -> None:
+    """Every region moves while its rows are on their way, and again before its ack; all rows arrive, once."""
+    both, client = pair()
+    (routed,) = RouteTask(uri, ())(iter(made.table(range(200)).combine_chunks().to_batches()))
+    rows = pa.table(routed).sort_by([(BUCKET, "ascending"), (ROW, "ascending")])
+
+    def arriving() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(rows.combine_chunks().to_batches(max_chunksize=10)):
+            yield batch
+            both.move(batch[BUCKET][-1].as_py())
+            if number % 3 == 0:
+                both.move(batch[BUCKET][-1].as_py())
+
+    for applied in (True, False):
+        send = SendTask(both.endpoints[0], both.regions, "query", 0, 120.0, in_flight_max=1)
+        receipts = [row for batch in send(arriving()) for row in batch.to_pylist()]
+        assert sorted(receipt["region"] for receipt in receipts) == sorted(map(str, both.regions))
+        assert [receipt["applied"] for receipt in receipts] == [applied] * REGIONS
+        assert sum(receipt["rows"] for receipt in receipts) == 200
+    assert ordered(client.scan()) == ordered(made.table(range(200)))
+
+
+def test_commands_find_all_owners(
+    pair: Callable[..., Any], made: Any, small_config: Callable[..., Path], ends: ExitStack
+) -> None:
+    """By the notes on storage, or where the configuration names them; without an owner of all, storage answers."""
+    both, client = pair()
+    client.put(made.rows(range(40)), durable=False)
+    configured = load(small_config("named.toml", daemon={"endpoints": [both.endpoints[1]]}), {})
+    bare = load(small_config("bare.toml"), {})
+    assert isinstance(open_for_reading(bare, {}), StoredTable)
+    for table, endpoint in zip(both.tables, both.endpoints, strict=True):
+        table.announce(endpoint)
+    for settings in (configured, bare):
+        found = open_for_reading(settings, {})
+        assert isinstance(found, RemoteTable)
+        assert found.count() == 40
+        owners = {region["owner"] for region in cli_status.current(settings, {})["regions"]}
+        assert owners == set(both.endpoints)
+        found.close()
+    both.tables[0].release(both.regions[0])
+    assert isinstance(open_for_reading(bare, {}), StoredTable)

@@ -1,0 +1,89 @@
+"""A client of two daemon processes, one of which is killed and comes back: no call fails, no row is lost or doubled."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+import ingest
+from flush import BaseTable
+from tests import append_rows
+from tests.cluster import start_daemon
+from tests.s3_server import free_ports
+
+REGIONS = 4
+
+
+class Writers:
+    """Threads that put and stream rows with tokens, each number once, until they are told to end."""
+
+    def __init__(self, table: Any, uri: str) -> None:
+        self.acked, self.problems, self._stop = Counter[int](), list[BaseException](), threading.Event()
+        self._table, self._base, self._steps = table, BaseTable.open(uri), [0, 0]
+        self._threads = [threading.Thread(target=self._run, args=each) for each in ((0, self._put), (1, self._stream))]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(120)
+
+    def went_on(self) -> Callable[[], bool]:
+        """What tells whether each of them has rows acked in several more steps, or one has failed."""
+        before = list(self._steps)
+        return lambda: bool(self.problems) or all(now > then + 3 for now, then in zip(self._steps, before, strict=True))
+
+    def _run(self, first: int, step: Callable[[int, range], None]) -> None:
+        number = 0
+        try:
+            while not self._stop.is_set():
+                numbers = range(first * 1_000_000 + number * 10, first * 1_000_000 + number * 10 + 10)
+                step(number, numbers)
+                self.acked.update(numbers)
+                number += 1
+                self._steps[first] = number
+        except BaseException as error:  # noqa: BLE001 - told by the main thread
+            self.problems.append(error)
+
+    def _put(self, number: int, numbers: range) -> None:
+        self._table.put(append_rows.rows(numbers), token=("puts", number))
+
+    def _stream(self, number: int, numbers: range) -> None:
+        rows = append_rows.rows(numbers)
+        buckets = self._base.route(rows)
+        for bucket, region in enumerate(self._base.regions):
+            stream = self._table.open_stream(UUID(str(region)), ingest.Token("spark", number), timeout=120)
+            for batch in rows.filter(pa.array(buckets == bucket)).to_batches():
+                stream.write(batch)
+            stream.finish()
+
+
+def test_a_daemon_that_is_killed_costs_time_only(
+    tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
+) -> None:
+    endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
+    uri = str(tmp_path / "rows.lance")
+    daemon = {"endpoints": endpoints}
+    config = append_rows.configured(
+        tmp_path, uri, regions={"count": REGIONS}, daemon=daemon, commit={"interval": "500ms"}
+    )
+    running = [start_daemon(start, config, endpoint) for endpoint in endpoints]
+    for each in running:
+        each.line_with("serving")
+    with ingest.connect(endpoints) as table:
+        writers = Writers(table, uri)
+        wait_until(writers.went_on())
+        running[0].kill()
+        wait_until(writers.went_on())
+        start_daemon(start, config, endpoints[0]).line_with("serving")
+        wait_until(writers.went_on())
+        writers.end()
+        assert writers.problems == []
+        assert append_rows.counted(table) == writers.acked

@@ -1,0 +1,81 @@
+"""When a call is made again: the decision, the pauses, the deadline."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest.attempts import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
+from ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
+from wal import FakeClock, SeededIds
+
+
+def unavailable(reason: str | None = None) -> Unavailable:
+    return Unavailable("no", {} if reason is None else {"reason": reason})
+
+
+FENCED, UNKNOWN = FencedError("fenced"), UnknownOutcome("unknown")
+
+
+@pytest.mark.parametrize(
+    ("error", "repeatable", "alone", "expected"),
+    [
+        (unavailable("busy"), False, False, "wait"),
+        (unavailable("busy"), False, True, "wait"),
+        (unavailable("not_owner"), False, False, "learn"),
+        (unavailable("not_owner"), False, True, "learn"),
+        (unavailable("draining"), False, False, "learn"),
+        (unavailable("draining"), False, True, "raise"),
+        (unavailable("lost"), False, False, "learn"),
+        (unavailable("lost"), True, True, "raise"),
+        (unavailable(), False, False, "learn"),
+        (unavailable(), True, True, "raise"),
+        (FENCED, False, False, "learn"),
+        (FENCED, True, True, "raise"),
+        (UNKNOWN, True, False, "learn"),
+        (UNKNOWN, False, False, "raise"),
+        (UNKNOWN, True, True, "raise"),
+        (Invalid("wrong"), True, False, "raise"),
+        (Corrupted("broken"), True, False, "raise"),
+        (Internal("bug"), True, False, "raise"),
+    ],
+)
+def test_only_what_may_pass_and_cannot_double_rows_is_tried_again(
+    error: MemWalError, repeatable: bool, alone: bool, expected: str
+) -> None:
+    assert verdict(error, repeatable=repeatable, alone=alone) == expected
+
+
+def test_pauses_grow_to_a_limit_and_end_at_the_deadline() -> None:
+    clock = FakeClock()
+    attempts = Attempts(clock, SeededIds(), 10.0, repeatable=False)
+    error = unavailable("not_owner")
+
+    def for_ever() -> None:
+        while attempts.after(error, alone=False):
+            pass
+
+    with pytest.raises(Unavailable) as raised:
+        for_ever()
+    assert raised.value is error
+    tried = len(clock.slept)
+    assert 20 < tried < 60
+    assert clock.monotonic() <= 10.0
+    assert 0 < clock.slept[0] < 0.02
+    assert max(clock.slept) <= LONGEST_PAUSE
+    assert len(set(clock.slept)) == tried, "clients that were refused together do not come back together"
+
+
+def test_an_attempt_has_all_the_time_where_nobody_else_could_do_better() -> None:
+    clock = FakeClock()
+    attempts = Attempts(clock, SeededIds(), 300.0, repeatable=True)
+    assert attempts.patience(alone=True) == 300.0
+    assert attempts.patience(alone=False) == FIRST_PATIENCE
+    attempts.after(unavailable("lost"), alone=False)
+    assert attempts.patience(alone=False) == 2 * FIRST_PATIENCE
+    clock.advance(290.0)
+    assert attempts.patience(alone=False) == attempts.left < 10.0
+
+
+def test_no_time_means_one_attempt() -> None:
+    with pytest.raises(Unavailable):
+        Attempts(FakeClock(), SeededIds(), 0.0, repeatable=True).after(unavailable("lost"), alone=False)

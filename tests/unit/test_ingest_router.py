@@ -1,0 +1,142 @@
+"""Who owns what, as a client believes it: what it is told, by whom, and what it asks again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ingest.errors import Invalid, MemWalError, Unavailable
+from ingest.router import Owner, Router, believed, endpoints_of
+from wal import FakeClock, SeededIds
+
+A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
+IDS = ["r0", "r1"]
+
+
+def answer(regions: Mapping[str, int], **more: Any) -> dict[str, Any]:
+    return {"endpoint": None, "endpoints": [A, B], "table": "t", "regions": dict(regions), "draining": False} | more
+
+
+class Daemons:
+    """What each endpoint would answer, None where nobody listens, and how often it was asked."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers: dict[str, Any] = {f"grpc://{name}:1": said for name, said in answers.items()}
+        self.asked: list[tuple[str, str]] = []
+        self.hold: threading.Event | None = None
+
+    def router(self, *endpoints: str) -> Router:
+        made = Router(endpoints or (A,), lambda endpoint: Daemon(self, endpoint), FakeClock(), SeededIds())  # type: ignore[arg-type,return-value]
+        made.describe({}, None)
+        return made
+
+
+class Daemon:
+    """In place of a `Connection`."""
+
+    def __init__(self, daemons: Daemons, endpoint: str) -> None:
+        self._daemons, self.endpoint = daemons, endpoint
+
+    def act(self, name: str, _request: Any = None, _timeout: float | None = None) -> Any:
+        self._daemons.asked.append((name, self.endpoint))
+        said = self._daemons.answers.get(self.endpoint)
+        if said is None:
+            raise Unavailable("nobody", {"reason": "lost"})
+        return {"ids": IDS, "identity": {"table": said["table"]}, **said} if name == "schema" else said
+
+    def close(self) -> None:
+        pass
+
+
+def test_addresses_are_a_list_or_a_text_with_commas() -> None:
+    assert endpoints_of(A) == (A,)
+    assert endpoints_of(f"{A}, {B},{A}") == (A, B)
+    assert endpoints_of([B, A]) == (B, A)
+    for nothing in ("", " , ", []):
+        with pytest.raises(Invalid, match="grpc://host:port"):
+            endpoints_of(nothing)
+
+
+def test_the_higher_epoch_is_believed_and_who_drains_or_serves_another_table_is_not() -> None:
+    answers = [
+        (A, answer({"r0": 3, "r1": 2})),
+        (B, answer({"r0": 4})),
+        (C, answer({"r1": 9}, draining=True)),
+        ("grpc://d:1", answer({"r1": 8}, table="other")),
+    ]
+    assert believed(answers, "t") == {"r0": Owner(B, 4), "r1": Owner(A, 2)}
+
+
+def test_one_that_owns_all_is_found_without_asking_again() -> None:
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}), b=answer({}))
+    router = daemons.router()
+    assert router.endpoints == (A, B)
+    assert router.sole is not None
+    assert router.sole.endpoint == A
+    assert [name for name, _ in daemons.asked] == ["schema"]
+
+
+def test_owners_that_are_not_known_are_learnt_from_every_daemon() -> None:
+    daemons = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1}))
+    router = daemons.router()
+    assert router.sole is None
+    with pytest.raises(Unavailable, match="region r1") as unknown:
+        router.owners(IDS)
+    assert unknown.value.details["reason"] == "not_owner"
+    router.learn(router.rounds)
+    assert router.owners(IDS) == {A: ["r0"], B: ["r1"]}
+    assert router.owner("r1").endpoint == B
+    daemons.answers[A] = None
+    daemons.answers[B] = answer({"r0": 2, "r1": 1})
+    router.learn(router.rounds)
+    assert router.sole is not None
+    assert router.sole.endpoint == B
+
+
+def test_calls_that_failed_together_ask_once() -> None:
+    daemons = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1}))
+    router = daemons.router()
+    seen = router.rounds
+    threads = [threading.Thread(target=router.learn, args=(seen,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(daemons.asked[1:]) == [("regions", A), ("regions", B)]
+
+
+def test_another_name_of_the_same_daemon_is_not_another_daemon() -> None:
+    local = "grpc://localhost:1"
+    daemons = Daemons(localhost=answer({"r0": 1, "r1": 1}, endpoint=A, endpoints=[A]))
+    router = daemons.router(local)
+    assert router.alone
+    router.learn(router.rounds)
+    assert router.endpoints == (local,)
+
+
+def test_one_that_is_alone_is_asked_whatever_it_owned_when_it_was_looked_at() -> None:
+    """It says itself what is wrong."""
+    daemons = Daemons(a=answer({}, endpoints=[]))
+    router = daemons.router()
+    assert router.alone
+    assert router.sole is not None
+
+
+def test_the_first_that_answers_describes_the_table() -> None:
+    daemons = Daemons(b=answer({"r0": 1, "r1": 1}))
+    router = daemons.router(A, B)
+    assert (router.table, router.regions) == ("t", ("r0", "r1"))
+    with pytest.raises(Unavailable, match=f"no daemon answers at {A}, {C}"):
+        Daemons().router(A, C)
+
+
+def test_a_daemon_of_another_table_is_refused() -> None:
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}))
+    router = daemons.router(A)
+    daemons.answers[A] = answer({"r0": 1, "r1": 1}, table="other")
+    daemons.answers[B] = answer({}, table="other")
+    with pytest.raises(MemWalError, match="serves other, not t"):
+        router.describe({}, None)
