@@ -180,7 +180,22 @@ def declare_beside(dataset: lance.LanceDataset, setup: Setup) -> None:
 
 
 def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
-    """Steps 2 and 3, whatever of them is left to do."""
+    """Steps 2 and 3, whatever of them is left to do.
+
+    Other processes may take the same steps at this moment, as daemons do that are started together. A conflict is known
+    by the version that somebody made meanwhile: it is looked at, and what is left to do is done.
+    """
+    while True:
+        try:
+            return _complete(dataset, setup)
+        except (OSError, RuntimeError):
+            newest = dataset.latest_version
+            if newest <= dataset.version:
+                raise
+            dataset = dataset.checkout_version(newest)
+
+
+def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
     create_scalar_indexes(dataset, setup.indexes)
     if dataset.mem_wal_index_details() is None:
         if COMMITTED.encode() in (dataset.schema.metadata or {}):

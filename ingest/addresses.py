@@ -17,6 +17,11 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
+def scheme_of(tls_cert: str) -> str:
+    """That of a daemon which shows this certificate, "" where it has none."""
+    return TLS if tls_cert else SCHEME
+
+
 def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
     """The endpoints of all worker processes: each daemon's are at ports from its own on."""
     found = []
@@ -30,3 +35,11 @@ def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "", sch
     """Which of `endpoints` the daemon at `host` and `port` is; None where it is none of them."""
     wanted = advertise or at(host, port, scheme)
     return wanted if wanted in endpoints else None
+
+
+def none_of_them(host: str, port: int, scheme: str = SCHEME) -> str:
+    """What to say to a daemon that is not one of the endpoints."""
+    return (
+        f"daemon.endpoints: {at(host, port, scheme)}, this daemon's host and port, is not one of them; add it, or say "
+        "in daemon.advertise which one it is"
+    )

@@ -31,6 +31,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from uuid import UUID
 
 import wal
@@ -44,6 +45,9 @@ from ingest.table import Table
 from ingest.worker import Worker
 
 _LOG = logging.getLogger("memwal.balancer")
+SLEPT, CHECK_EVERY = 2.0, 1.0
+"""Seconds without a step after which we may have been taken over: less than `SILENCES` looks take. And between two
+looks at the region manifests while a peer is silent, which may well have taken over what is ours."""
 AT_ONCE = 8
 """Regions that are claimed or asked for at the same time; most of a claim is waiting for storage."""
 
@@ -71,12 +75,13 @@ class Balancer:
         self._peers: dict[str, Peer] = {}
         self._wake, self._stopped, self._settled = threading.Event(), threading.Event(), threading.Event()
         self._jobs = ThreadPoolExecutor(AT_ONCE, "claim")
+        self._stepped = self._checked = clock.monotonic()
         self._worker: Worker | None = None
 
     def start(self) -> None:
         """Begin to look and to claim. The daemon must answer calls by now."""
         table = self._table.identity["table"]
-        self._table.regions.hint = self.owner
+        self._table.regions.hint, self._table.regions.assure = self.owner, self.assure
         self._table.upkeep.others = self.waiting
         self._peers = {
             endpoint: Peer(endpoint, self._me, table, self._seen, self._access) for endpoint in self._endpoints
@@ -100,6 +105,12 @@ class Balancer:
             live = [self._me, *self._watch.live(self._clock.monotonic())]
             nobodys = [each for each in self._table.regions.order if each not in have and not self._watch.owner(each)]
             return [region for region in nobodys if target(region, live) == self._me]
+
+    def assure(self) -> None:
+        """Look at the region manifests where this process may have slept: a read must not show what was, unawares."""
+        if self._clock.monotonic() - self._stepped >= SLEPT:
+            self._check([writer.region for writer in self._table.regions.alive])
+            self._stepped = self._clock.monotonic()
 
     def waiting(self) -> list[Waiting]:
         """What waits for a commit at the peers that answer; one that has not heard of our last commit counts later."""
@@ -177,6 +188,7 @@ class Balancer:
         while not self._stopped.is_set():
             try:
                 self._step()
+                self._stepped = self._clock.monotonic()
             except BaseException as error:  # noqa: BLE001 - ending here would end all take-overs in silence
                 _LOG.warning("placement failed, will try again: %s", classify(error))
             self._wake.wait(LOOK_EVERY)
@@ -185,17 +197,21 @@ class Balancer:
     def _step(self) -> None:
         self._drop_ended()
         steps = self._decided()
-        for region in steps.check:
-            with suppress(wal.Fenced, MemWalError):
-                self._table.regions.writer(region).refresh()
-        if steps.check:
-            self._drop_ended()
+        self._check(steps.check)
         for region in steps.claim:
             self._begin(region, None)
         for region, owner in steps.ask:
             self._begin(region, self._peers[owner])
         if steps.settled and not self._busy:
             self._settled.set()
+
+    def _check(self, regions: Sequence[UUID]) -> None:
+        """Look at the manifests of `regions`, and let go of those that another has claimed."""
+        for region in regions:
+            with suppress(wal.WalError, MemWalError):
+                self._table.regions.writer(region).refresh()
+        if regions:
+            self._drop_ended()
 
     def _decided(self) -> Steps:
         now = self._clock.monotonic()
@@ -208,7 +224,11 @@ class Balancer:
             if self._watch.sees_all():
                 self._taken.forget()
             away = self._taken.away(now) | self._failed.away(now) | self._busy
-            return decide(self._me, regions.order, ours, self._watch, away, now)
+            steps = decide(self._me, regions.order, ours, self._watch, away, now)
+            if self._watch.misses_any() and now - self._checked >= CHECK_EVERY:
+                self._checked = now
+                steps = replace(steps, check=list(ours))
+            return steps
 
     def _drop_ended(self) -> None:
         """Let go of writers that were fenced, or that storage made stop themselves: only a new claim mends either."""

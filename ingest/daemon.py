@@ -34,6 +34,7 @@ from ingest.region_context import OnReplay
 from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.table import Table
+from ingest.workers import Supervisor
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether a region has stopped itself."""
@@ -58,7 +59,10 @@ def serve(
     or that is not one of the endpoints; Unavailable for such a region; what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
-    place, guard = _place(settings), check_addresses(settings, environ)
+    guard = check_addresses(settings, environ)
+    if settings.daemon.workers > 1:
+        return _supervised(settings, lifeline, ready, http_ready)
+    place = _place(settings)
     stop, pages = _stop_signals(lifeline), DaemonPages(Scrape())
     alone = len(place.endpoints) < 2
     with ExitStack() as stack:
@@ -66,6 +70,7 @@ def serve(
         url = stack.enter_context(listening(host, port, pages, guard, setting="daemon.http_port"))
         if url is not None:
             http_ready(url)
+            _LOG.info("metrics, health and status at %s", url, extra={"event": "http", "url": url})
         table = stack.enter_context(open_table(settings, environ, on_replay=on_replay, claim=alone))
         service = _listening(table, settings, place, guard)
         table.announce(place.endpoint)
@@ -89,6 +94,16 @@ def serve(
     return 0
 
 
+def _supervised(
+    settings: Settings, lifeline: TextIO | None, ready: Callable[[str], None], http_ready: Callable[[str], None]
+) -> int:
+    daemon, stop = settings.daemon, _stop_signals(lifeline)
+    for number in range(daemon.workers if daemon.http_port > 0 else 0):
+        scheme = "https" if daemon.tls_cert else "http"
+        http_ready(f"{scheme}://{addresses.url_host(daemon.host)}:{daemon.http_port + number}")
+    return Supervisor(settings, wal.SystemClock()).run(stop, ready)
+
+
 def _place(settings: Settings) -> Place:
     """Where this daemon is found, as far as the settings say. Raises: Invalid where it is none of the endpoints."""
     daemon = settings.daemon
@@ -97,15 +112,12 @@ def _place(settings: Settings) -> Place:
     scheme = _scheme(settings)
     mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if mine is None:
-        raise Invalid(
-            f"daemon.endpoints: {addresses.at(daemon.host, daemon.port, scheme)}, this daemon's host and port, is not "
-            "one of them; add it, or say in daemon.advertise which one it is"
-        )
+        raise Invalid(addresses.none_of_them(daemon.host, daemon.port, scheme))
     return Place(mine, list(daemon.endpoints))
 
 
 def _scheme(settings: Settings) -> str:
-    return addresses.TLS if settings.daemon.tls_cert else addresses.SCHEME
+    return addresses.scheme_of(settings.daemon.tls_cert)
 
 
 def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> FlightService:
@@ -142,15 +154,14 @@ def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) 
 
 
 def check_addresses(settings: Settings, environ: Mapping[str, str]) -> Guard:
-    """What a daemon of `settings` asks of its callers, once its addresses are found free and fit for that.
-
-    Raises: Invalid, before anything is claimed.
+    """What a daemon of `settings`, with its workers, asks of its callers, once its addresses are found free and fit for
+    that. Raises: Invalid, before anything is claimed.
     """
     daemon = settings.daemon
     guard = Guard.of(daemon, environ)
-    check_address("daemon.port", daemon.host, daemon.port, guard)
-    if daemon.http_port > 0:
-        check_address("daemon.http_port", daemon.host, daemon.http_port, guard)
+    for setting, port in (("daemon.port", daemon.port), ("daemon.http_port", max(0, daemon.http_port))):
+        for worker in range(daemon.workers if port else 1):
+            check_address(setting, daemon.host, port + worker, guard)
     return guard
 
 

@@ -111,6 +111,10 @@ class Watch:
         peer = self._peers.get(endpoint)
         return peer is not None and peer.answer is not None
 
+    def misses_any(self) -> bool:
+        """Whether a peer is down that may be alive: it does not answer, but does not refuse either."""
+        return any(peer.silent >= SILENCES and peer.refused < REFUSALS for peer in self._peers.values())
+
     def sees_all(self) -> bool:
         """Whether every peer answers us."""
         return all(peer.answer is not None for peer in self._peers.values())

@@ -59,6 +59,8 @@ class RegionSet:
         self.order = base.regions
         self.hint: Callable[[UUID], str | None] = lambda _: None
         """Who owns a region that is not here, as far as anybody knows."""
+        self.assure: Callable[[], None] = lambda: None
+        """Asked before rows are read: lets go of what another has claimed, where this process may have slept since."""
         self.draining = False
         self.collector = TableCollector(context.store, context.codec, context.clock, base.regions)
         self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}

@@ -337,6 +337,7 @@ class Table(LevelReads):
         self._refuse_if_closed()
         if level == "committed":
             return []
+        self.regions.assure()
         writers = self.regions.of(regions)
         views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]

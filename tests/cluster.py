@@ -74,7 +74,10 @@ class Cluster:
     def placed(self, live: Iterable[str]) -> bool:
         """Whether every region is where the placement wants it, nowhere else."""
         alive = list(live)
-        shares = {endpoint: set(ask(endpoint, "regions")["regions"]) for endpoint in alive}
+        try:
+            shares = {endpoint: set(ask(endpoint, "regions")["regions"]) for endpoint in alive}
+        except (flight.FlightError, pa.ArrowException):
+            return False
         regions = self.base.regions
         return sum(map(len, shares.values())) == len(regions) and all(
             str(region) in shares[str(target(region, alive))] for region in regions
@@ -95,14 +98,15 @@ class Cluster:
         self._tokens += 1
         token = f"client {threading.current_thread().name}:{self._tokens}"
         while not until():
-            endpoint = self._at.get(region) or self.owners().get(region)
+            if region not in self._at:
+                self._at = self.owners()
+            endpoint = self._at.get(region)
             if endpoint is not None:
                 with suppress(ingest.Unavailable, ingest.UnknownOutcome, ingest.FencedError):
                     self.client(endpoint).put(rows, token=token, timeout=0.5)
-                    self._at[region] = endpoint
                     return True
                 self._clients.pop(endpoint, None)
-            self._at.pop(region, None)
+            self._at = {}
             time.sleep(0.02)
         return False
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.cluster import Cluster, start_daemon
+import wal
+from ingest.placement import target
+from tests.cluster import Cluster, ask, start_daemon
 from tests.s3_server import free_ports
 
 REGIONS = 6
+
+
+def spread(daemons: int) -> list[str]:
+    """Endpoints by which every daemon gets a region: with few of them chance may leave one without."""
+    while True:
+        endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(daemons)]
+        regions = [wal.bucket_region(bucket) for bucket in range(REGIONS)]
+        if {target(region, endpoints) for region in regions} == set(endpoints):
+            return endpoints
 
 
 @pytest.fixture
@@ -22,7 +35,7 @@ def cluster(small_config: Callable[..., Path], start: Callable[..., Any], uri: s
     """Starts so many daemons of one table and waits until each serves."""
 
     def begin(daemons: int, **sections: Any) -> Cluster:
-        endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(daemons)]
+        endpoints = spread(daemons)
         found = Cluster(uri, endpoints)
         daemon = {"endpoints": endpoints, **sections.pop("daemon", {})}
         config = small_config(regions={"count": REGIONS}, daemon=daemon, **sections)
@@ -102,6 +115,38 @@ def test_a_daemon_that_ends_hands_its_regions_over(
     # In order, so that nobody was fenced.
     said = [line for each in found.running.values() for line in each.errors]
     assert not [line for line in said if "fenced" in line or "not handed" in line]
+
+
+def test_workers_of_one_daemon_share_its_regions(
+    small_config: Callable[..., Path], start: Callable[..., Any], uri: str, made: Any, wait_until: Callable[..., Any]
+) -> None:
+    """One command, three processes more; one that is killed is started again, and all end with the first."""
+    config = small_config(regions={"count": REGIONS}, daemon={"workers": 3})
+    supervisor = start([sys.executable, "-m", "ingest.cli", "serve", str(config)])
+    endpoint = supervisor.line_with("serving").rsplit(" ", 1)[1]
+    endpoints = ask(endpoint, "regions")["endpoints"]
+    found = Cluster(uri, endpoints)
+    assert len(endpoints) == 3
+    assert found.placed(endpoints)
+    found.put(made, list(range(60)), 1)
+    workers = psutil.Process(supervisor.process.pid).children()
+    assert len(workers) == 3
+    workers[0].kill()
+    wait_until(lambda: workers[0].pid not in [each.pid for each in workers_of(supervisor)])
+    found.put(made, list(range(60)), 2)
+    wait_until(lambda: len(workers_of(supervisor)) == 3)
+    wait_until(lambda: found.placed(endpoints))
+    found.check()
+    workers = workers_of(supervisor)
+    supervisor.process.send_signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert not any(each.is_running() for each in workers)
+
+
+def workers_of(supervisor: Any) -> list[psutil.Process]:
+    """The processes that have not ended."""
+    children = psutil.Process(supervisor.process.pid).children()
+    return [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_daemon_that_was_stopped_acks_nothing_wrongly(

@@ -122,6 +122,23 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     assert not any(TOKEN in each for each in outputs)
 
 
+def test_daemons_that_share_a_table_let_each_other_in(
+    small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates, made: Any
+) -> None:
+    config = small_config(daemon={"workers": 2, **certificates.settings}, regions={"count": 4}, **QUIET)
+    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=ENV)
+    endpoint = running.line_with("serving").rsplit(" ", 1)[1]
+    with ingest.connect(endpoint, token=TOKEN, tls_ca=certificates.ca.read_bytes()) as table:
+        table.put(made.rows(range(40)))
+        assert table.count() == 40
+        status = table.status()
+        assert len(status["regions"]) == 4
+        assert {region["owner"] for region in status["regions"]} <= set(table.endpoint.split(","))
+    running.process.terminate()
+    assert running.wait() == 0
+    assert running.errors == []
+
+
 def test_a_pipeline_reaches_its_daemon_through_both(
     small_config: Callable[..., Path],
     start: Callable[..., Any],

@@ -40,7 +40,9 @@ class Region:
 
     def waiting(self) -> Waiting:
         rows = [*self.memtable, *(row for sst in self.ssts for row in sst)]
-        return Waiting(len(self.ssts), 0, self.clock.monotonic() - min(rows) if rows else None)
+        now = self.clock.monotonic()
+        unflushed = now - min(self.memtable) if self.memtable else None
+        return Waiting(len(self.ssts), 0, now - min(rows) if rows else None, unflushed)
 
     def put(self) -> None:
         self.memtable.append(self.clock.monotonic())
@@ -96,6 +98,29 @@ def test_an_idle_table_is_left_alone() -> None:
     done = len(region.done)
     region.live(1000, every=0, then=region.put)
     assert region.done[:done] == region.done == ["flush", "commit", "maintain"]
+
+
+def test_who_does_not_lead_publishes_in_time_and_commits_nothing() -> None:
+    region = Region(30.0)
+    region.leads = False
+    region.put()
+    region.live(15, every=0, then=region.put)
+    assert set(region.done) == {"catch up"}
+    region.live(10, every=0, then=region.put)
+    assert region.done.count("flush") == 1
+    assert "commit" not in region.done
+    assert len(region.ssts) == 1
+
+
+def test_who_leads_commits_what_waits_with_others() -> None:
+    region = Region(30.0)
+    region.others = [Waiting(1, 0, 10.0)]
+    assert region.loop.step() == "nothing"
+    region.others = [Waiting(1, 0, 29.5)]
+    assert region.loop.step() == "flush"
+    region.others = [Waiting(8, 0, 1.0)]
+    assert region.loop.step() == "commit"
+    assert region.done.count("commit") == 2
 
 
 def test_many_ssts_are_committed_at_once_and_the_memtable_is_left_to_fill() -> None:
