@@ -123,7 +123,7 @@ class Peer:
     def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
         with self._connecting:
             if self._client is None:
-                self._client = flight.FlightClient(self.endpoint, self._tls_ca, generic_options=_OPTIONS)
+                self._client = flight.FlightClient(self.endpoint, tls_root_certs=self._tls_ca, generic_options=_OPTIONS)
             client = self._client
         action = flight.Action(name, pack({"from": self._me, **request}))
         results = list(client.do_action(action, flight.FlightCallOptions(timeout=timeout, headers=self._headers)))
