@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SCHEME = "grpc://"
+SCHEME, TLS = "grpc://", "grpc+tls://"
 
 
-def at(host: str, port: int) -> str:
+def at(host: str, port: int, scheme: str = SCHEME) -> str:
     """The endpoint of a host and port."""
-    return f"{SCHEME}{host}:{port}"
+    return f"{scheme}{url_host(host)}:{port}"
+
+
+def url_host(host: str) -> str:
+    """A host as it stands in a URL: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def scheme_of(tls_cert: str) -> str:
+    """That of a daemon which shows this certificate, "" where it has none."""
+    return TLS if tls_cert else SCHEME
 
 
 def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
@@ -21,15 +31,15 @@ def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
     return found
 
 
-def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "") -> str | None:
+def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "", scheme: str = SCHEME) -> str | None:
     """Which of `endpoints` the daemon at `host` and `port` is; None where it is none of them."""
-    wanted = advertise or at(host, port)
+    wanted = advertise or at(host, port, scheme)
     return wanted if wanted in endpoints else None
 
 
-def none_of_them(host: str, port: int) -> str:
+def none_of_them(host: str, port: int, scheme: str = SCHEME) -> str:
     """What to say to a daemon that is not one of the endpoints."""
     return (
-        f"daemon.endpoints: {at(host, port)}, this daemon's host and port, is not one of them; add it, or say in "
-        "daemon.advertise which one it is"
+        f"daemon.endpoints: {at(host, port, scheme)}, this daemon's host and port, is not one of them; add it, or say "
+        "in daemon.advertise which one it is"
     )

@@ -36,6 +36,7 @@ from typing import Any
 from uuid import UUID
 
 import wal
+from ingest.access import Access
 from ingest.commit_policy import Waiting
 from ingest.errors import MemWalError, classify
 from ingest.peers import LOOK_EVERY, Peer
@@ -58,8 +59,14 @@ class Balancer:
     Thread safety. Every method from any thread.
     """
 
-    def __init__(self, table: Table, me: str, endpoints: Sequence[str], clock: wal.Clock) -> None:
-        """`endpoints`: of all daemons of the table, ours, `me`, among them. `start` begins."""
+    def __init__(
+        self, table: Table, me: str, endpoints: Sequence[str], clock: wal.Clock, access: Access | None = None
+    ) -> None:
+        """`endpoints`: of all daemons of the table, ours, `me`, among them; `access`: how to reach them.
+
+        `start` begins.
+        """
+        self._access = access or Access()
         others = [endpoint for endpoint in endpoints if endpoint != me]
         self._table, self._me, self._endpoints, self._clock = table, me, others, clock
         self._lock = threading.RLock()
@@ -77,7 +84,9 @@ class Balancer:
         table = self._table.identity["table"]
         self._table.regions.hint, self._table.regions.assure = self.owner, self.assure
         self._table.upkeep.others = self.waiting
-        self._peers = {endpoint: Peer(endpoint, self._me, table, self._seen) for endpoint in self._endpoints}
+        self._peers = {
+            endpoint: Peer(endpoint, self._me, table, self._seen, self._access) for endpoint in self._endpoints
+        }
         self._worker = Worker("balancer", self._run)
 
     def wait_settled(self, timeout: float) -> bool:
@@ -89,6 +98,14 @@ class Balancer:
         with self._lock:
             owner = self._watch.owner(region)
             return owner[0] if owner is not None else target(region, self._watch.live(self._clock.monotonic()))
+
+    def missing(self) -> list[UUID]:
+        """Regions that belong here, by the daemons that live, and that nobody is known to have."""
+        have = {writer.region for writer in self._table.regions.alive}
+        with self._lock:
+            live = [self._me, *self._watch.live(self._clock.monotonic())]
+            nobodys = [each for each in self._table.regions.order if each not in have and not self._watch.owner(each)]
+            return [region for region in nobodys if target(region, live) == self._me]
 
     def assure(self) -> None:
         """Look at the region manifests where this process may have slept: a read must not show what was, unawares."""

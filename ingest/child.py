@@ -93,9 +93,11 @@ def main() -> int:
     """The child's side: read the configuration, serve, say what went wrong."""
     from ingest.daemon import serve
     from ingest.errors import classify
+    from ingest.logs import silence_grpc
     from ingest.replay_progress import Unhurried, in_words
     from wal import SystemClock
 
+    silence_grpc()
     try:
         settings = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - our parent wrote it
         replaying = Unhurried(lambda *told: _say({"replaying": in_words(*told)}), SystemClock())

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from ingest.errors import Invalid, MemWalError, classify
+from ingest.logs import silence_grpc
 from ingest.settings import Settings, load, pipelines_of
 
 app = typer.Typer(
@@ -62,6 +63,7 @@ def serve(config: Config) -> int:
         os.environ,
         lifeline=None,
         ready=lambda endpoint: console.print(f"serving {settings.table.uri} at {endpoint}", soft_wrap=True),
+        http_ready=lambda url: console.print(f"metrics, health and status at {url}", soft_wrap=True),
     )
 
 
@@ -275,6 +277,7 @@ def dlq_purge(
 
 def main() -> None:
     """Entry point of the `memwal` command."""
+    silence_grpc()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # half a result is worse than an escaped letter
     try:

@@ -6,7 +6,6 @@ import csv
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from rich.table import Table as RichTable
 import flush
 import wal
 from ingest import owners
+from ingest.access import Access
 from ingest.addresses import expanded
 from ingest.client import RemoteTable
 from ingest.errors import Invalid, MemWalError
+from ingest.flight_wire import UNAUTHENTICATED
 from ingest.keys import parse_key
 from ingest.level_reads import LevelReads
 from ingest.levels import check_level
@@ -70,7 +71,7 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
 def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:
     """A client of the daemons that own the table's regions, or the table as it is on storage where not all are owned.
 
-    Raises: Invalid when there is no table.
+    Raises: Invalid when there is no table, or an owner refuses the token.
     """
     options = settings.storage_options(environ)
     base = flush.BaseTable.find(settings.table.uri, options)
@@ -79,11 +80,15 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
     store = wal.open_store(settings.table.uri, options)
     notes = owners.find(store, base.regions, expanded(settings.daemon.endpoints, settings.daemon.workers))
     if notes is not None:
-        with suppress(MemWalError):  # stale notes: nobody answers there any more
-            owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=store.url(""))
+        shown = Access.of(settings).options(environ)
+        try:
+            owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=store.url(""), **shown)
             if notes.are_of(owner.identity, store.url("")):
                 return owner
             owner.close()
+        except MemWalError as error:  # stale notes: nobody answers there any more
+            if error.details.get("reason") == UNAUTHENTICATED:
+                raise  # what storage alone shows is not what was asked for
     return StoredTable(base, store)
 
 

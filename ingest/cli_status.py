@@ -97,8 +97,11 @@ def _region(
         "memtable_rows": tail_rows,
         "memtable_bytes": 0,
         "unindexed_rows": 0,
+        "state": "no owner",
         "failure": None,
         "sealed": manifest.status is wal.RegionStatus.SEALED,
+        "flush_error": None,
+        "behind": None,
         "ssts": [
             {
                 "generation": sst.generation,
@@ -115,7 +118,7 @@ def _region(
 def render(status: Mapping[str, Any]) -> RenderableType:
     """A status for people."""
     table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("region", "id", "epoch", "owner", "WAL", "flushed", "gen", "in memory", "SSTs", "pending"):
+    for name in ("region", "id", "epoch", "owner", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
         table.add_column(name, justify="left" if name in ("id", "owner") else "right", no_wrap=True)
     for region in status["regions"]:
         table.add_row(
@@ -127,12 +130,34 @@ def render(status: Mapping[str, Any]) -> RenderableType:
             str(region["replay_after"]),
             str(region["generation"]),
             f"{region['memtable_rows']:,}",
-            str(len(region["ssts"])),
-            str(sum(not sst["committed"] for sst in region["ssts"])),
+            _pending_ssts(region),
+            _behind(region),
         )
     routing = f"{len(status['regions'])} regions claimed, routing version {status.get('routing', 1)}"
     head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed, {routing}"
-    return Group(head, table, pending(status), *_resizing(status))
+    troubles = [
+        f"region {each['bucket']} is {each['state'].replace('_', ' ')}: {text}"
+        for each in status["regions"]
+        if (text := _trouble(each))
+    ]
+    return Group(head, table, *troubles, pending(status), *_resizing(status))
+
+
+def _trouble(region: Mapping[str, Any]) -> str | None:
+    trouble: str | None = region["failure"] or region["flush_error"]
+    return trouble
+
+
+def _pending_ssts(region: Mapping[str, Any]) -> str:
+    """Such as "3 (2 pending)"."""
+    waiting = sum(not sst["committed"] for sst in region["ssts"])
+    return f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"]))
+
+
+def _behind(region: Mapping[str, Any]) -> str:
+    """How old the oldest row is that the base table does not have; only an owner knows."""
+    behind = region["behind"]
+    return "-" if behind is None else f"{behind['committed']:.1f} s"
 
 
 def _resizing(status: Mapping[str, Any]) -> list[str]:

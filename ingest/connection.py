@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from ingest.access import bearer
 from ingest.errors import Invalid, UnknownOutcome
 from ingest.flight_wire import closing, from_flight, pack
 from ingest.tokens import Token
@@ -52,9 +53,12 @@ class Connection:
     """
 
     def __init__(self, endpoint: str, *, token: str | None = None, tls_ca: bytes | None = None) -> None:
-        """Nothing is connected before the first call. Raises: Invalid for an address that is none."""
+        """Nothing is connected before the first call.
+
+        Raises: Invalid for an address that is none, and where the token would cross a network in clear.
+        """
         self.endpoint = endpoint
-        self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+        self._headers = bearer(endpoint, token)
         try:
             self._client = flight.FlightClient(endpoint, tls_root_certs=tls_ca, generic_options=_CHANNEL)
         except (pa.ArrowException, ValueError, TypeError) as error:
@@ -140,7 +144,8 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             found = from_flight(error, self.endpoint)
-            raise found if getattr(error, "extra_info", b"") else _unanswered(self.endpoint) from None
+            refused = isinstance(found, Invalid) or bool(getattr(error, "extra_info", b""))
+            raise found if refused else _unanswered(self.endpoint) from None
         if answer is None:
             raise _unanswered(self.endpoint)
         acked: dict[str, Any] = json.loads(answer.to_pybytes())

@@ -13,22 +13,25 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
 import wal
 from ingest import addresses
+from ingest.access import Access
 from ingest.balancer import Balancer
 from ingest.errors import Invalid, Unavailable, classify
 from ingest.flight_server import FlightService, Place
+from ingest.http_pages import DaemonPages, listening
+from ingest.listening import check_address
 from ingest.logs import configure_logs
-from ingest.metrics import serve_metrics
+from ingest.metrics import Scrape
 from ingest.opening import open_table
 from ingest.region_context import OnReplay
+from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.table import Table
 from ingest.workers import Supervisor
@@ -45,39 +48,48 @@ def serve(
     lifeline: TextIO | None,
     ready: Callable[[str], None],
     on_replay: OnReplay | None = None,
+    http_ready: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Serve the table of `settings`; returns the exit code.
 
-    `ready` is called with the endpoint once every region of its share is claimed and calls are answered, `on_replay` as
-    in `open_table`. Ends on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a
-    region stop itself, which only a new claim mends. Raises: Invalid for an address that is taken, not on loopback or
-    not one of the endpoints; Unavailable for such a region; what `open_table` does.
+    `http_ready` is called with the URL of the HTTP edge, where there is one, before anything is claimed; `ready` with
+    the endpoint once every region of its share is claimed and calls are answered, `on_replay` as in `open_table`. Ends
+    on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a region stop itself,
+    which only a new claim mends. Raises: Invalid for an address that is taken, that others reach without token and TLS,
+    or that is not one of the endpoints; Unavailable for such a region; what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
+    guard = check_addresses(settings, environ)
     if settings.daemon.workers > 1:
-        return _supervised(settings, lifeline, ready)
-    host, port = settings.daemon.host, settings.daemon.port
+        return _supervised(settings, lifeline, ready, http_ready)
     place = _place(settings)
-    check_address("daemon.port", host, port)
-    if settings.daemon.metrics_port > 0:
-        check_address("daemon.metrics_port", "127.0.0.1", settings.daemon.metrics_port)
-    stop = _stop_signals(lifeline)
+    stop, pages = _stop_signals(lifeline), DaemonPages(Scrape())
     alone = len(place.endpoints) < 2
-    with open_table(settings, environ, on_replay=on_replay, claim=alone) as table:
-        service = _listening(table, host, port, place)
+    with ExitStack() as stack:
+        host, port = settings.daemon.host, settings.daemon.http_port
+        url = stack.enter_context(listening(host, port, pages, guard, setting="daemon.http_port"))
+        if url is not None:
+            http_ready(url)
+            _LOG.info("metrics, health and status at %s", url, extra={"event": "http", "url": url})
+        table = stack.enter_context(open_table(settings, environ, on_replay=on_replay, claim=alone))
+        service = _listening(table, settings, place, guard)
         table.announce(place.endpoint)
-        serve_metrics(table, settings.daemon.metrics_port)
-        with _sharing(table, place, stop) as share:
-            if not stop.is_set():
-                ready(place.endpoint)
-                _LOG.info("serving %s at %s", settings.table.uri, place.endpoint)
-            ended = None
-            while not stop.wait(LOOK_EVERY) and not (ended := _ended(table, alone)):
-                pass
-            if share is not None and not ended:
-                share.hand_over()
-            _drain(service, settings.daemon.drain_timeout)
-            broken = _ended(table, alone) or ended
+        pages.shows(table)
+        share = stack.enter_context(_sharing(table, place, stop, Access.of(settings)))
+        if not stop.is_set():
+            pages.serves(share)
+            ready(place.endpoint)
+            fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
+            _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
+        ended = None
+        while not stop.wait(LOOK_EVERY) and not (ended := _ended(table, alone)):
+            pass
+        pages.health.hold("draining", "this daemon is ending and takes nothing new")
+        _LOG.info("draining for up to %g s", settings.daemon.drain_timeout, extra={"event": "drain"})
+        if share is not None and not ended:
+            share.hand_over()
+        _drain(service, settings.daemon.drain_timeout)
+        broken = _ended(table, alone) or ended
     if broken:
         raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
     return 0
@@ -97,11 +109,13 @@ def _resized(table: Table) -> str | None:
         return None
 
 
-def _supervised(settings: Settings, lifeline: TextIO | None, ready: Callable[[str], None]) -> int:
-    daemon = settings.daemon
-    for number in range(daemon.workers if daemon.port else 1):
-        check_address("daemon.port", daemon.host, daemon.port and daemon.port + number)
-    stop = _stop_signals(lifeline)
+def _supervised(
+    settings: Settings, lifeline: TextIO | None, ready: Callable[[str], None], http_ready: Callable[[str], None]
+) -> int:
+    daemon, stop = settings.daemon, _stop_signals(lifeline)
+    for number in range(daemon.workers if daemon.http_port > 0 else 0):
+        scheme = "https" if daemon.tls_cert else "http"
+        http_ready(f"{scheme}://{addresses.url_host(daemon.host)}:{daemon.http_port + number}")
     return Supervisor(settings, wal.SystemClock()).run(stop, ready)
 
 
@@ -110,26 +124,32 @@ def _place(settings: Settings) -> Place:
     daemon = settings.daemon
     if not daemon.endpoints:
         return Place()
-    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise)
+    scheme = _scheme(settings)
+    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if mine is None:
-        raise Invalid(addresses.none_of_them(daemon.host, daemon.port))
+        raise Invalid(addresses.none_of_them(daemon.host, daemon.port, scheme))
     return Place(mine, list(daemon.endpoints))
 
 
-def _listening(table: Table, host: str, port: int, place: Place) -> FlightService:
+def _scheme(settings: Settings) -> str:
+    return addresses.scheme_of(settings.daemon.tls_cert)
+
+
+def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> FlightService:
     """Answer calls from now on. Raises: Invalid where it cannot listen there."""
+    host, port = settings.daemon.host, settings.daemon.port
     try:
-        service = FlightService(table, addresses.at(host, port), place)
+        service = FlightService(table, addresses.at(host, port, _scheme(settings)), place, guard)
     except OSError as error:
         raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
     if not place.endpoint:
-        place.endpoint = addresses.at(host, service.port)
+        place.endpoint = addresses.at(host, service.port, _scheme(settings))
         place.endpoints = [place.endpoint]
     return service
 
 
 @contextmanager
-def _sharing(table: Table, place: Place, stop: threading.Event) -> Iterator[Balancer | None]:
+def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) -> Iterator[Balancer | None]:
     """Claim this daemon's share of the regions, and keep it that; None where it is alone and has them all.
 
     Returns once the share is here, or `stop` is set.
@@ -137,7 +157,7 @@ def _sharing(table: Table, place: Place, stop: threading.Event) -> Iterator[Bala
     if len(place.endpoints) < 2:
         yield None
         return
-    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock())
+    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access)
     place.heard, place.look, place.gives = share.heard, share.look, share.gives
     share.start()
     try:
@@ -148,26 +168,16 @@ def _sharing(table: Table, place: Place, stop: threading.Event) -> Iterator[Bala
         share.stop()
 
 
-def check_address(setting: str, host: str, port: int) -> None:
-    """Refuse an address that `serve` cannot listen on, before anything is claimed; `setting` names the port.
-
-    Raises: Invalid when the address is not on loopback (there is no authentication yet), unknown, or taken.
+def check_addresses(settings: Settings, environ: Mapping[str, str]) -> Guard:
+    """What a daemon of `settings`, with its workers, asks of its callers, once its addresses are found free and fit for
+    that. Raises: Invalid, before anything is claimed.
     """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise Invalid(f"daemon.host: '{host}' is no address ({error.strerror}); write 127.0.0.1") from None
-    if not (str(address[0]).startswith("127.") or address[0] == "::1"):
-        raise Invalid(f"daemon.host: {host} is not a loopback address; this version serves 127.0.0.1 only")
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise Invalid(
-                f"{setting}: {port} on {host} is in use or not allowed ({error.strerror}); "
-                "choose another port, or 0 for any free one"
-            ) from None
+    daemon = settings.daemon
+    guard = Guard.of(daemon, environ)
+    for setting, port in (("daemon.port", daemon.port), ("daemon.http_port", max(0, daemon.http_port))):
+        for worker in range(daemon.workers if port else 1):
+            check_address(setting, daemon.host, port + worker, guard)
+    return guard
 
 
 def _stop_signals(lifeline: TextIO | None) -> threading.Event:

@@ -33,6 +33,7 @@ from ingest.errors import Invalid, Unavailable, classify
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
 from ingest.reads import Reads
 from ingest.routings import expect_routing
+from ingest.security import Guard
 from ingest.table import Table
 from ingest.tokens import Token
 
@@ -72,12 +73,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
     """
 
-    def __init__(self, table: Table, location: str, place: Place | None = None) -> None:
-        """Listen at `location`, such as grpc://127.0.0.1:0. Raises: OSError when the port is taken.
+    def __init__(self, table: Table, location: str, place: Place | None = None, guard: Guard | None = None) -> None:
+        """Listen at `location`, such as grpc://127.0.0.1:0, for those that `guard` admits.
 
-        `place`: where this daemon is found and which others there are; None: it is alone.
+        `place`: where this daemon is found and which others there are; None: it is alone. Raises: OSError when the port
+        is taken.
         """
-        super().__init__(location)
+        super().__init__(location, **(guard or Guard()).flight_options())
         self._table, self._place = table, place or Place()
 
     @_answering

@@ -21,9 +21,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ingest.errors import Internal, MemWalError, Unavailable, from_wire, to_wire
+from ingest.errors import Internal, Invalid, MemWalError, Unavailable, from_wire, to_wire
 
 _LENGTH = struct.Struct("<I")
+UNAUTHENTICATED = "unauthenticated"
+"""In the details of an error: the daemon did not take the token."""
 
 BUSY, DRAINING, NOT_OWNER, LOST, RESIZED = "busy", "draining", "not_owner", "lost", "resized"
 """Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
@@ -71,8 +73,13 @@ def from_flight(error: Exception, endpoint: str) -> MemWalError:
     extra = getattr(error, "extra_info", b"")
     if extra:
         return from_wire(json.loads(extra))
-    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
-        return Unavailable(
-            f"the daemon at {endpoint} does not answer; is it running? Retry with the same token", {"reason": LOST}
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return Invalid(
+            f"the daemon at {endpoint} refuses the call: missing or wrong token; give its own, as daemon.token",
+            {"reason": UNAUTHENTICATED},
         )
+    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
+        known = ", if daemon.tls_ca vouches for its certificate" if endpoint.startswith("grpc+tls") else ""
+        text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token{known}"
+        return Unavailable(text, {"reason": LOST})
     return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {str(error).splitlines()[0]}")

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 import flush
+from ingest.edge import at_the_edge
 from ingest.errors import Unavailable
 from ingest.levels import Level, OverTaken, RegionView, Reshaped, check_level
 from ingest.reader import Reader
@@ -34,6 +35,16 @@ class LevelReads(Reads):
         self.schema = base.schema
         self.key = base.key
         self._reader = reader
+
+    @property
+    def base_version(self) -> int:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._reader.version
+
+    @at_the_edge
+    def ask_storage(self) -> None:
+        """One request to storage. Raises: Unavailable, Invalid: what it has to say."""
+        self._reader.ask_storage()
 
     @abstractmethod
     def _views(self, level: Level) -> list[RegionView]:

@@ -17,6 +17,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from ingest.access import Access, bearer
 from ingest.commit_policy import Waiting
 from ingest.flight_wire import from_flight, pack
 from ingest.placement import Answer
@@ -39,12 +40,22 @@ class Peer:
     Thread safety. Any thread.
     """
 
-    def __init__(self, endpoint: str, me: str, table: str, seen: Callable[[Peer, Answer | None, bool], None]) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        me: str,
+        table: str,
+        seen: Callable[[Peer, Answer | None, bool], None],
+        access: Access,
+    ) -> None:
         """`me`, `table`: our own endpoint, and the address of the table that the peer must have too.
         `seen`: told of every look, by a thread of this peer: what it answered, or None and whether nobody listens.
+        `access`: how to reach the peer. Raises: Invalid for a reference of it that points nowhere.
         """
         self.endpoint, self.waiting, self.version = endpoint, Waiting(0, 0, None), 0
         self._me, self._table, self._seen = me, table, seen
+        shown = access.options()
+        self._tls_ca, self._headers = shown["tls_ca"], bearer(endpoint, shown["token"])
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
@@ -115,9 +126,11 @@ class Peer:
 
     def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
         with self._connecting:
-            client = self._client = self._client or flight.FlightClient(self.endpoint, generic_options=_OPTIONS)
+            if self._client is None:
+                self._client = flight.FlightClient(self.endpoint, tls_root_certs=self._tls_ca, generic_options=_OPTIONS)
+            client = self._client
         action = flight.Action(name, pack({"from": self._me, **request}))
-        results = list(client.do_action(action, flight.FlightCallOptions(timeout=timeout)))
+        results = list(client.do_action(action, flight.FlightCallOptions(timeout=timeout, headers=self._headers)))
         answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
         return answer
 

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,19 +28,25 @@ from py4j.protocol import Py4JError
 from rich.console import Console
 
 from flush import BaseTable
+from ingest.access import Access
 from ingest.child import ChildDaemon, start_child
 from ingest.client import RemoteTable, connect
-from ingest.daemon import check_address
+from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.drift import Drift, Grown
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
+from ingest.http_pages import RunPages, listening
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable, check_topics, read_kafka
+from ingest.listening import check_address
+from ingest.metrics import Scrape
 from ingest.opening import find_or_create
 from ingest.progress import Progress, Screen
 from ingest.report import print_report
+from ingest.run_metrics import RunMeter
+from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
 from ingest.spark_session import check_java, configuration, start_session
@@ -75,13 +81,14 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     clock = SystemClock()
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
+        pages = [RunPages(Scrape(), RunMeter(), Tally(clock), settings.table.uri) for settings in every]
+        for settings, shown in zip(every, pages, strict=True):
+            url = stack.enter_context(_http(settings, shown))
+            if url is not None:
+                console.print(f"metrics, health and status at {url}", highlight=False, soft_wrap=True)
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
-        counts = [
-            settings.regions.count if base is None else base.buckets
-            for settings, base in zip(every, found, strict=True)
-        ]
-        starting = stack.enter_context(spark_of(every, max(counts), once=once))
+        starting = stack.enter_context(spark_of(every, _regions(every, found), once=once))
         for settings in every:
             if settings.source.format == KAFKA:
                 check_topics(starting.result(), settings.source)
@@ -91,8 +98,8 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
             if settings.table.uri not in owners:
                 owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note))
         runs = [
-            _Run(settings, base, Services(owners[settings.table.uri], starting), clock, board)
-            for settings, base, board in zip(every, bases, screen.boards, strict=True)
+            _Run(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)
+            for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
         ]
         drained = stream(runs, once=once, stop=stop)
         if drained:
@@ -105,6 +112,18 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     return 0
 
 
+def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:
+    """Regions of one table at most."""
+    both = zip(pipelines, found, strict=True)
+    return max(settings.regions.count if base is None else base.buckets for settings, base in both)
+
+
+def _http(settings: Settings, pages: RunPages) -> AbstractContextManager[str | None]:
+    """Serve a pipeline's pages; see `http_pages.listening`."""
+    sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
+    return listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port")
+
+
 def _program() -> str:
     """The command as it was typed, such as .venv/bin/memwal, so that it can be typed again."""
     return sys.argv[0] if Path(sys.argv[0]).name == "memwal" else "memwal"
@@ -115,9 +134,11 @@ def _program() -> str:
 
 def check_apart(pipelines: Sequence[Settings]) -> None:
     """Refuse pipelines that would get in each other's way. Raises: Invalid."""
+    ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
     for what, values in (
         ("checkpoint", [settings.checkpoint for settings in pipelines]),
         ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
+        ("sink.http_port", ports),
     ):
         for value in {each for each in values if values.count(each) > 1}:
             raise Invalid(f"two pipelines have the same {what}, {value}; give each its own")
@@ -131,11 +152,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     """The table as it is, None when it is to be created. Reads only. Raises: Invalid."""
     check_java(environ)
     _check_checkpoint(settings)
-    daemon = settings.daemon
-    if not daemon.endpoints:
-        check_address("daemon.port", daemon.host, daemon.port)
-        if daemon.metrics_port > 0:
-            check_address("daemon.metrics_port", "127.0.0.1", daemon.metrics_port)
+    guard = _guard(settings, environ)
+    if settings.sink.http_port >= 0:
+        check_address("sink.http_port", settings.sink.http_host, settings.sink.http_port, guard)
     base = BaseTable.find(settings.table.uri, settings.storage_options(environ))
     if base is not None:
         base, _ = find_or_create(settings, environ)
@@ -150,6 +169,13 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
         record_mapping(settings.source, schema, tuple(settings.table.key) if base is None else base.key)
         check_reachable(settings.source)
     return base
+
+
+def _guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
+    """What our own edges ask of callers; the addresses of a child daemon are looked at too."""
+    if not settings.daemon.endpoints:
+        return check_addresses(settings, environ)
+    return Guard.of(settings.daemon, environ)
 
 
 def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
@@ -254,7 +280,8 @@ def owner_of(settings: Settings, replaying: Callable[[str], None]) -> Iterator[O
             child = start_child(settings, replaying)
             stack.callback(child.stop, settings.daemon.drain_timeout)
             endpoint = child.endpoint
-        table = stack.enter_context(connect(endpoint, in_flight_max=settings.sink.in_flight_max))
+        shown = Access.of(settings).options()
+        table = stack.enter_context(connect(endpoint, in_flight_max=settings.sink.in_flight_max, **shown))
         yield Owner(child, table)
 
 
@@ -303,11 +330,11 @@ class _Run:
     """The feed and the streaming query of one pipeline, watched by the main thread of the run."""
 
     def __init__(
-        self, settings: Settings, base: BaseTable, services: Services, clock: Clock, progress: Progress
+        self, settings: Settings, base: BaseTable, services: Services, pages: RunPages, clock: Clock, progress: Progress
     ) -> None:
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
-        self._clock, self._tally = clock, Tally(clock)
-        self._sink = MemWalSink(settings, endpoint=services.owner.table.endpoint, on_batch=self._tally.add)
+        self._clock, self._pages = clock, pages
+        self._sink = MemWalSink(settings, endpoint=services.owner.table.endpoint, on_batch=self._pages.add)
         self._drift = Drift(settings, base, self._sink)
         self._feed_started = False
         source = settings.source
@@ -338,6 +365,8 @@ class _Run:
             self.start(once=self._once)
         if show or self.drained.is_set():
             self._show()
+            if self._query is not None:
+                self._pages.look(self._query)
 
     def finish(self) -> None:
         """Flush and commit what the query has put."""
@@ -350,7 +379,7 @@ class _Run:
 
     def report(self, console: Console) -> None:
         """Print what came of it."""
-        print_report(console, self._services.owner.table, self._base.indexes, self._tally.figures(), self._clock)
+        print_report(console, self._services.owner.table, self._base.indexes, self._pages.tally.figures(), self._clock)
 
     def stop(self) -> None:
         """End the feed and the query, which may have ended."""
@@ -380,10 +409,11 @@ class _Run:
                 self._progress.phase("warming up")
                 self._sink.warm_up(self._services.spark)
             _mark_checkpoint(self._settings, self._base)
-            self._tally.begin()
+            self._pages.tally.begin()
             query = writer.trigger(**timed).start()
         except Exception as error:
             raise of_spark(error) from error
+        self._pages.health.release("starting")
         self._progress.phase("streaming")
         if self._feed is not None and not self._feed_started:
             self._feed_started = True
@@ -441,4 +471,4 @@ class _Run:
         with suppress(MemWalError):
             status = self._services.owner.table.status()
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
-        self._progress.show(self._tally.figures(), status, files)
+        self._progress.show(self._pages.tally.figures(), status, files)

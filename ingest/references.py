@@ -28,6 +28,29 @@ def check_reference(value: SecretStr) -> SecretStr:
     return value
 
 
+def check_only_reference(value: SecretStr) -> SecretStr:
+    """Refuse a secret that stands in the configuration itself. Raises: ValueError, which does not repeat it."""
+    text = value.get_secret_value()
+    if text and not text.startswith(_SCHEMES):
+        raise ValueError("is not a reference; write env:NAME or file:PATH, and put the secret there")
+    return check_reference(value)
+
+
+def resolve_one(setting: str, value: SecretStr, environ: Mapping[str, str]) -> str:
+    """What a setting's reference points to, "" where the setting is empty.
+
+    Raises: Invalid, naming the setting, when it points to nothing or to nothing but space.
+    """
+    text = value.get_secret_value()
+    try:
+        found = _resolve(text, environ).strip()
+    except ValueError as problem:
+        raise Invalid(f"{setting}: {problem}") from None
+    if text and not found:
+        raise Invalid(f"{setting}: {text} is empty; put the secret there, or take the setting out")
+    return found
+
+
 def resolve(
     options: Mapping[str, SecretStr], environ: Mapping[str, str], setting: str = "[table] storage_options"
 ) -> dict[str, str]:

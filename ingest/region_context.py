@@ -19,6 +19,7 @@ from flush.shape import Shape
 from ingest.commit_policy import CommitLimits
 from ingest.garbage import Ages
 from ingest.levels import RegionView
+from ingest.meters import Meters
 from ingest.vector_models import VectorModels
 from memtable import IndexSpec, MemTable
 
@@ -87,6 +88,7 @@ class RegionContext:
     """Held while one memtable is flushed: by so many regions at once as there may be copies of rows in memory."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))
     on_replay: OnReplay | None = None
+    meters: Meters = field(default_factory=Meters)
     index_mode: IndexMode = "async"
     models: VectorModels = field(default_factory=VectorModels)
     shape: Shape | None = None

@@ -40,6 +40,7 @@ from ingest.region_log import RegionLog
 from ingest.repeats import Repeats
 from ingest.reshaping import fitted
 from ingest.resolver import Refused, resolver_of
+from ingest.row_ages import RowAges
 from ingest.write_queue import Ack, Write
 from memtable import Checked
 
@@ -91,15 +92,12 @@ class RegionCore:
         )
         self._applied = dict(claim.applied)
         self._repeats = Repeats(claim.applied)
-        self._log = RegionLog(
-            _appender(context, region, claim), context.ids, context.limits.entry_size_max, self._applied
-        )
+        self._log = RegionLog(_appender(context, region, claim), context, context.meters.of(region), self._applied)
         self.levels = RegionLevels(region, claim.manifest, context)
         self._indexes = RegionIndexes(region, self.levels, context.log)
         self._index_at_once = False  # not while the log is replayed
         self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
-        self._active_since = self._opened = context.clock.monotonic()
-        self._since: dict[int, float] = {}  # when the first row of a generation was applied
+        self._active_since, self._ages = context.clock.monotonic(), RowAges(context.clock)
         self._frozen_to = claim.manifest.replay_after
         self._replay(claim.entries)
         self._index_at_once = context.index_at_once
@@ -145,20 +143,14 @@ class RegionCore:
         except wal.Fenced as error:
             self.end(error)
             raise
-        committed = min((sst.generation for sst in manifest.ssts), default=manifest.current_generation)
-        for generation in [each for each in list(self._since) if each < committed]:
-            self._since.pop(generation, None)
+        self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
 
     def waiting(self) -> Waiting:
         """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
         memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
-        generations = [table.generation for table in memtables if table.rows] + [sst.generation for sst in ssts]
-        oldest = min((self._since.get(generation, self._opened) for generation in generations), default=None)
-        in_memory = [self._since.get(table.generation, self._opened) for table in memtables if table.rows]
-        now = self._context.clock.monotonic()
-        age = None if oldest is None else now - oldest
-        unflushed = now - min(in_memory) if in_memory else None
-        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, unflushed)
+        unflushed = [table.generation for table in memtables if table.rows]
+        age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
+        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
 
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`; generations and positions as in the region manifest."""
@@ -429,7 +421,8 @@ class RegionCore:
         if not rows.num_rows:
             return
         if not self.levels.active.rows:
-            self._active_since = self._since[self.levels.active.generation] = self._context.clock.monotonic()
+            self._active_since = self._context.clock.monotonic()
+            self._ages.began(self.levels.active.generation)
         self.levels.active.apply(rows)
         self.levels.applied()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import wal
@@ -21,6 +21,9 @@ from ingest.flight_wire import BUSY
 from ingest.levels import RegionView
 from ingest.region_context import Limits, RegionContext
 from memtable import MemTable
+
+State = Literal["serving", "flush_failing", "fenced", "poisoned"]
+"""How a region is: serving, though its flushes fail; ended by a newer writer; or by storage that failed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class RegionLevels:
     def __init__(self, region: UUID, manifest: wal.RegionManifest, context: RegionContext) -> None:
         """`context`: makes the memtable of a generation."""
         self._region, self._context = region, context
+        self._meter = context.meters.of(region)
         self._changed = threading.Condition()
         self._fresh = threading.Event()
         self._frozen: list[Frozen] = []
@@ -111,7 +115,10 @@ class RegionLevels:
     def fail(self, error: BaseException) -> BaseException:
         """End the region with `error`, unless it ended before; returns the error it ended with."""
         with self._changed:
-            self.failure = self.failure or error
+            if self.failure is None:
+                self.failure = error
+                self._meter.failed(fenced=isinstance(error, wal.Fenced))
+                self._ended(error)
             self._changed.notify_all()
             self._fresh.set()
             return self.failure
@@ -154,7 +161,9 @@ class RegionLevels:
                 "generation": self.active.generation,
                 "memtable_rows": sum(table.rows for table in tables),
                 "memtable_bytes": sum(table.bytes for table in tables),
+                "state": self._state(),
                 "failure": None if self.failure is None else str(self.failure),
+                "flush_error": None if self._flush_error is None else str(self._flush_error),
                 "ssts": [
                     {
                         "generation": sst.generation,
@@ -254,6 +263,18 @@ class RegionLevels:
             if shape is not None and not any(shape is other for other in found):
                 found.append(shape)
         return tuple(found)
+
+    def _ended(self, error: BaseException) -> None:
+        fenced = isinstance(error, wal.Fenced)
+        fields: dict[str, Any] = {"event": "fence" if fenced else "poison", "region": str(self._region)}
+        if isinstance(error, wal.Fenced):
+            fields |= {"epoch": error.ours, "by": error.theirs}
+        self._context.log.info("%s", error, extra=fields)
+
+    def _state(self) -> State:
+        if self.failure is not None:
+            return "fenced" if isinstance(self.failure, wal.Fenced) else "poisoned"
+        return "serving" if self._flush_error is None else "flush_failing"
 
     @property
     def unflushed(self) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 import wal
+from ingest.meters import RegionMeter
+from ingest.region_context import RegionContext
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table | None:
@@ -24,10 +26,11 @@ class RegionLog:
     """
 
     def __init__(
-        self, appender: wal.WalAppender, ids: wal.Ids, entry_size_max: int, applied: Mapping[str, int]
+        self, appender: wal.WalAppender, context: RegionContext, meter: RegionMeter, applied: Mapping[str, int]
     ) -> None:
-        """`applied`: the map of the newest entry. `entry_size_max`: bytes; a larger append is split."""
-        self._appender, self._ids, self._entry_size_max = appender, ids, entry_size_max
+        """`applied`: the map of the newest entry. An append of more than `entry_size_max` bytes is split."""
+        self._appender, self._ids, self._entry_size_max = appender, context.ids, context.limits.entry_size_max
+        self._clock, self._meter = context.clock, meter
         self._applied = applied
         self._waiting: list[pa.Table] = []
         self._waiting_size = 0
@@ -61,11 +64,13 @@ class RegionLog:
         if together is None or not together.num_rows:
             return self.position
         size += self._waiting_size
+        began, before = self._clock.monotonic(), self.position
         if size <= self._entry_size_max or together.num_rows == 1:
             position = self._appender.append(together, generation=generation, applied=applied)
         else:
             step = max(1, together.num_rows * self._entry_size_max // size)
             position = self._append_in_parts(together, step, applied, generation)
+        self._meter.appended(self._clock.monotonic() - began, size, position - before)
         self._applied = applied
         self._waiting, self._waiting_size, self.lingers_since = [], 0, None
         return position

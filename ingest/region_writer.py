@@ -48,9 +48,11 @@ class RegionWriter:
     def __init__(self, context: RegionContext, region: UUID, bucket: int, committed: int = 0) -> None:
         """Claim the region and replay its log. `committed` and what it raises: as for `wal.claim`."""
         self.region, self.bucket, self.name = region, bucket, str(region)
-        self._context = context
+        self._context, self._meter = context, context.meters.of(region)
+        began = context.clock.monotonic()
         self._core = RegionCore.open(context, region, committed)
         self.guard = self._core.guard
+        self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
         self._queue = WriteQueue(context.clock)
         self._looking = threading.Lock()
@@ -67,6 +69,7 @@ class RegionWriter:
         than `wal.put_timeout` (or `patience` seconds) behind, so that a caller of several regions always has every
         answer to wait for.
         """
+        write.since = self._context.clock.monotonic()
         try:
             if not self._levels.has_room(self._context.limits):
                 longest = self._context.wal_options.put_timeout
@@ -139,7 +142,9 @@ class RegionWriter:
 
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`."""
-        return {"bucket": self.bucket, **self._core.status()}
+        waiting = self._core.waiting()
+        behind = {"flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
+        return {"bucket": self.bucket, **self._core.status(), "behind": behind}
 
     def close(self, reason: MemWalError | None = None) -> None:
         """Append what lingers, stop the threads. Nothing is flushed: the WAL holds it.
@@ -154,13 +159,19 @@ class RegionWriter:
         self._flusher.wait()
         if self._indexer is not None:
             self._indexer.wait()
+        told = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
+        self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=told)
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
 
     def _wait_for_room(self, patience: float) -> None:
         """Raises: Unavailable past `patience` seconds. A commit of another process makes room too: one waiter looks."""
+        clock = self._context.clock
+        with self._meter.waiting(clock):
+            self._wait_until(clock.monotonic() + patience)
+
+    def _wait_until(self, until: float) -> None:
         clock, limits = self._context.clock, self._context.limits
-        until = clock.monotonic() + patience
         while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
             commits = self._levels.unflushed < limits.unflushed_max  # else our own flushes are waited for
             if commits and self._looking.acquire(blocking=False):
@@ -171,6 +182,7 @@ class RegionWriter:
                 finally:
                     self._looking.release()
             if clock.monotonic() >= until and not self._levels.has_room(limits):
+                self._meter.refused()
                 raise self._levels.no_room(limits)
 
     # ---- the region's thread -------------------------------------------------------------------------------------
@@ -194,10 +206,21 @@ class RegionWriter:
             if isinstance(item, Write):
                 writes.append(item)
             else:
-                self._core.serve(writes)
+                self._serve_writes(writes)
                 writes = []
                 self._answer(item)
-        self._core.serve(writes)
+        self._serve_writes(writes)
+
+    def _serve_writes(self, writes: Sequence[Write]) -> None:
+        if not writes:
+            return
+        try:
+            self._core.serve(writes)
+        finally:
+            answered = [write for write in writes if write.done.done()]  # not those that their callers took back
+            acked = [(write.done.result(), write.deleted) for write in answered if write.done.exception() is None]
+            seconds = self._context.clock.monotonic() - writes[0].since
+            self._meter.served(seconds, acked, len(answered) - len(acked))
 
     def _answer(self, request: Freeze | DurableView | Reshape) -> None:
         try:
@@ -223,11 +246,26 @@ class RegionWriter:
         while self._levels.wait_for_frozen():
             try:
                 with self._context.flushing:
-                    self._core.publish_next()
+                    self._publish_next()
             except RETRY_FLUSH as error:
+                self._meter.flush_failures += 1
                 generation = self._levels.manifest.current_generation
-                self._context.log.warning("flush of generation %d failed, will retry: %s", generation, error)
+                self._context.log.warning(
+                    "flush of generation %d failed, will retry: %s", generation, error, extra=self._of(generation)
+                )
                 self._levels.flush_failed(error, self._context.limits.retry_delay)
+
+    def _publish_next(self) -> None:
+        frozen, began = self._levels.oldest_frozen(), self._context.clock.monotonic()
+        if frozen is None or not self._core.publish_next():
+            return
+        seconds = self._context.clock.monotonic() - began
+        generation, rows, size = frozen.memtable.generation, frozen.memtable.rows, frozen.memtable.bytes
+        self._meter.flushed(seconds, rows, size)
+        fields = self._of(generation) | {"rows": rows, "bytes": size, "seconds": seconds}
+        self._context.log.info(
+            "region %s: flushed generation %d, %d rows in %.3f s", self.region, generation, rows, seconds, extra=fields
+        )
 
     # ---- the indexer's thread ------------------------------------------------------------------------------------
 
@@ -240,6 +278,24 @@ class RegionWriter:
                 until = clock.monotonic() + WORK
                 while (more := self._core.index_step()) and clock.monotonic() < until:
                     pass
+
+    # ---- what is told of it ---------------------------------------------------------------------------------------
+
+    def _of(self, generation: int) -> dict[str, Any]:
+        return {"event": "flush", "region": self.name, "epoch": self.guard.epoch, "generation": generation}
+
+    def _claimed(self, seconds: float) -> None:
+        self._meter.claimed(seconds)
+        epoch, rows = self.guard.epoch, sum(table.rows for table in self._core.levels.memtables())
+        fields = {"event": "claim", "region": self.name, "epoch": epoch, "rows": rows, "seconds": seconds}
+        self._context.log.info(
+            "region %s: claimed with epoch %d, %d rows replayed in %.3f s",
+            self.region,
+            epoch,
+            rows,
+            seconds,
+            extra=fields,
+        )
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from ingest.attempts import Attempts
 from ingest.connection import Connection
 from ingest.errors import Invalid, MemWalError, Unavailable
-from ingest.flight_wire import NOT_OWNER
+from ingest.flight_wire import NOT_OWNER, UNAUTHENTICATED
 from wal import Clock, Ids, SystemClock, SystemIds
 
 T = TypeVar("T")
@@ -126,6 +126,8 @@ class Router:
             if error is None:
                 return answered.result()
         assert error is not None
+        if isinstance(error, MemWalError) and error.details.get("reason") == UNAUTHENTICATED:
+            raise error
         raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))
 
     def owners(self, regions: Iterable[str]) -> dict[str, list[str]]:

@@ -132,12 +132,17 @@ def _of_drift(settings: Settings) -> Iterator[Problem]:
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:
-    """Endpoints are written as Flight writes them, each once, and this daemon's own is one of them."""
+    """Endpoints are written as Flight writes them, each once, this daemon's among them; a certificate has its key."""
     daemon = settings.daemon
+    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(daemon, given) and not getattr(daemon, missing):
+            yield Problem("daemon", missing, f"{missing} is not set, but {given} is; give the certificate and its key")
     for endpoint in daemon.endpoints:
-        host, colon, port = endpoint.removeprefix("grpc://").rpartition(":")
-        if not endpoint.startswith("grpc://") or not host or not colon or not port.isdecimal():
-            yield Problem("daemon", "endpoints", f"endpoints: {endpoint!r} is not of the form 'grpc://host:port'")
+        scheme, _, place = endpoint.partition("://")
+        host, _, port = place.rpartition(":")
+        if scheme not in ("grpc", "grpc+tls") or not host or not port.isdecimal():
+            text = f"endpoints: {endpoint!r} is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"
+            yield Problem("daemon", "endpoints", text)
             return
     every = expanded(daemon.endpoints, daemon.workers)
     for endpoint in dict.fromkeys(endpoint for endpoint in every if every.count(endpoint) > 1):

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from flush.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
 from ingest.column_types import parse_type
-from ingest.references import check_reference, resolve
+from ingest.references import check_only_reference, check_reference, resolve
 from ingest.units import parse_duration, parse_size
 from memtable.index_spec import IndexSpec
 
@@ -35,6 +35,7 @@ OrphanAge = Annotated[Duration, AfterValidator(_a_day_at_least)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 ColumnType = Annotated[str, AfterValidator(_checked_type)]
 Option = Annotated[SecretStr, AfterValidator(check_reference)]
+Secret = Annotated[SecretStr, AfterValidator(check_only_reference)]
 Index = str | dict[str, Any]
 
 
@@ -270,17 +271,25 @@ class SinkSettings(Section):
     in_flight_max: Size = Field(
         64 << 20, gt=0, description="bytes of one task's rows whose acks it waits for while it sends the next region's"
     )
+    http_host: str = Field("127.0.0.1", min_length=1, description="address of http_port; as `daemon.host`")
+    http_port: int = Field(
+        -1, ge=-1, le=65535, description="port of /metrics, /health and /status of `run`; 0 = any free one, -1 = off"
+    )
 
 
 class DaemonSettings(Section):
     """The process that owns the regions."""
 
-    host: str = Field("127.0.0.1", min_length=1, description="loopback address that `serve` listens on")
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="address that `serve` listens on; one that others reach needs token, tls_cert and tls_key",
+    )
     port: int = Field(0, ge=0, le=65535, description="port of `serve`; 0 = any free one, which it prints")
     endpoints: list[str] = Field(
         [],
-        description="every daemon of the table, grpc://host:port; each serves its share of the regions. Empty = "
-        "`serve` serves all, `run` starts a child process",
+        description="every daemon of the table, grpc://host:port, grpc+tls:// with TLS; each serves its share of the "
+        "regions. Empty = `serve` serves all, `run` starts a child process",
     )
     advertise: str = Field(
         "", description="which of the endpoints this daemon is; empty = the one of its host and port"
@@ -289,8 +298,16 @@ class DaemonSettings(Section):
         1, ge=1, le=64, description="processes of a daemon, at ports from its own on; one process is one core"
     )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts under way when the daemon ends")
-    metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="port of Prometheus metrics on loopback; 0 = any free one, -1 = off"
+    http_port: int = Field(
+        -1, ge=-1, le=65535, description="port of /metrics, /health and /status; 0 = any free one, -1 = off"
+    )
+    token: Secret = Field(
+        SecretStr(""), description="bearer token of every call, as env:NAME or file:PATH; empty = none is asked for"
+    )
+    tls_cert: str = Field("", description="PEM file of the certificate that `serve` shows; empty = no TLS")
+    tls_key: str = Field("", description="PEM file of its key, without a password")
+    tls_ca: str = Field(
+        "", description="PEM file of the authority that clients trust; empty = the system's. On executors too"
     )
 
 

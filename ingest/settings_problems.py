@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from ingest.settings_model import Section, Settings
 
-_HIDDEN_FIELDS = ("storage_options", "options", "registry_options")
+_HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "token")
 _WANTED = {
     "string_type": "must be text in quotes",
     "string_too_short": "must not be empty",

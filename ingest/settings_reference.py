@@ -1,7 +1,8 @@
 """The configuration as text, rendered from the models: TOML with comments, and the README's reference.
 
 `python -m ingest.settings_reference` writes both into the checkout it stands in: `configs/default.toml`, and the README
-between `<!-- settings -->` and `<!-- /settings -->`. House tests hold the files to what is rendered here.
+between `<!-- settings -->` and `<!-- /settings -->`; beside them the table of metrics (`ingest.metrics`). House tests
+hold the files to what is rendered here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from ingest import metrics
 from ingest.references import shown
 from ingest.settings_model import Section, Settings
 from ingest.settings_problems import section_type
@@ -66,13 +68,19 @@ def render_reference() -> str:
     return "\n".join(parts)
 
 
-def between_markers(text: str) -> str:
+def between_markers(text: str, begins: str = BEGIN, ends: str = END) -> str:
     """What stands between the markers of a document. Raises: ValueError when they are missing."""
-    _, begin, rest = text.partition(BEGIN)
-    body, end, _ = rest.partition(END)
+    _, begin, rest = text.partition(begins)
+    body, end, _ = rest.partition(ends)
     if not begin or not end:
-        raise ValueError(f"no {BEGIN} … {END} in the text; put both markers where the reference belongs")
+        raise ValueError(f"no {begins} … {ends} in the text; put both markers where the reference belongs")
     return body.strip("\n") + "\n"
+
+
+def _put_between(text: str, begins: str, ends: str, reference: str) -> str:
+    between_markers(text, begins, ends)
+    head, _, rest = text.partition(begins)
+    return f"{head}{begins}\n\n{reference}\n{ends}{rest.partition(ends)[2]}"
 
 
 def _title(model: type[Section]) -> str:
@@ -88,6 +96,8 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
         return format_duration(value)
     if _reader(field) is parse_size:
         return format_size(value)
+    if isinstance(value, SecretStr):  # always a reference, see `Secret`
+        return value.get_secret_value()
     if isinstance(value, Mapping):
         return {
             name: (shown(name, each) if hide else each.get_secret_value()) if isinstance(each, SecretStr) else each
@@ -107,7 +117,7 @@ def _type_words(field: FieldInfo) -> str:
     if _reader(field) is parse_size:
         return "size"
     annotation = field.annotation
-    if annotation in (int, str):
+    if annotation in (int, str, SecretStr):
         return "number" if annotation is int else "text"
     if get_origin(annotation) in (list, dict):
         return "list of text" if get_origin(annotation) is list else "table"
@@ -131,9 +141,9 @@ def _quoted(value: Any) -> str:
 def _write(root: Path) -> None:
     (root / "configs" / "default.toml").write_text(render_settings(Settings(), comments=True), encoding="utf-8")
     readme = root / "README.md"
-    head, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    tail = rest.partition(END)[2]
-    readme.write_text(f"{head}{BEGIN}\n\n{render_reference()}\n{END}{tail}", encoding="utf-8")
+    text = _put_between(readme.read_text(encoding="utf-8"), BEGIN, END, render_reference())
+    text = _put_between(text, metrics.BEGIN, metrics.END, metrics.render_reference())
+    readme.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

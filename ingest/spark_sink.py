@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flush import BaseTable
+from ingest.access import Access
 from ingest.addresses import expanded
 from ingest.bad_rate import BadRate
 from ingest.bad_rows import BadRow
@@ -152,7 +153,8 @@ class MemWalSink:
         endpoint, base = self._owner(), self._table()
         sink, letters = self._settings.sink, self._letters()
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
-        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, routing, letters)
+        access = Access.of(self._settings)
+        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters)
         order_by, small = self._settings.source.order_by, self._last is not None and self._last <= SMALL
         refused: dict[Place, BadRow] = {}
         letters_added = 0

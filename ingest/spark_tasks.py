@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from flush import BaseTable
+from ingest.access import Access
 from ingest.admission import given_required
 from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import IN_FLIGHT_MAX, RemoteTable
@@ -233,6 +234,7 @@ class SendTask:
     sequence: int
     timeout: float
     in_flight_max: int = IN_FLIGHT_MAX
+    access: Access = field(default_factory=Access)
     routing: int = 1
     """Version of the routing of `regions`."""
     letters: Rules = FAIL
@@ -249,7 +251,7 @@ class SendTask:
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
                 return
-            table = connected(self.endpoint, self.timeout, os.getpid())
+            table = connected(self.endpoint, self.timeout, os.getpid(), self.access)
             table.refresh(look=False)
             with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
                 yield from self._send(table, _chain(first, batches), acks)
@@ -340,12 +342,12 @@ class _Sending:
 
 
 @lru_cache(maxsize=8)
-def connected(endpoint: str, patience: float, _process: int) -> RemoteTable:
+def connected(endpoint: str, patience: float, _process: int, access: Access) -> RemoteTable:
     """A client of the owners, made once per Python worker: a micro-batch finds its connections and who owns what.
 
     `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
     """
-    return RemoteTable(endpoint, wait=patience)
+    return RemoteTable(endpoint, wait=patience, **access.options())
 
 
 def opened_stream(

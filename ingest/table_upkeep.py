@@ -65,15 +65,18 @@ class TableUpkeep:
     def commit(self) -> CommitReport:
         """Commit all published SSTs of the table, whosever they are. Raises: flush and wal errors."""
         context = self._regions.context
-        report = flush.commit(
-            self._uri,
-            context.store.storage_options,
-            context.store,
-            clock=context.clock,
-            ids=context.ids,
-            retries=self._upkeep.commit_retries,
-            memory_max=self._upkeep.commit_memory_max,
-            committer=self._committer,
+        report = context.meters.commits.counted(
+            lambda: flush.commit(
+                self._uri,
+                context.store.storage_options,
+                context.store,
+                clock=context.clock,
+                ids=context.ids,
+                retries=self._upkeep.commit_retries,
+                memory_max=self._upkeep.commit_memory_max,
+                committer=self._committer,
+            ),
+            context.clock,
         )
         for writer in self._regions.writers:
             with self._unless_gone(writer):

@@ -37,17 +37,18 @@ def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
     Raises: Invalid where this daemon is none of the endpoints.
     """
     daemon = settings.daemon
-    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise) if daemon.endpoints else None
+    scheme = addresses.scheme_of(daemon.tls_cert)
+    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if daemon.endpoints and mine is None:
-        raise Invalid(addresses.none_of_them(daemon.host, daemon.port))
+        raise Invalid(addresses.none_of_them(daemon.host, daemon.port, scheme))
     if mine is None:
-        every = own = [addresses.at(daemon.host, port) for port in ports]
+        every = own = [addresses.at(daemon.host, port, scheme) for port in ports]
     else:
         every, own = (addresses.expanded(each, len(ports)) for each in (daemon.endpoints, [mine]))
     found = []
     for number, (port, endpoint) in enumerate(zip(ports, own, strict=True)):
-        metrics = daemon.metrics_port + number if daemon.metrics_port > 0 else daemon.metrics_port
-        of_worker = {"port": port, "workers": 1, "endpoints": every, "advertise": endpoint, "metrics_port": metrics}
+        http = daemon.http_port + number if daemon.http_port > 0 else daemon.http_port
+        of_worker = {"port": port, "workers": 1, "endpoints": every, "advertise": endpoint, "http_port": http}
         found.append(settings.model_copy(update={"daemon": daemon.model_copy(update=of_worker)}))
     return found
 

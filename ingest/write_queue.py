@@ -50,6 +50,7 @@ class Write:
     acknowledges anything.
     `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
     `shape`: what the rows were brought into; None where the columns of the table never change.
+    `since`: monotonic seconds at which its caller handed it in.
     `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
     """
 
@@ -59,8 +60,16 @@ class Write:
     deletes: Deletes = False
     done: Pending[Ack] = field(default_factory=Pending)
     copied: bool = False
+    since: float = 0.0
     shape: Shape | None = None
     _fate: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def deleted(self) -> int:
+        """How many of the rows delete their key."""
+        if isinstance(self.deletes, bool):
+            return self.rows.num_rows if self.deletes else 0
+        return int(np.count_nonzero(self.deletes))
 
     def take(self) -> bool:
         """True for the first who asks: the region, to write the rows, or their caller, to give up on them."""

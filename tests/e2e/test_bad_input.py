@@ -205,8 +205,8 @@ def test_a_port_in_use(
         assert "daemon.port" in line
         assert str(port) in line
         assert not Path(uri).exists()
-        line = refused("serve", config(Path("source"), daemon={"metrics_port": port}))
-        assert "metrics_port" in line
+        line = refused("serve", config(Path("source"), daemon={"http_port": port}))
+        assert "http_port" in line
         assert str(port) in line
         assert not Path(uri).exists()
 

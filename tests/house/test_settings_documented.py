@@ -5,6 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 
+from ingest import metrics
+from ingest.run_metrics import RAN
 from ingest.settings import Settings
 from ingest.settings_reference import between_markers, render_reference, render_settings, to_dict
 
@@ -27,3 +29,15 @@ def test_every_setting_says_what_it_means() -> None:
 
 def test_the_readme_holds_the_reference(texts: Mapping[str, str]) -> None:
     assert between_markers(texts["README.md"]) == render_reference().strip("\n") + "\n", "run `make docs`"
+
+
+def test_the_readme_holds_the_table_of_metrics(texts: Mapping[str, str]) -> None:
+    found = between_markers(texts["README.md"], metrics.BEGIN, metrics.END)
+    assert found == metrics.render_reference().strip("\n") + "\n", "run `make docs`"
+
+
+def test_metrics_are_named_as_prometheus_wants_them() -> None:
+    declared = (*metrics.COUNTED, *metrics.HELD, *metrics.COMMITTED, *metrics.TABLE, *RAN)
+    names = [each.name for each in declared]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("memwal_") and not name.endswith(("_total", "_ms", "_mb", "_count")) for name in names)

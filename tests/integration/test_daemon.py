@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,6 @@ import pyarrow as pa
 import pytest
 
 import ingest
-from tests.s3_server import free_ports
 
 
 def names(table: Any, level: str = "latest") -> dict[int, str]:
@@ -185,19 +183,6 @@ def test_nobody_at_the_address_is_told_in_one_line(made: Any) -> None:
     assert len(str(refused.value).splitlines()) == 1
     with pytest.raises(ingest.Invalid, match="grpc://host:port"):
         ingest.connect("localhost 80")
-
-
-def test_metrics_are_served_for_prometheus(
-    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
-) -> None:
-    (port,) = free_ports(1)
-    _, endpoint = serve(small_config(daemon={"metrics_port": port}))
-    ingest.connect(endpoint).put(made.rows(range(12)))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    rows = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("memwal_memtable_rows{")]
-    assert len(rows) == 2
-    assert sum(rows) == 12
 
 
 # ---- the child of `memwal run` -------------------------------------------------------------------------------------

@@ -26,11 +26,11 @@ def test_every_host_has_its_workers_at_ports_from_its_own_on() -> None:
 
 
 def test_workers_know_each_other_and_the_other_hosts() -> None:
-    found = settings(endpoints=[ONE, OTHER], host="127.0.0.1", port=9000, advertise=OTHER, workers=2, metrics_port=9100)
+    found = settings(endpoints=[ONE, OTHER], host="127.0.0.1", port=9000, advertise=OTHER, workers=2, http_port=9100)
     workers = [each.daemon for each in worker_settings(found, ports_of("127.0.0.1", 9000, 2))]
     assert [each.port for each in workers] == [9000, 9001]
     assert [each.advertise for each in workers] == [OTHER, "grpc://10.0.0.2:8001"]
-    assert [each.metrics_port for each in workers] == [9100, 9101]
+    assert [each.http_port for each in workers] == [9100, 9101]
     assert all(each.workers == 1 and len(each.endpoints) == 4 for each in workers)
 
 

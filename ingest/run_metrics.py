@@ -1,0 +1,141 @@
+"""What `memwal run` counts on the driver: micro-batches and their rows, how far the source is ahead, dead letters."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from ingest.meters import Histogram
+from ingest.metrics import Declared, families
+from ingest.spark_sink import BatchReceipt
+
+
+class RunMeter:
+    """What one pipeline has counted since it was started.
+
+    Thread safety. `add` from the query's thread, `progressed` from the run's; `refused` and reading from any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.rows = self.repeated = self.micro_batches = 0
+        self.batch_id = -1
+        self.ack_seconds, self.queryable_seconds = Histogram(), Histogram()
+        self.lag_seconds, self.finished_at = 0.0, 0.0
+        self.rows_behind: int | None = None
+        self._dead: Counter[str] = Counter()
+
+    def add(self, receipt: BatchReceipt) -> None:
+        """Count a finished micro-batch; its lag is that of its oldest row, from landing in the source to the ack."""
+        self.micro_batches += 1
+        self.batch_id = receipt.batch_id
+        waits = []
+        for region in receipt.regions:
+            self.rows += region.rows
+            self.repeated += 0 if region.applied else region.rows
+            self.ack_seconds.observe(region.ack_seconds)
+            self.finished_at = max(self.finished_at, region.acked_at)
+            if region.landed_first is not None:
+                waits.append(max(0.0, region.acked_at - region.landed_first))
+                self.queryable_seconds.observe(waits[-1])
+        self.lag_seconds = max(waits, default=0.0)
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """Take over what Spark says of the query's last trigger."""
+        self.rows_behind = rows_behind(progress)
+
+    def refused(self, stage: str, rows: int) -> None:
+        """Count rows that became dead letters at a stage."""
+        with self._lock:
+            self._dead[stage] += rows
+
+    def dead_letters(self) -> list[tuple[str, int]]:
+        """Rows by the stage that refused them."""
+        with self._lock:
+            return sorted(self._dead.items())
+
+
+def rows_behind(progress: Mapping[str, Any]) -> int | None:
+    """Rows that the sources held at the last trigger beyond what it took; None where a source counts no rows (files).
+
+    `progress`: as Spark's JSON has it. A source that counts rows gives offsets by topic and partition, as Kafka does.
+    """
+    behind: int | None = None
+    for source in progress.get("sources", ()):
+        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+        if end is not None and latest is not None:
+            ahead = sum(max(0, offset - end.get(place, 0)) for place, offset in latest.items())
+            behind = (behind or 0) + ahead
+    return behind
+
+
+def _offsets(found: Any) -> dict[tuple[str, str], int] | None:
+    """By topic and partition; None of anything else."""
+    try:
+        topics = json.loads(found) if isinstance(found, str) else found
+        return {(topic, number): int(offset) for topic, by in topics.items() for number, offset in by.items()}
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+RAN = (
+    Declared("memwal_run_rows", "counter", "rows of finished micro-batches", lambda run: run.rows),
+    Declared("memwal_run_repeated_rows", "counter", "rows of these that were sent again", lambda run: run.repeated),
+    Declared("memwal_run_micro_batches", "counter", "micro-batches finished", lambda run: run.micro_batches),
+    Declared("memwal_run_batch_id", "gauge", "batch_id of the newest of them, -1 before", lambda run: run.batch_id),
+    Declared(
+        "memwal_run_last_batch_timestamp_seconds",
+        "gauge",
+        "when rows were last acknowledged, unix time; 0 before",
+        lambda run: run.finished_at,
+    ),
+    Declared(
+        "memwal_run_ack_seconds",
+        "histogram",
+        "closing of a region's stream to its ack, one per region and micro-batch",
+        lambda run: run.ack_seconds,
+    ),
+    Declared(
+        "memwal_run_queryable_seconds",
+        "histogram",
+        "landing of a region's oldest row in the source to its ack, one per region and micro-batch",
+        lambda run: run.queryable_seconds,
+    ),
+    Declared(
+        "memwal_source_lag_seconds",
+        "gauge",
+        "age of the oldest row of the last micro-batch when it became queryable",
+        lambda run: run.lag_seconds,
+    ),
+    Declared(
+        "memwal_source_lag_rows",
+        "gauge",
+        "rows that the source held at the last trigger and it did not take; NaN where the source counts none (files)",
+        lambda run: float("nan") if run.rows_behind is None else run.rows_behind,
+    ),
+    Declared(
+        "memwal_dead_letters",
+        "counter",
+        "rows that became dead letters, by the stage that refused them",
+        lambda run: run.dead_letters(),
+        by="stage",
+    ),
+)
+"""Of a `RunMeter`."""
+
+
+class RunCollector(Collector):
+    """The metrics of one pipeline."""
+
+    def __init__(self, meter: RunMeter) -> None:
+        self._meter = meter
+
+    def collect(self) -> Iterator[Metric]:
+        """What there is at this moment."""
+        yield from families(RAN, {"": self._meter})

@@ -1,0 +1,265 @@
+"""Bearer tokens and TLS: who is let in, who is not, what is refused, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import ssl
+import sys
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import trustme
+
+import ingest
+from ingest.access import Access
+from ingest.security import Guard
+from ingest.settings import load
+from tests.conftest import PATIENCE
+from tests.integration.test_http_edge import fetch, scraped
+
+TOKEN = "a-token-that-nobody-may-ever-see"
+ENV = {"MEMWAL_TEST_TOKEN": TOKEN}
+QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files of an authority and of a server on loopback that it vouches for."""
+
+    ca: Path
+    cert: Path
+    key: Path
+    stranger: Path
+    """Another authority."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those of [daemon], token included."""
+        found = {"tls_cert": str(self.cert), "tls_key": str(self.key), "tls_ca": str(self.ca)}
+        return {**found, "token": "env:MEMWAL_TEST_TOKEN"}
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """A client's."""
+        return ssl.create_default_context(cafile=str(self.ca))
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    authority, stranger = trustme.CA(), trustme.CA()
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    found = Certificates(*(tmp_path / f"{name}.pem" for name in ("ca", "cert", "key", "stranger")))
+    authority.cert_pem.write_to_path(str(found.ca))
+    issued.cert_chain_pems[0].write_to_path(str(found.cert))
+    issued.private_key_pem.write_to_path(str(found.key))
+    stranger.cert_pem.write_to_path(str(found.stranger))
+    return found
+
+
+def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
+    """A daemon with an HTTP edge: the process, its endpoint, its URL."""
+    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=ENV)
+    url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
+    return running, running.line_with("serving").rsplit(" ", 1)[1], url
+
+
+def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
+    small_config: Callable[..., Path],
+    start: Callable[..., Any],
+    certificates: Certificates,
+    made: Any,
+    memwal: Callable[..., Any],
+) -> None:
+    log = {"level": "debug", "format": "json"}
+    config = small_config(daemon={"http_port": 0, **certificates.settings}, log=log, **QUIET)
+    running, endpoint, url = serve(start, config)
+    assert endpoint.startswith("grpc+tls://127.0.0.1:")
+    assert url.startswith("https://127.0.0.1:")
+    ca = certificates.ca.read_bytes()
+    for token in (None, "", "another", TOKEN + "x", TOKEN[:-1]):
+        with pytest.raises(ingest.Invalid, match="missing or wrong token") as refused:
+            ingest.connect(endpoint, token=token, tls_ca=ca)
+        assert len(str(refused.value).splitlines()) == 1
+    for location, authority in ((endpoint, None), (endpoint, certificates.stranger.read_bytes())):
+        with pytest.raises(ingest.Unavailable, match=r"127\.0\.0\.1.*tls_ca") as unknown:
+            ingest.connect(location, token=TOKEN, tls_ca=authority)
+        assert len(str(unknown.value).splitlines()) == 1
+    with pytest.raises(ingest.Unavailable, match="does not answer"):
+        ingest.connect(endpoint.replace("grpc+tls", "grpc"), token=TOKEN)
+
+    with ingest.connect(endpoint, token=TOKEN, tls_ca=ca) as table:
+        table.put(made.rows(range(10)))
+        assert table.count() == 10
+    found = memwal("query", config, "--filter", "id < 3", "--columns", "id", "--format", "json", env=ENV)
+    assert (found.code, len(json.loads(found.out))) == (0, 3)
+    assert endpoint in memwal("status", config, "--json", env=ENV).out
+
+    context = certificates.context
+    for path in ("/metrics", "/status", "/health/readyz"):
+        for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
+            assert fetch(url + path, context, **headers) == (401, '{"error": "missing or wrong token"}\n')
+        assert fetch(url + path, context, Authorization=f"Bearer {TOKEN}")[0] == 200
+    assert fetch(f"{url}/health/livez", context)[0] == 200
+    with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+        urllib.request.urlopen(f"{url}/health/livez", timeout=60)
+
+    wrong = memwal("query", config, "--filter", "id < 3", env={"MEMWAL_TEST_TOKEN": "another"})
+    assert (wrong.code, len(wrong.error_lines)) == (2, 1)
+    assert "missing or wrong token" in wrong.error_lines[0]
+    shown = memwal("config", "show", config, env=ENV)
+    assert 'token = "env:MEMWAL_TEST_TOKEN"' in shown.out
+    running.process.terminate()
+    assert running.wait() == 0
+    said = [json.loads(line) for line in running.errors]
+    assert {"claim", "serving", "drain"} <= {each.get("event") for each in said}
+    outputs = [*running.lines, *running.errors, found.out, shown.out, wrong.err]
+    assert not any(TOKEN in each for each in outputs)
+
+
+def test_daemons_that_share_a_table_let_each_other_in(
+    small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates, made: Any
+) -> None:
+    config = small_config(daemon={"workers": 2, **certificates.settings}, regions={"count": 4}, **QUIET)
+    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=ENV)
+    endpoint = running.line_with("serving").rsplit(" ", 1)[1]
+    with ingest.connect(endpoint, token=TOKEN, tls_ca=certificates.ca.read_bytes()) as table:
+        table.put(made.rows(range(40)))
+        assert table.count() == 40
+        status = table.status()
+        assert len(status["regions"]) == 4
+        assert {region["owner"] for region in status["regions"]} <= set(table.endpoint.split(","))
+    running.process.terminate()
+    assert running.wait() == 0
+    assert not any("cannot be looked at" in line or TOKEN in line for line in running.errors)
+
+
+def test_a_pipeline_reaches_its_daemon_through_both(
+    small_config: Callable[..., Path],
+    start: Callable[..., Any],
+    certificates: Certificates,
+    tmp_path: Path,
+    made: Any,
+    wait_until: Callable[..., Any],
+) -> None:
+    """The sink's tasks, the driver, and the driver's own HTTP edge, which asks for the same."""
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        pq.write_table(made.table(range(number * 20, number * 20 + 20)), tmp_path / "in" / f"{number}.parquet")
+    config = small_config(
+        daemon=certificates.settings,
+        sink={"http_port": 0},
+        source={"path": str(tmp_path / "in")},
+        log={"level": "info", "format": "json"},
+    )
+    running = start([sys.executable, "-m", "ingest.cli", "run", str(config)], env=ENV)
+    url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
+    context, headers = certificates.context, {"Authorization": f"Bearer {TOKEN}"}
+
+    def told(name: str) -> float:
+        return scraped(url, context, **headers)(name)
+
+    assert fetch(f"{url}/metrics", context)[0] == 401
+    wait_until(lambda: told("memwal_run_rows_total") == 40, timeout=3 * PATIENCE, every=0.5)  # Spark starts
+    assert told("memwal_run_micro_batches_total") == told("memwal_run_batch_id") + 1 == 2
+    assert told("memwal_run_queryable_seconds_count") == told("memwal_run_ack_seconds_count") == 4
+    assert told("memwal_source_lag_seconds") > 0
+    assert told("memwal_run_last_batch_timestamp_seconds") > 0
+    assert fetch(f"{url}/health/readyz", context, **headers) == (200, '{"ready": true, "reasons": []}\n')
+    status = json.loads(fetch(f"{url}/status", context, **headers)[1])
+    assert (status["rows"], status["micro_batches"], status["not_ready"]) == (40, 2, [])
+    running.process.terminate()
+    assert running.wait() == 0, running.errors
+    assert not any(TOKEN in line for line in (*running.lines, *running.errors))
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secured", [(), ("token",), ("tls_cert", "tls_key")])
+def test_an_address_that_others_reach_needs_token_and_tls(
+    secured: tuple[str, ...],
+    small_config: Callable[..., Path],
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    tree: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    from ingest.daemon import check_addresses
+
+    monkeypatch.setenv("MEMWAL_TEST_TOKEN", TOKEN)
+    given = {name: certificates.settings[name] for name in secured}
+    settings = load(small_config(daemon={"host": "0.0.0.0", **given}), ENV)
+    with pytest.raises(ingest.Invalid, match=r"^daemon\.host: 0\.0\.0\.0 is not a loopback address") as refused:
+        check_addresses(settings, ENV)
+    assert all(name in str(refused.value) for name in ("daemon.token", "daemon.tls_cert", "daemon.tls_key"))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_an_address_that_others_reach_is_served_with_both(
+    small_config: Callable[..., Path], certificates: Certificates
+) -> None:
+    from ingest.daemon import check_addresses
+
+    host = "0.0.0.0"
+    settings = load(small_config(daemon={"host": host, **certificates.settings}), ENV)
+    guard = check_addresses(settings, ENV)
+    assert guard.complete
+    assert TOKEN not in repr(guard)
+
+
+@pytest.mark.parametrize(
+    ("daemon", "said"),
+    [
+        ({"token": TOKEN}, "token is not a reference; write env:NAME or file:PATH"),
+        ({"token": "env:"}, "names nothing behind"),
+        ({"tls_cert": "a.pem"}, "tls_key is not set, but tls_cert is"),
+        ({"tls_key": "a.pem"}, "tls_cert is not set, but tls_key is"),
+        ({"endpoints": ["https://host:1"]}, "is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"),
+    ],
+)
+def test_settings_that_are_wrong_are_refused_and_no_secret_repeated(
+    daemon: dict[str, Any], said: str, small_config: Callable[..., Path]
+) -> None:
+    with pytest.raises(ingest.Invalid) as refused:
+        load(small_config(daemon=daemon), {})
+    assert said in str(refused.value)
+    assert TOKEN not in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
+    small_config: Callable[..., Path], certificates: Certificates, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text(" \n")
+    for changes, environ, said in (
+        ({}, {}, r"daemon\.token: the environment variable MEMWAL_TEST_TOKEN is not set"),
+        ({"token": f"file:{empty}"}, {}, r"daemon\.token: file:.*empty is empty"),
+        ({"tls_key": str(certificates.ca)}, ENV, r"daemon\.tls_cert: .* are no certificate and its key"),
+        ({"tls_cert": str(tmp_path / "none.pem")}, ENV, r"daemon\.tls_cert: .*none\.pem: No such file"),
+    ):
+        settings = load(small_config(daemon={**certificates.settings, **changes}), {})
+        with pytest.raises(ingest.Invalid, match=said) as refused:
+            Guard.of(settings.daemon, environ)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_token_travels_by_reference_and_never_in_clear(
+    small_config: Callable[..., Path], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(small_config(daemon=certificates.settings), ENV)
+    access = Access.of(settings)
+    pickled = pickle.dumps((settings, access))
+    assert TOKEN.encode() not in pickled
+    assert pickle.loads(pickled)[1] == access
+    assert access.options(ENV) == {"token": TOKEN, "tls_ca": certificates.ca.read_bytes()}
+    assert Access().options({}) == {"token": None, "tls_ca": None}
+    with pytest.raises(ingest.Invalid, match=r"grpc://10\.0\.0\.1:1: the token would travel in clear") as refused:
+        ingest.connect(["grpc://127.0.0.1:1", "grpc://10.0.0.1:1"], token=TOKEN)
+    assert TOKEN not in str(refused.value)
