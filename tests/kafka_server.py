@@ -305,6 +305,7 @@ def _configure(directory: Path, port: int, controller: int) -> None:
         "log.dirs": directory / "messages",
         "message.max.bytes": _LARGEST_MESSAGE,
         "replica.fetch.max.bytes": _LARGEST_MESSAGE,
+        "log.retention.ms": -1,  # records keep the times that tests give them, and those may be years ago
         "auto.create.topics.enable": "false",
         "offsets.topic.replication.factor": 1,
         "offsets.topic.num.partitions": 1,
