@@ -61,10 +61,14 @@ class BatchReceipt:
 
     batch_id: int
     regions: tuple[RegionReceipt, ...]
+    bad: int = 0
+    """Rows that no region got: left out, or dead letters now."""
+    letters: int = 0
+    """Dead letters that were written for it; fewer than `bad` where they were there already."""
 
     @property
     def rows(self) -> int:
-        """Rows of the micro-batch."""
+        """Rows of the micro-batch that its regions got."""
         return sum(each.rows for each in self.regions)
 
 
