@@ -1,4 +1,6 @@
-"""How long writes stop when a daemon dies, ends in order, or starts: `python -m bench.take_over [--smoke]`.
+"""How long writes stop when a daemon dies, ends in order, or starts.
+
+`python -m bench.take_over [--smoke | --trials N]` prints a table.
 
 Two daemons share a table on a local disk. One client for each region puts a row, durable, as soon as the one before was
 acked, and asks all endpoints who has the region when a put fails; so what is measured holds the client's part too.
@@ -222,7 +224,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.take_over", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="one trial of each")
-    trials = SMOKE if parser.parse_args().smoke else FULL
+    parser.add_argument("--trials", type=int, default=FULL, help="trials of each (%(default)s)")
+    given = parser.parse_args()
+    trials = SMOKE if given.smoke else given.trials
     with tempfile.TemporaryDirectory() as directory:
         found = measure(Path(directory), trials)
     print(f"{'':<12} {'trials':>6} {'p50':>9} {'p99':>9} {'worst':>9}")

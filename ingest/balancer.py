@@ -28,10 +28,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import wal
@@ -165,6 +166,7 @@ class Balancer:
                 continue  # a peer asked for it just now
             try:
                 self._table.release(writer.region)
+                _LOG.info("region %s is handed over", writer.region)
             except MemWalError as error:
                 _LOG.warning("region %s is not handed over: %s", writer.region, error)
             self.tell()
@@ -176,7 +178,8 @@ class Balancer:
             peer.stop()
 
     def _stop_claiming(self) -> None:
-        self._stopped.set()
+        with self._lock:
+            self._stopped.set()
         self._wake.set()
         if self._worker is not None:
             self._worker.wait()
@@ -199,9 +202,9 @@ class Balancer:
         steps = self._decided()
         self._check(steps.check)
         for region in steps.claim:
-            self._begin(region, None)
+            self._begin(region, self._take, region, None)
         for region, owner in steps.ask:
-            self._begin(region, self._peers[owner])
+            self._begin(region, self._take, region, self._peers[owner])
         if steps.settled and not self._busy:
             self._settled.set()
 
@@ -232,34 +235,33 @@ class Balancer:
 
     def _drop_ended(self) -> None:
         """Let go of writers that were fenced, or that storage made stop themselves: only a new claim mends either."""
-        now = self._clock.monotonic()
         for writer in self._table.regions.writers:
             if writer.failure is not None:
-                _LOG.warning("region %s is let go of: %s", writer.region, writer.failure)
-                with suppress(MemWalError):
-                    self._table.release(writer.region)
-                self._lost(writer, now)
+                self._begin(writer.region, self._drop, writer)
 
-    def _lost(self, writer: RegionWriter, now: float) -> None:
+    def _drop(self, writer: RegionWriter) -> None:
+        """Its threads may need a while to end, one of them may wait for storage; the region is not claimed before."""
+        _LOG.warning("region %s is let go of: %s", writer.region, writer.failure)
+        with suppress(MemWalError):
+            self._table.release(writer.region)
+        now = self._clock.monotonic()
         with self._lock:
             if not isinstance(writer.failure, wal.Fenced):
                 self._failed.lost(writer.region, now)
             elif self._watch.owner(writer.region) is None:
                 self._taken.lost(writer.region, now)
 
-    def _begin(self, region: UUID, owner: Peer | None) -> None:
+    def _begin(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
+        """Have `work` done beside, unless something is done to `region` already."""
         with self._lock:
-            self._busy.add(region)
-        self._jobs.submit(self._take, region, owner)
-
-    def _take(self, region: UUID, owner: Peer | None) -> None:
-        """Ask `owner` for the region first, if there is one, and claim it."""
-        try:
-            if owner is not None and not self._released(region, owner):
+            if region in self._busy or self._stopped.is_set():
                 return
-            if not self._stopped.is_set():
-                epoch = self._table.acquire(region)
-                _LOG.info("region %s is served here with writer epoch %d", region, epoch)
+            self._busy.add(region)
+            self._jobs.submit(self._done, region, work, *what)
+
+    def _done(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
+        try:
+            work(*what)
         except BaseException as error:  # noqa: BLE001 - one region's trouble is not the others'
             with self._lock:
                 self._failed.lost(region, self._clock.monotonic())
@@ -268,6 +270,14 @@ class Balancer:
             with self._lock:
                 self._busy.discard(region)
             self._wake.set()
+
+    def _take(self, region: UUID, owner: Peer | None) -> None:
+        """Ask `owner` for the region first, if there is one, and claim it."""
+        if owner is not None and not self._released(region, owner):
+            return
+        if not self._stopped.is_set():
+            epoch = self._table.acquire(region)
+            _LOG.info("region %s is served here with writer epoch %d", region, epoch)
 
     def _released(self, region: UUID, owner: Peer) -> bool:
         try:

@@ -164,7 +164,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             self._place.heard(request["from"])
         upkeep = self._table.upkeep
         waiting = asdict(Waiting.of_all(upkeep.waiting()))
-        return {**self._regions(), "waiting": waiting, "base_version": upkeep.caught_up}
+        claiming = [str(region) for region in self._table.regions.coming]
+        return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
 
     def _regions(self) -> dict[str, Any]:
         return {

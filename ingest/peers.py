@@ -30,6 +30,7 @@ ASK_TIMEOUT = 5.0
 """Seconds that a peer has to release a region; what it does after that is seen at the next look."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 """A new client connects anew; otherwise gRPC would remember for all of them that nobody listened, for seconds."""
+_UNANSWERED = (flight.FlightTimedOutError, flight.FlightCancelledError)
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
@@ -101,9 +102,9 @@ class Peer:
             self._drop()
             self._seen(self, None, True)
             return False
-        except (*_ERRORS, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - ending here would leave the peer as it was seen last, for ever
             self._drop()
-            self._warn(str(error).splitlines()[0] if not isinstance(error, flight.FlightTimedOutError) else "")
+            self._warn("" if isinstance(error, _UNANSWERED) else str(error).partition("\n")[0])
             self._seen(self, None, False)
             return True
         self._seen(self, found, False)
@@ -113,7 +114,10 @@ class Peer:
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
         self.waiting, self.version = Waiting(**told["waiting"]), int(told["base_version"])
-        return Answer({UUID(region): epoch for region, epoch in told["regions"].items()}, told["draining"])
+        # What it claims at this moment it has in a moment; asked for it, it answers then.
+        claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
+        having = {UUID(region): epoch for region, epoch in told["regions"].items()}
+        return Answer(claiming | having, told["draining"])
 
     def _warn(self, reason: str) -> None:
         if reason and not self._warned:

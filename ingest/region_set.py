@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from uuid import UUID
 
 import wal
@@ -62,6 +62,8 @@ class RegionSet:
         self.assure: Callable[[], None] = lambda: None
         """Asked before rows are read: lets go of what another has claimed, where this process may have slept since."""
         self.draining = False
+        self.coming: frozenset[UUID] = frozenset()
+        """Regions that are being claimed."""
         self.collector = TableCollector(context.store, context.codec, context.clock, base.regions)
         self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
         self._turns: defaultdict[UUID, threading.Lock] = defaultdict(threading.Lock)
@@ -131,11 +133,12 @@ class RegionSet:
                 return held.guard.epoch
             if held is not None:
                 self._leave(held)
-            left_behind = self.collector.names(region)
-            context = self.context
-            writer = RegionWriter(context, region, self._buckets[region], committed().get(region, 0))
-            self.collector.outlived(region, left_behind, writer.guard.epoch)
-            self._join(writer, context)
+            with self._coming(region):
+                left_behind = self.collector.names(region)
+                context = self.context
+                writer = RegionWriter(context, region, self._buckets[region], committed().get(region, 0))
+                self.collector.outlived(region, left_behind, writer.guard.epoch)
+                self._join(writer, context)
             if self._endpoint is not None:
                 owners.announce(context.store, region, writer.guard.epoch, self._endpoint)
             return writer.guard.epoch
@@ -172,6 +175,16 @@ class RegionSet:
                 every.callback(writer.close)
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _coming(self, region: UUID) -> Iterator[None]:
+        with self.changing:
+            self.coming |= {region}
+        try:
+            yield
+        finally:
+            with self.changing:
+                self.coming -= {region}
 
     def _join(self, writer: RegionWriter, context: RegionContext) -> None:
         try:
