@@ -19,6 +19,7 @@ import flush
 import wal
 from ingest import owners
 from ingest.access import Access
+from ingest.addresses import expanded
 from ingest.client import RemoteTable
 from ingest.errors import Invalid, MemWalError
 from ingest.flight_wire import UNAUTHENTICATED
@@ -77,7 +78,7 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
     if base is None:
         raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
-    notes = owners.find(store, base.regions, settings.daemon.endpoints)
+    notes = owners.find(store, base.regions, expanded(settings.daemon.endpoints, settings.daemon.workers))
     if notes is not None:
         shown = Access.of(settings).options(environ)
         try:

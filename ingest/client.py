@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from flush import CommitReport
+from ingest.admission import size_bound
 from ingest.attempts import Attempts
 from ingest.connection import Connection, as_vector
 from ingest.edge import at_the_edge
@@ -148,9 +149,7 @@ class RemoteTable(Reads):
             )
 
         def again(error: MemWalError) -> None:
-            seen = router.rounds
-            if attempts.after(error, alone=router.alone):
-                router.learn(seen)
+            router.before_next(attempts, error, router.rounds)
 
         return RegionStream(str(region), schema, open_put, again, router.clock)
 
@@ -221,8 +220,7 @@ class RemoteTable(Reads):
             try:
                 return call(attempts.patience(alone=router.alone))
             except MemWalError as error:
-                if attempts.after(error, alone=router.alone):
-                    router.learn(seen)
+                router.before_next(attempts, error, seen)
 
     def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
         parsed = Token.parse(token)
@@ -236,7 +234,7 @@ class RemoteTable(Reads):
         limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
         seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
         write = RoutedWrite(self.router, lambda: self.splitter, rows, request, ANSWER_TIMEOUT if limited else 0.0)
-        with self._in_flight.of(rows.nbytes, seconds):
+        with self._in_flight.of(size_bound(rows), seconds):
             try:
                 return self._patiently(write.attempt, seconds, repeatable=parsed is not None)
             except MemWalError as error:
@@ -253,6 +251,8 @@ class RemoteTable(Reads):
 
     def _read(self, read: str, request: dict[str, Any], rows: pa.Table | None, within: float) -> Any:
         sole = self.router.sole
+        if sole is None and request["level"] == "committed":  # which needs no owner: any daemon answers for all regions
+            sole = self.router.owner(self.router.regions[0])
         if sole is not None:
             return sole.read(read, request, rows, within)
         if read == "get":

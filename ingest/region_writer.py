@@ -173,7 +173,8 @@ class RegionWriter:
     def _wait_until(self, until: float) -> None:
         clock, limits = self._context.clock, self._context.limits
         while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
-            if self._looking.acquire(blocking=False):
+            commits = self._levels.unflushed < limits.unflushed_max  # else our own flushes are waited for
+            if commits and self._looking.acquire(blocking=False):
                 try:
                     self.refresh()
                 except NOTHING_WRITTEN:

@@ -6,16 +6,17 @@ again only with their token, which every region knows them by; without one the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ingest.attempts import verdict
 from ingest.connection import Connection
-from ingest.errors import MemWalError, UnknownOutcome
+from ingest.errors import MemWalError, Unavailable, UnknownOutcome
 from ingest.receipts import Receipt
 from ingest.router import Router
 from ingest.splitting import Splitter
@@ -45,13 +46,20 @@ class RoutedWrite:
         answers = self._router.side_by_side(calls)
         self._waiting = []
         for (_, rows), answer in zip(parts, answers, strict=True):
-            if isinstance(answer, MemWalError):
+            if isinstance(answer, UnknownOutcome) and "positions" in answer.details:
+                self._acks.append(answer.details)
+                self._waiting.append(self._without(rows, answer.details["positions"]))
+            elif isinstance(answer, MemWalError):
                 self._waiting.append(rows)
                 self._unknown = answer if isinstance(answer, UnknownOutcome) else self._unknown
             else:
                 self._acks.append(answer)
         if self._waiting:
-            raise the_worst(answers, repeatable=self._request["token"] is not None, alone=self._router.alone)
+            raise the_worst(
+                [_of_the_rest(answer) for answer in answers],
+                repeatable=self._request["token"] is not None,
+                alone=self._router.alone,
+            )
         return self._receipt()
 
     def outcome(self, error: MemWalError) -> MemWalError:
@@ -60,6 +68,8 @@ class RoutedWrite:
             return error
         if not self._acks and self._unknown is not None:
             return self._unknown
+        if "positions" in error.details:
+            return UnknownOutcome(error.message, error.details)
         missing = sum(rows.num_rows for rows in self._waiting)
         return UnknownOutcome(
             f"of {self._given} rows {self._given - missing} were applied, the others were not: {error}; retry with the "
@@ -71,11 +81,9 @@ class RoutedWrite:
         rows = self._waiting[0] if len(self._waiting) == 1 else pa.concat_tables(self._waiting)
         if self._router.sole is not None:
             return [(self._router.sole, rows)]
-        splitter, router = self._splitter(), self._router
-        if not self._checked:
-            rows = splitter.checked_keys(rows) if self._request["delete"] else splitter.checked(rows)
-            self._waiting, self._checked = [rows], True
-        buckets = splitter.buckets(rows)
+        router = self._router
+        rows, buckets = self._bucketed(rows)
+        self._waiting = [rows]
         present = np.unique(buckets).tolist()
         parts = []
         for endpoint, regions in router.owners(router.regions[bucket] for bucket in present).items():
@@ -84,10 +92,31 @@ class RoutedWrite:
             parts.append((router.connection(endpoint), part))
         return parts
 
+    def _without(self, rows: pa.Table, regions: Collection[str]) -> pa.Table:
+        """The rows that are not of `regions`, which have theirs."""
+        rows, buckets = self._bucketed(rows)
+        have = [bucket for bucket, region in enumerate(self._router.regions) if region in regions]
+        return rows.filter(pa.array(~np.isin(buckets, have)))
+
+    def _bucketed(self, rows: pa.Table) -> tuple[pa.Table, npt.NDArray[np.int32]]:
+        """Rows, checked before they are split for the first time, and their buckets."""
+        splitter = self._splitter()
+        if not self._checked:
+            rows = splitter.checked_keys(rows) if self._request["delete"] else splitter.checked(rows)
+            self._checked = True
+        return rows, splitter.buckets(rows)
+
     def _receipt(self) -> Receipt:
         positions = {region: position for ack in self._acks for region, position in ack["positions"].items()}
         applied = any(ack["applied"] for ack in self._acks) if self._acks else True
         return Receipt(self._given, applied, positions, sum(ack["skipped"] for ack in self._acks))
+
+
+def _of_the_rest(answer: Any) -> Any:
+    """An answer as it counts for the rows that are left: where some regions have theirs, the others applied nothing."""
+    if isinstance(answer, UnknownOutcome) and "positions" in answer.details:
+        return Unavailable(answer.message, answer.details)
+    return answer
 
 
 def the_worst(answers: Sequence[Any], *, repeatable: bool, alone: bool) -> MemWalError:

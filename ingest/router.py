@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple, TypeVar
 
+from ingest.attempts import Attempts
 from ingest.connection import Connection
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import NOT_OWNER, UNAUTHENTICATED
@@ -155,6 +156,13 @@ class Router:
             if self._rounds == seen:
                 self._ask()
                 self._rounds += 1
+
+    def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
+        """Return when a call that failed may be made again; `seen`: `rounds` before it. Raises: `error`, if never."""
+        if attempts.after(error, alone=self.alone):
+            self.learn(seen)
+            if not attempts.left:  # it took all the time that there was
+                raise error
 
     def asked(self) -> dict[str, Mapping[str, Any]]:
         """What every daemon that answers owns, by endpoint."""

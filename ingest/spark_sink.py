@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from flush import BaseTable
 from ingest.access import Access
+from ingest.addresses import expanded
 from ingest.child import ChildDaemon, start_child
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.settings import Settings, load
@@ -186,7 +187,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
 
 def configured_endpoint(settings: Settings) -> str | None:
     """The configured daemons, in the form that `ingest.connect` takes; None for a child daemon."""
-    return ",".join(settings.daemon.endpoints) or None
+    return ",".join(expanded(settings.daemon.endpoints, settings.daemon.workers)) or None
 
 
 def daemon_ended(code: int) -> Unavailable:

@@ -6,9 +6,10 @@ caller is told that the outcome is unknown; it gets its memory back only when th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ingest.errors import Unavailable, UnknownOutcome
+from ingest.errors import FencedError, Unavailable, UnknownOutcome, classify
 from ingest.region_writer import RegionWriter
 from ingest.write_queue import Ack, Write
 from wal import Clock, OutcomeUnknown
@@ -36,22 +37,39 @@ def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | No
             _leave(write, clock)
         raise
     if errors:
-        raise _of_several(errors, len(waiting))
+        raise _of_several(errors, {to.name: write.done.result() for to, write in waiting if _is_acked(write)})
     return {writer.name: write.done.result() for writer, write in waiting}
 
 
-def _of_several(errors: Sequence[BaseException], regions: int) -> BaseException:
-    """What a call is told whose regions answered differently: Unavailable promises that nothing was applied."""
+def _is_acked(write: Write) -> bool:
+    return write.done.done() and write.done.exception() is None
+
+
+def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> BaseException:
+    """What a call is told whose regions answered differently: Unavailable promises that nothing was applied.
+
+    Where the others surely applied nothing, the details hold the acks: who knows where rows go sends the rest again.
+    """
     unknown = next((error for error in errors if isinstance(error, UnknownOutcome | OutcomeUnknown)), None)
-    if unknown is not None or len(errors) == regions:
+    if unknown is not None or not acks:
         return unknown or errors[0]
+    kinds = [classify(error) for error in errors]
+    surely = all(isinstance(kind, Unavailable | FencedError) for kind in kinds)
     partly = UnknownOutcome(
-        f"{regions - len(errors)} of {regions} regions applied their rows, the others did not: {errors[0]}; "
+        f"{len(acks)} of {len(acks) + len(errors)} regions applied their rows, the others did not: {errors[0]}; "
         "retry with the same token",
-        getattr(errors[0], "details", None),
+        kinds[0].details | (_in_details(acks) if surely else {}),
     )
     partly.__cause__ = errors[0]
     return partly
+
+
+def _in_details(acks: Mapping[str, Ack]) -> dict[str, Any]:
+    return {
+        "positions": {region: ack.position for region, ack in acks.items()},
+        "applied": any(ack.applied for ack in acks.values()),
+        "skipped": sum(ack.skipped for ack in acks.values()),
+    }
 
 
 def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:

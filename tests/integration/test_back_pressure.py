@@ -26,7 +26,7 @@ PENDING = 2
 def full(small_config: Callable[..., Path], made: Any) -> Iterator[Any]:
     """A table of one region that commits on demand only, with as many SSTs waiting as may."""
     commit = {"interval": "0s", "pending_max": PENDING}
-    config = small_config(regions={"count": 1}, commit=commit, wal={"put_timeout": "200ms"})
+    config = small_config(regions={"count": 1}, commit=commit, wal={"put_timeout": "1s"})
     with open_table(load(config, {}), {}) as table:
         for at in range(PENDING):
             table.put(made.rows([at]))

@@ -22,6 +22,7 @@ from ingest.cli_query import open_for_reading
 from ingest.client import RemoteTable
 from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
+from ingest.region_writer import RegionWriter
 from ingest.settings import load
 from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
 from ingest.stored_table import StoredTable
@@ -270,6 +271,31 @@ def test_a_put_without_a_token_goes_after_its_region(pair: Callable[..., Any], m
         assert client.put(made.rows(range(bucket * 30, bucket * 30 + 30))).rows == 30
         assert client.delete([bucket * 30]).rows == 1
     assert client.count() == REGIONS * 29
+
+
+def test_a_region_that_is_let_go_in_the_middle_of_a_put_costs_no_token(
+    append_only: tuple[Pair, RemoteTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One region of the daemon has written its rows when the next one is gone: only the rest is sent again."""
+    both, _ = append_only
+    both.move(1)
+    both.move(3)
+    with ingest.connect(both.endpoints[0]) as client:
+        assert client.router.sole is not None
+        real, submitted = RegionWriter.submit, list[RegionWriter]()
+
+        def submit(writer: RegionWriter, *args: Any) -> None:
+            if submitted and not both.tables[1].regions.has(submitted[0]) and writer is not submitted[0]:
+                monkeypatch.setattr(RegionWriter, "submit", real)
+                both.move(writer.bucket)
+            submitted.append(writer)
+            real(writer, *args)
+
+        monkeypatch.setattr(RegionWriter, "submit", submit)
+        receipt = client.put(append_rows.rows(range(100)))
+        assert (receipt.rows, receipt.applied, len(receipt.positions)) == (100, True, REGIONS)
+        assert append_rows.counted(client) == Counter(range(100))
+        assert {both.owner(bucket) for bucket in range(REGIONS)} == {0, 1}
 
 
 def test_endpoints_that_are_down_do_no_harm(pair: Callable[..., Any], made: Any) -> None:

@@ -20,6 +20,8 @@ from ingest.source import read_stream
 from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
 from ingest.task_errors import of_spark
+from tests.cluster import start_daemon
+from tests.s3_server import free_ports
 from wal import FakeClock
 
 RESULT_LIMIT = 64 << 10
@@ -218,6 +220,27 @@ def test_a_dead_child_daemon_is_named_and_a_new_run_goes_on(stream: Callable[...
     source.sink._owner = owner  # type: ignore[method-assign]
     source.run(made.schema)
     assert sorted(source.names()) == list(range(60))
+
+
+def test_two_daemons_are_fed_and_one_that_dies_fails_no_micro_batch(
+    spark: Any, small_config: Callable[..., Path], tmp_path: Path, start: Callable[..., Any], made: Any
+) -> None:
+    endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
+    (tmp_path / "in").mkdir()
+    source = {"path": str(tmp_path / "in"), "files_per_trigger": 1}
+    config = small_config(source=source, daemon={"endpoints": endpoints}, regions={"count": 4})
+    daemons = [start_daemon(start, config, endpoint) for endpoint in endpoints]
+    for daemon in daemons:
+        daemon.line_with("serving")
+    source_of = Stream(spark, config, tmp_path / "in")
+    source_of.land(made.table(range(60)))
+    source_of.run(made.schema)
+    daemons[0].kill()
+    source_of.land(made.table(range(30, 90), version=1))
+    source_of.run(made.schema)
+    assert [batch.rows for batch in source_of.batches] == [60, 60]
+    assert source_of.names() == {id: f"row {id} v{int(id >= 30)}" for id in range(90)}
+    assert source_of.sink._child is None
 
 
 def test_outside_a_streaming_query_it_says_how_to_use_it(stream: Callable[..., Stream], made: Any) -> None:

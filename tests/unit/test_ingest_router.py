@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ingest.attempts import Attempts
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.router import Owner, Router, believed, endpoints_of
 from wal import FakeClock, SeededIds
@@ -106,6 +107,25 @@ def test_calls_that_failed_together_ask_once() -> None:
     for thread in threads:
         thread.join()
     assert sorted(daemons.asked[1:]) == [("regions", A), ("regions", B)]
+
+
+def test_no_call_is_made_again_past_its_deadline() -> None:
+    daemons = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1}))
+    router = daemons.router()
+    error, clock = Unavailable("busy elsewhere", {"reason": "not_owner"}), FakeClock()
+    attempts = Attempts(clock, SeededIds(), 1.0, repeatable=True)
+    router.before_next(attempts, error, router.rounds)
+    assert router.rounds == 1
+
+    class Slow(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            clock.advance(5.0)
+            return super().__getitem__(name)
+
+    daemons.answers[A] = Slow(daemons.answers[A])
+    with pytest.raises(Unavailable) as raised:
+        router.before_next(attempts, error, router.rounds)
+    assert raised.value is error
 
 
 def test_another_name_of_the_same_daemon_is_not_another_daemon() -> None:

@@ -143,6 +143,7 @@ def test_a_wrong_table_is_one_line_that_names_field_and_fix(change: dict[str, An
     [
         ("memtable", {"size_max": "2GiB"}, "unflushed_max = '1GiB' is less than size_max = '2GiB'"),
         ("wal", {"put_timeout": "1min"}, "retry_budget = '30s' is shorter than one attempt, put_timeout = '1min'"),
+        ("commit", {"pending_max": 8}, "pending_max = 8 is not above ssts_max = 8: puts would wait for every commit"),
         ("wal", {"format": "lanse"}, "format = 'lanse' must be one of 'lance' or 'arrow'; did you mean 'lance'?"),
         ("daemon", {"port": 70000}, "port = 70000 must be at most 65535"),
         ("daemon", {"endpoints": ["localhost:1"]}, "'localhost:1' is not of the form 'grpc://host:port'"),
