@@ -119,7 +119,8 @@ class RunPages:
             "ack_p99": _number(figures.ack_p99),
             "queryable_p50": _number(figures.queryable_p50),
             "queryable_max": _number(figures.queryable_max),
-            "dead_letters": dict(meter.dead_letters()),
+            "rows_bad": meter.bad,
+            "dead_letters": meter.letters,
             "not_ready": self.health.reasons(),
         }
 

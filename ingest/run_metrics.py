@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,21 +17,22 @@ from ingest.spark_sink import BatchReceipt
 class RunMeter:
     """What one pipeline has counted since it was started.
 
-    Thread safety. `add` from the query's thread, `progressed` from the run's; `refused` and reading from any.
+    Thread safety. `add` from the query's thread, `progressed` from the run's; reading from any.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.rows = self.repeated = self.micro_batches = 0
+        self.bad = self.letters = 0
         self.batch_id = -1
         self.ack_seconds, self.queryable_seconds = Histogram(), Histogram()
         self.lag_seconds, self.finished_at = 0.0, 0.0
         self.rows_behind: int | None = None
-        self._dead: Counter[str] = Counter()
 
     def add(self, receipt: BatchReceipt) -> None:
         """Count a finished micro-batch; its lag is that of its oldest row, from landing in the source to the ack."""
         self.micro_batches += 1
+        self.bad += receipt.bad
+        self.letters += receipt.letters
         self.batch_id = receipt.batch_id
         waits = []
         for region in receipt.regions:
@@ -49,16 +48,6 @@ class RunMeter:
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """Take over what Spark says of the query's last trigger."""
         self.rows_behind = rows_behind(progress)
-
-    def refused(self, stage: str, rows: int) -> None:
-        """Count rows that became dead letters at a stage."""
-        with self._lock:
-            self._dead[stage] += rows
-
-    def dead_letters(self) -> list[tuple[str, int]]:
-        """Rows by the stage that refused them."""
-        with self._lock:
-            return sorted(self._dead.items())
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int | None:
@@ -119,13 +108,8 @@ RAN = (
         "rows that the source held at the last trigger and it did not take; NaN where the source counts none (files)",
         lambda run: float("nan") if run.rows_behind is None else run.rows_behind,
     ),
-    Declared(
-        "memwal_dead_letters",
-        "counter",
-        "rows that became dead letters, by the stage that refused them",
-        lambda run: run.dead_letters(),
-        by="stage",
-    ),
+    Declared("memwal_bad_rows", "counter", "rows that no region got: left out, or dead letters", lambda run: run.bad),
+    Declared("memwal_dead_letters", "counter", "dead letters written", lambda run: run.letters),
 )
 """Of a `RunMeter`."""
 

@@ -51,9 +51,8 @@ def test_a_pipeline_counts_its_micro_batches() -> None:
     meter = RunMeter()
     here = RegionReceipt("a", 10, True, 5, 0.25, landed_first=90.0, landed_last=95.0, acked_at=100.0)
     there = RegionReceipt("b", 4, False, 6, 0.5, landed_first=98.0, landed_last=99.0, acked_at=101.0)
-    meter.add(BatchReceipt(7, (here, there)))
+    meter.add(BatchReceipt(7, (here, there), bad=3, letters=2))
     meter.progressed({"sources": [kafka({"t": {"0": 1}}, {"t": {"0": 3}})]})
-    meter.refused("parse", 2)
     scrape = Scrape()
     scrape.add(RunCollector(meter))
     families = text_string_to_metric_families(scrape.text().decode())
@@ -67,6 +66,7 @@ def test_a_pipeline_counts_its_micro_batches() -> None:
         "memwal_run_ack_seconds_sum": 0.75,
         "memwal_source_lag_seconds": 10,
         "memwal_source_lag_rows": 2,
+        "memwal_bad_rows_total": 3,
         "memwal_dead_letters_total": 2,
     }
     assert {name: told[name] for name in expected} == expected
