@@ -338,7 +338,7 @@ def test_letters_of_a_source_without_places_are_the_same_however_they_are_cut(
     rows = with_nulls(made, [None, 1, None, None]).take([0, 1, 2, 2, 3])
     cuts = [[rows.slice(0, 2), rows.slice(2)], [rows.slice(3), rows.slice(0, 3)]]
     for order in cuts:
-        route = RouteTask(uri, (), "table")
+        route = RouteTask(uri, (), letters="table")
         parts = [batch for part in order for batch in route(iter(part.combine_chunks().to_batches()))]
         sent = joined([pa.Table.from_batches(parts).sort_by(BUCKET).combine_chunks().to_batches()[0]])
         send = SendTask(endpoint, table.base.regions, "query", 0, 30.0, Rules("table", f"{uri}.dlq"))
