@@ -407,7 +407,7 @@ def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | Non
         return ""
     if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
         topic, partition, offset = place_of(batch, row, 0)
-        return f" (topic {topic}, partition {partition}, offset {offset})"
+        return f" (offset {offset} of partition {partition} of topic {topic})"
     if FILE not in batch.schema.names:
         return ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name

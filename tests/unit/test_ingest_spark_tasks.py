@@ -341,6 +341,6 @@ def test_letters_of_a_source_without_places_are_the_same_however_they_are_cut(
         route = RouteTask(uri, (), letters="table")
         parts = [batch for part in order for batch in route(iter(part.combine_chunks().to_batches()))]
         sent = joined([pa.Table.from_batches(parts).sort_by(BUCKET).combine_chunks().to_batches()[0]])
-        send = SendTask(endpoint, table.base.regions, "query", 0, 30.0, Rules("table", f"{uri}.dlq"))
+        send = SendTask(endpoint, table.base.regions, "query", 0, 30.0, letters=Rules("table", f"{uri}.dlq"))
         assert sum(each["rows"][0].as_py() for each in send(iter([sent])) if each["letters"][0].is_valid) == 4
         assert lance.dataset(f"{uri}.dlq").count_rows() == 4
