@@ -274,7 +274,7 @@ def with_nulls(made: Any, ids: Sequence[int | None]) -> pa.Table:
 
 def test_a_record_that_was_not_mapped_is_named_by_its_offset(route: RouteTask, made: Any) -> None:
     found = refused(route, [recorded(made.table(range(3)), [None, "parse: no JSON", None])])
-    assert str(found) == "no JSON (topic orders, partition 3, offset 101)"
+    assert str(found) == "no JSON (offset 101 of partition 3 of topic orders)"
     assert found.kind == "INVALID"
     found = refused(route, [recorded(with_nulls(made, [0, 1, None]), [None] * 3)])
     assert "key column 'id' is null in row 2: give it a value (topic orders, partition 3, offset 102)" in str(found)
