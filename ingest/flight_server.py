@@ -160,7 +160,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "indexes": [asdict(spec) for spec in base.indexes],
             "required": list(base.required),
             "ids": [str(region) for region in base.regions],
-            "routing_version": base.routing_version,
             "append_by": None if base.append_by is None else list(base.append_by),
             "routing": base.routing._asdict(),
             **self._regions(),
@@ -179,6 +178,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "endpoint": self._place.endpoint or None,
             "endpoints": list(self._place.endpoints),
             "table": self._table.identity["table"],
+            "routing_version": self._table.base.routing_version,
             "regions": self._table.regions.epochs,
             "draining": self._table.regions.draining,
         }

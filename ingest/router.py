@@ -19,6 +19,7 @@ from ingest.attempts import Attempts
 from ingest.connection import Connection
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import NOT_OWNER, UNAUTHENTICATED
+from ingest.routings import expect_routing
 from wal import Clock, Ids, SystemClock, SystemIds
 
 T = TypeVar("T")
@@ -216,6 +217,10 @@ class Router:
         )
 
     def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raises: Unavailable (reason "resized") where the table has other regions by now than those that are known."""
+        for answer in answers.values() if self.regions else ():
+            if answer["table"] == self.table:
+                expect_routing(answer["table"], self.routing, answer["routing_version"])
         self._meet(answers.values())
         self._believe(believed(answers.items(), self.table))
 
@@ -227,7 +232,7 @@ class Router:
             if self.table not in (None, there):
                 raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")
             self.regions, self.table = tuple(described["ids"]), there
-            self.routing = described.get("routing_version", 1)
+            self.routing = described["routing_version"]
         self._meet([described])
         if not self._owners:
             self._believe(believed([(connection.endpoint, described)], there))

@@ -13,21 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-import wal
-from ingest.placement import target
-from tests.cluster import Cluster, ask, start_daemon
-from tests.s3_server import free_ports
+from tests.cluster import Cluster, ask, spread, start_daemon
 
 REGIONS = 6
-
-
-def spread(daemons: int) -> list[str]:
-    """Endpoints by which every daemon gets a region: with few of them chance may leave one without."""
-    while True:
-        endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(daemons)]
-        regions = [wal.bucket_region(bucket) for bucket in range(REGIONS)]
-        if {target(region, endpoints) for region in regions} == set(endpoints):
-            return endpoints
 
 
 @pytest.fixture
@@ -35,7 +23,7 @@ def cluster(small_config: Callable[..., Path], start: Callable[..., Any], uri: s
     """Starts so many daemons of one table and waits until each serves."""
 
     def begin(daemons: int, **sections: Any) -> Cluster:
-        endpoints = spread(daemons)
+        endpoints = spread(daemons, REGIONS)
         found = Cluster(uri, endpoints)
         daemon = {"endpoints": endpoints, **sections.pop("daemon", {})}
         config = small_config(regions={"count": REGIONS}, daemon=daemon, **sections)

@@ -13,9 +13,8 @@ import pytest
 import ingest
 from flush import resize
 from ingest.cli import main
-from tests.cluster import Cluster, start_daemon
+from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, wait_until
-from tests.s3_server import free_ports
 from wal import FakeClock, SystemIds, open_store
 
 
@@ -111,7 +110,7 @@ def test_daemons_that_share_a_table_all_give_way(
     uri: str,
     made: Any,
 ) -> None:
-    endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
+    endpoints = spread(2, 3)
     config = small_config(regions={"count": 3}, daemon={"endpoints": endpoints})
     cluster = Cluster(uri, endpoints, lambda endpoint: start_daemon(start, config, endpoint))
     running = [cluster.start(endpoint) for endpoint in endpoints]

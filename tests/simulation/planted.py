@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import lance
 
-import flush.append_pass
+import flush.swap
 import wal.appender
 import wal.fence
 import wal.slot
@@ -159,7 +159,7 @@ def appends_without_the_swap() -> Planted:
 
 def appends_without_progress() -> Planted:
     """The rows are in one version, that they are committed in the next."""
-    return patch.object(flush.append_pass, "_with_progress", lambda dataset, _: dataset.lance_schema)
+    return patch.object(flush.swap, "_with_metadata", lambda dataset, _: dataset.lance_schema)
 
 
 PLANTED: dict[str, Callable[[], Planted]] = {

@@ -268,7 +268,8 @@ def test_two_resizes_at_once(prepared: Resized, tmp_path: Path) -> None:
             report = world.resize(3, cast("wal.ObjectStore", other))
             ends.add(report.regions)
             assert report.regions == 3
-            assert (world.base.routing_version, world.base.buckets) in ((2, 3), (3, 4))  # the other came after this one
+            # Alone, before the other, or behind it: it began when this one had done nothing yet.
+            assert (world.base.routing_version, world.base.buckets) in ((2, 3), (3, 4), (3, 3))
         except flush.CommitConflict:
             ends.add(world.base.buckets)
             assert world.base.buckets == 4

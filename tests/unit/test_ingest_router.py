@@ -18,7 +18,8 @@ IDS = ["r0", "r1"]
 
 
 def answer(regions: Mapping[str, int], **more: Any) -> dict[str, Any]:
-    return {"endpoint": None, "endpoints": [A, B], "table": "t", "regions": dict(regions), "draining": False} | more
+    said = {"endpoint": None, "endpoints": [A, B], "table": "t", "routing_version": 1, "draining": False}
+    return said | {"regions": dict(regions)} | more
 
 
 class Daemons:
@@ -160,3 +161,12 @@ def test_a_daemon_of_another_table_is_refused() -> None:
     daemons.answers[B] = answer({}, table="other")
     with pytest.raises(MemWalError, match="serves other, not t"):
         router.describe({}, None)
+
+
+def test_a_table_that_was_resized_meanwhile_is_told_at_the_next_look() -> None:
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}), b=answer({}))
+    router = daemons.router(A, B)
+    daemons.answers[A] = answer({"r0": 5, "r1": 5, "r2": 5}, routing_version=2)
+    with pytest.raises(Unavailable) as told:
+        router.learn(router.rounds)
+    assert told.value.details == {"reason": "resized", "routing": 2}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_a_step_runs_to_its_end_though_its_caller_is_interrupted() -> None:
     ended, interrupted = threading.Event(), threading.Event()
 
     def step() -> None:
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # which wakes it, if it waits by now
         assert interrupted.wait(60)
         ended.set()
 
