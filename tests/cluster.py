@@ -20,11 +20,21 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import ingest
+import wal
 from flush import BaseTable
 from ingest.flight_wire import pack
 from ingest.placement import target
+from tests.s3_server import free_ports
 
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+
+
+def spread(daemons: int, regions: int) -> list[str]:
+    """Endpoints by which every daemon gets a region: with few of them chance may leave one without."""
+    while True:
+        endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(daemons)]
+        if {target(wal.bucket_region(bucket), endpoints) for bucket in range(regions)} == set(endpoints):
+            return endpoints
 
 
 def ask(endpoint: str, action: str, timeout: float = 5.0, **request: Any) -> Any:

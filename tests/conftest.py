@@ -50,6 +50,7 @@ LONGEST_FIRST = (
     "integration/test_simulation.py",
     "integration/test_failure_matrix.py",
     "e2e/test_kill.py",
+    "e2e/test_chaos.py",
     "integration/test_reads_beside_maintenance.py",
 )
 """Files of a minute and more, so that no process of several begins with one when the others have nothing left."""

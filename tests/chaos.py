@@ -1,0 +1,242 @@
+"""Flights from Kafka through two daemons into a table while processes are killed, and the table compared at the end.
+
+`python -m tests.chaos --kills 20` runs it by hand: the broker, two daemons with four regions between them, `memwal run`
+on a Spark of two executor processes, and a hand that kills one of all these every few seconds; what was killed is
+started again, as a supervisor would. `--append` takes a table that keeps every event, `--flights FILE` others than
+those of the first week. Exit code 1: a row is missing, doubled or older than it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lance
+import psutil
+
+from tests.cluster import spread
+from tests.conftest import ROOT, environment, toml
+from tests.flights import KEY, WEEK, Flights, in_order
+from tests.kafka_server import KafkaServer, Record, jars
+
+TOPIC, PARTITIONS, REGIONS = "flights", 4, 4
+CLUSTER = "local-cluster[2,1,1024]"
+"""Spark's master: two executors, each a process of its own with one core."""
+PART = 2000
+"""Records that are produced at once."""
+LONGEST = 1800.0
+"""Seconds in which everything must be over."""
+
+
+@dataclass
+class Kept:
+    """A process that is started again whenever it ends, until `close`."""
+
+    command: Sequence[str]
+    env: dict[str, str]
+    log: Path
+    starts: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def look(self) -> None:
+        """Start it where it does not run."""
+        with self.lock:
+            if self.process is None or self.process.poll() is not None:
+                with self.log.open("ab") as out:
+                    self.process = subprocess.Popen(
+                        self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                    )
+                self.starts += 1
+
+    def kill(self) -> None:
+        """Kill it alone, not what it has started: that has to notice by itself."""
+        with self.lock:
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+
+    def executors(self) -> list[psutil.Process]:
+        """Spark's executors below it."""
+        found = []
+        with suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(self.process.pid if self.process else -1).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if any("CoarseGrainedExecutorBackend" in word for word in each.cmdline()):
+                        found.append(each)
+        return found
+
+    def close(self, patience: float = 60.0) -> None:
+        """End it in order, and whatever is left of it."""
+        with self.lock:
+            if self.process is None:
+                return
+            below = []
+            with suppress(psutil.NoSuchProcess):
+                below = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            for each in below:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+
+
+class Scene:
+    """Broker, topic, daemons and pipeline of one run below `directory`."""
+
+    def __init__(self, directory: Path, kafka: KafkaServer, flights: Flights, *, append: bool, master: str) -> None:
+        self.directory, self.kafka, self.flights, self.append = directory, kafka, flights, append
+        self.uri, self.config = str(directory / "flights.lance"), directory / "flights.toml"
+        self.topic = f"{TOPIC}-{directory.name}"
+        self.endpoints = spread(2, REGIONS)
+        self.config.write_text(toml(self._sections(master)))
+        kafka.create_topic(self.topic, partitions=PARTITIONS)
+        self.daemons = [self._kept("serve", str(number), port=each) for number, each in enumerate(self.endpoints)]
+        self.run = self._kept("run", "run")
+
+    def _sections(self, master: str) -> dict[str, dict[str, Any]]:
+        columns = {each.name: str(each.type) for each in self.flights.schema}
+        table: dict[str, Any] = {"uri": self.uri, "append_only": True} if self.append else {"uri": self.uri, "key": KEY}
+        return {
+            "table": {**table, "columns": columns},
+            "regions": {"count": REGIONS},
+            "commit": {"interval": "2s"},
+            "daemon": {"endpoints": self.endpoints},
+            "source": {
+                "format": "kafka",
+                "brokers": self.kafka.brokers,
+                "topics": [self.topic],
+                "max_offsets_per_trigger": PART,
+                "spark": {"spark.master": master, "spark.jars": ",".join(map(str, jars("connector")))},
+            },
+        }
+
+    def _kept(self, command: str, name: str, port: str = "") -> Kept:
+        env = environment({"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {})
+        words = [sys.executable, "-m", "ingest.cli", command, str(self.config)]
+        return Kept(words, env, self.directory / f"{command}-{name}.log")
+
+    def produce(self) -> None:
+        """Produce every event, a part at a time."""
+        events = [each for each in self.flights.events() if each.value is not None or not self.append]
+        for at in range(0, len(events), PART):
+            part = [Record(event.value, event.key) for event in events[at : at + PART]]
+            self.kafka.produce(self.topic, part)
+
+    def look(self) -> None:
+        """Start what does not run."""
+        for each in (*self.daemons, self.run):
+            each.look()
+
+    def drain(self) -> None:
+        """Let a last `memwal run --once` take what is left, and end the daemons."""
+        self.run.close()
+        words = [*self.run.command, "--once"]
+        ended = subprocess.run(words, env=self.run.env, capture_output=True, text=True, timeout=LONGEST)
+        if ended.returncode:
+            raise AssertionError(f"the last run: exit code {ended.returncode}: {ended.stderr.strip()}")
+        for each in self.daemons:
+            each.close()
+
+    def check(self) -> int:
+        """Compare the base table with what the flights say; returns its rows."""
+        found = in_order(lance.dataset(self.uri).to_table().to_pylist())
+        expected = in_order(self.flights.appended() if self.append else self.flights.arrived())
+        if found != expected:
+            raise AssertionError(difference(found, expected))
+        return len(found)
+
+    def close(self) -> None:
+        """End every process."""
+        for each in (self.run, *self.daemons):
+            each.close(5.0)
+
+
+def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str:
+    """What is wrong with a table, in a line."""
+    have, want = (
+        Counter(str(sorted(row.items(), key=lambda each: each[0])) for row in rows) for rows in (found, expected)
+    )
+    missing, more = want - have, have - want
+    lines = [f"{missing.total()} rows are missing, {more.total()} should not be there"]
+    return "; ".join([*lines, *list(missing)[:2], *list(more)[:2]])
+
+
+def victims(scene: Scene) -> dict[str, Callable[[], None]]:
+    """Whom one can kill now, by name."""
+    found = {f"daemon {number}": daemon.kill for number, daemon in enumerate(scene.daemons)}
+    found["driver"] = scene.run.kill
+    for number, executor in enumerate(scene.run.executors()):
+        found[f"executor {number}"] = executor.kill
+    return found
+
+
+def wreck(scene: Scene, kills: int, every: float, chance: random.Random, say: Callable[[str], None]) -> Counter[str]:
+    """Kill one process after the other, `every` seconds on average; returns how often each sort was killed."""
+    killed: Counter[str] = Counter()
+    ends = time.monotonic() + LONGEST
+    while killed.total() < kills and time.monotonic() < ends:
+        wait = time.monotonic() + chance.uniform(0.5, 1.5) * every
+        while time.monotonic() < wait:
+            scene.look()
+            time.sleep(0.1)
+        names = victims(scene)
+        sort = chance.choice(sorted({name.split()[0] for name in names}))
+        name = chance.choice(sorted(each for each in names if each.startswith(sort)))
+        with suppress(psutil.NoSuchProcess):
+            names[name]()
+            killed[sort] += 1
+            say(f"kill {killed.total()} of {kills}: {name}")
+    scene.look()
+    return killed
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills, on average")
+    parser.add_argument("--append", action="store_true", help="a table without a key")
+    parser.add_argument("--flights", type=Path, default=WEEK)
+    parser.add_argument("--most", type=int, help="the first so many flights only")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--master", default=CLUSTER)
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-chaos-")))
+        kafka = stack.enter_context(KafkaServer.started(directory / "kafka"))
+        flights = Flights(given.flights, given.most)
+        scene = Scene(directory, kafka, flights, append=given.append, master=given.master)
+        stack.callback(scene.close)
+        began = time.monotonic()
+        producing = threading.Thread(target=scene.produce, daemon=True)
+        producing.start()
+        killed = wreck(scene, given.kills, given.every, random.Random(given.seed), print)
+        producing.join()
+        scene.drain()
+        rows = scene.check()
+        starts = scene.run.starts + sum(each.starts for each in scene.daemons)
+        print(f"{rows:,} rows as expected after {dict(killed)}, {starts} starts, {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
