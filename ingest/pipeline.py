@@ -369,7 +369,8 @@ class _Run:
                 self._pages.look(self._query)
 
     def finish(self) -> None:
-        """Flush and commit what the query has put."""
+        """Flush and commit what the query has put, once it is drained; its last figures are shown before."""
+        self._show()
         for step, act in (
             ("flushing", self._services.owner.table.flush),
             ("committing", self._services.owner.table.commit),
