@@ -3,7 +3,8 @@
 `python -m tests.chaos --kills 20` runs it by hand: the broker, two daemons with four regions between them, `memwal run`
 on a Spark of two executor processes, and a hand that kills one of all these every few seconds; what was killed is
 started again, as a supervisor would. `--append` takes a table that keeps every event, `--flights FILE` others than
-those of the first week. Exit code 1: a row is missing, doubled or older than it should be.
+those of the first week, `--part` how many records a micro-batch reads. Exit code 1: a row is missing, doubled or older
+than it should be.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOPIC, PARTITIONS, REGIONS = "flights", 4, 4
 CLUSTER = "local-cluster[2,1,1024]"
 """Spark's master: two executors, each a process of its own with one core."""
 PART = 2000
-"""Records that are produced at once."""
+"""Records that are produced at once, and read by one micro-batch."""
 LONGEST = 1800.0
 """Seconds in which everything must be over."""
 
@@ -101,8 +102,10 @@ class Kept:
 class Scene:
     """Broker, topic, daemons and pipeline of one run below `directory`."""
 
-    def __init__(self, directory: Path, kafka: KafkaServer, flights: Flights, *, append: bool, master: str) -> None:
-        self.directory, self.kafka, self.flights, self.append = directory, kafka, flights, append
+    def __init__(
+        self, directory: Path, kafka: KafkaServer, flights: Flights, *, append: bool, master: str, part: int = PART
+    ) -> None:
+        self.directory, self.kafka, self.flights, self.append, self.part = directory, kafka, flights, append, part
         self.uri, self.config = str(directory / "flights.lance"), directory / "flights.toml"
         self.topic = f"{TOPIC}-{directory.name}"
         self.endpoints = spread(2, REGIONS)
@@ -123,7 +126,7 @@ class Scene:
                 "format": "kafka",
                 "brokers": self.kafka.brokers,
                 "topics": [self.topic],
-                "max_offsets_per_trigger": PART,
+                "max_offsets_per_trigger": self.part,
                 "spark": {"spark.master": master, "spark.jars": ",".join(map(str, jars("connector")))},
             },
         }
@@ -136,8 +139,8 @@ class Scene:
     def produce(self) -> None:
         """Produce every event, a part at a time."""
         events = [each for each in self.flights.events() if each.value is not None or not self.append]
-        for at in range(0, len(events), PART):
-            part = [Record(event.value, event.key) for event in events[at : at + PART]]
+        for at in range(0, len(events), self.part):
+            part = [Record(event.value, event.key) for event in events[at : at + self.part]]
             self.kafka.produce(self.topic, part)
 
     def look(self) -> None:
@@ -216,6 +219,7 @@ def main() -> int:
     parser.add_argument("--append", action="store_true", help="a table without a key")
     parser.add_argument("--flights", type=Path, default=WEEK)
     parser.add_argument("--most", type=int, help="the first so many flights only")
+    parser.add_argument("--part", type=int, default=PART, help="records of a micro-batch at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--master", default=CLUSTER)
     given = parser.parse_args()
@@ -224,7 +228,7 @@ def main() -> int:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-chaos-")))
         kafka = stack.enter_context(KafkaServer.started(directory / "kafka"))
         flights = Flights(given.flights, given.most)
-        scene = Scene(directory, kafka, flights, append=given.append, master=given.master)
+        scene = Scene(directory, kafka, flights, append=given.append, master=given.master, part=given.part)
         stack.callback(scene.close)
         began = time.monotonic()
         producing = threading.Thread(target=scene.produce, daemon=True)
