@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import ingest
 from flush import resize
@@ -46,3 +47,19 @@ def test_a_micro_batch_with_deletes_that_a_resize_met_half_applied_is_completed(
         for _ in range(2):
             send(table, rows)
             assert shown(table) == {id: 1 if id >= 40 else 2 for id in range(50) if id >= 40 or id % 3}
+
+
+@pytest.mark.parametrize("rules", [{"upsert": "insert"}, {"version": "n"}])
+def test_a_put_that_changes_nothing_is_not_acked_by_an_owner_that_was_overtaken(
+    tmp_path: Path, rules: dict[str, str]
+) -> None:
+    """The older owner finds the key, which the newer one has deleted: nobody would have the row that it acks."""
+    uri = str(tmp_path / "t.lance")
+    with opened(uri, 1, **rules) as older:
+        older.put([{"id": 1, "n": 9}], token="b:1")
+        with opened(uri) as newer:
+            newer.delete([1], token="b:2")
+            with pytest.raises(ingest.FencedError):
+                older.put([{"id": 1, "n": 3}], token="b:3")
+            assert newer.put([{"id": 1, "n": 3}], token="b:3").skipped == 0
+            assert shown(newer) == {1: 3}
