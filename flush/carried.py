@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from flush.sharding import Buckets
@@ -53,13 +54,15 @@ def with_exceptions(applied: Applied) -> frozenset[str]:
     return frozenset(name.split(":", 3)[3] for name in applied if name.startswith(PREFIX))
 
 
-def left_over(applied: Applied, producer: str, sequence: int, rows: pa.Table, route: RouteInto) -> pa.Table:
-    """Those of `rows`, written under a token that counts as applied, that were not applied."""
+def left_over(
+    applied: Applied, producer: str, sequence: int, rows: pa.Table, route: RouteInto
+) -> npt.NDArray[np.bool_]:
+    """Which of `rows`, written under a token that counts as applied, were not applied: bool [rows]."""
     wanted = np.zeros(rows.num_rows, dtype=bool)
     for each in _exceptions(applied, producer):
         if each.applied < sequence:
             wanted |= np.logical_and.reduce([route(buckets, rows) == bucket for buckets, bucket in each.rows])
-    return rows.filter(pa.array(wanted))
+    return wanted
 
 
 def settled(applied: Applied, producer: str, sequence: int) -> dict[str, int]:

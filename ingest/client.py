@@ -278,13 +278,15 @@ class RemoteTable(Reads):
     def _of_owners(self, name: str, request: dict[str, Any], within: float, rows: pa.Table | None = None) -> list[Any]:
         """The answers of every owner to a read of all regions, or to the step "flush". Raises: the worst failure."""
         router = self.router
+        routing = router.routing  # before the regions: should they change now, the daemons refuse it
         calls: list[Callable[[], Any]] = []
         for endpoint, regions in router.owners(router.regions).items():
             to = router.connection(endpoint)
             if name == "flush":
                 calls.append(partial(to.act, name, request, within))
             else:
-                calls.append(partial(to.read, name, {**request, "regions": regions}, rows, within))
+                asking = {**request, "regions": regions, "routing": routing}
+                calls.append(partial(to.read, name, asking, rows, within))
         return self._all_of(calls)
 
     def _all_of(self, calls: Sequence[Callable[[], T]]) -> list[T]:
@@ -296,15 +298,15 @@ class RemoteTable(Reads):
 
     def _get(self, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:
         """Each key is asked of the owner of its region only."""
-        router, columns = self.router, request["columns"]
-        buckets = self.splitter.buckets(keys)
+        router, splitter, columns = self.router, self.splitter, request["columns"]
+        buckets = splitter.buckets(keys)
         present = np.unique(buckets).tolist() or [0]
         wanted = None if columns is None else [*dict.fromkeys([*columns, *self.key])]
         calls: list[Callable[[], Any]] = []
         for endpoint, regions in router.owners(router.regions[bucket] for bucket in present).items():
             mine = [bucket for bucket in present if router.regions[bucket] in regions]
             asked = keys.filter(pa.array(np.isin(buckets, mine)))
-            asking = {**request, "columns": wanted, "regions": regions}
+            asking = {**request, "columns": wanted, "regions": regions, "routing": splitter.routing}
             calls.append(partial(router.connection(endpoint).read, "get", asking, asked, within))
         found = in_asked_order(_alike(self._all_of(calls)), keys)
         return found if columns is None else found.select([*dict.fromkeys(columns)])

@@ -13,7 +13,8 @@ DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" |
 
 Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
-`regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all.
+`regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all. Beside it
+`routing`: the version by which the asker knows them, since regions of another one have other rows under the same ids.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _of(self, request: dict[str, Any]) -> Reads:
         """What the read `request` is about; takes that out of it."""
-        regions = request.pop("regions", None)
+        regions, routing = request.pop("regions", None), request.pop("routing", None)
+        expect_routing(self._table.base.uri, routing, self._table.base.routing_version)
         return self._table if regions is None else self._table.only([UUID(region) for region in regions])
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:

@@ -57,11 +57,14 @@ class RegionLog:
     def append(self, rows: pa.Table | None, size: int, *, applied: Mapping[str, int], generation: int) -> int:
         """Make what lingers and then `rows` (of `size` bytes) durable; `applied` is the map once they are.
 
-        Returns the position that closes them, the newest one when there is nothing to write. Raises: as
-        `WalAppender.append`; what lingers is kept then.
+        Returns the position that closes them, the newest one when there is nothing to write; where `rows` came to
+        nothing by what is stored, nobody has claimed the region since. Raises: as `WalAppender.append`; what lingers is
+        kept then.
         """
         together = joined([*self._waiting, *([] if rows is None else [rows])])
         if together is None or not together.num_rows:
+            if rows is not None:
+                self._appender.expect_unfenced()
             return self.position
         size += self._waiting_size
         began, before = self._clock.monotonic(), self.position

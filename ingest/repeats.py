@@ -48,7 +48,7 @@ class Repeats:
             admission.check(write.rows, deletes=write.deletes)
         except Exception:  # noqa: BLE001 - it is refused, with the reason, by whoever takes it
             return True
-        rows = left_over(applied, token.producer, token.sequence, write.rows, route)
-        if rows.num_rows:
-            write.rows = rows
-        return bool(rows.num_rows)
+        left = left_over(applied, token.producer, token.sequence, write.rows, route)
+        if left.any() and not left.all():
+            write.keep(left)
+        return bool(left.any())

@@ -27,6 +27,8 @@ class Splitter:
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], described: Mapping[str, Any]) -> None:
         """`described`: as a daemon describes the table (`ingest.flight_server`, action "schema")."""
+        self.routing: int = described["routing_version"]
+        """Version of the routing to these buckets."""
         self._key = tuple(key)
         self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
         self._rows = row_schema(schema, key)

@@ -71,6 +71,12 @@ class Write:
             return self.rows.num_rows if self.deletes else 0
         return int(np.count_nonzero(self.deletes))
 
+    def keep(self, rows: npt.NDArray[np.bool_]) -> None:
+        """Cut the write down to these of its rows: bool, one for each."""
+        self.rows = self.rows.filter(pa.array(rows))
+        if not isinstance(self.deletes, bool):
+            self.deletes = self.deletes[rows]
+
     def take(self) -> bool:
         """True for the first who asks: the region, to write the rows, or their caller, to give up on them."""
         return self._fate.acquire(blocking=False)

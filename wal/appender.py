@@ -107,6 +107,17 @@ class WalAppender:
         finally:
             self._in_use.release()
 
+    def expect_unfenced(self) -> None:
+        """Return only if no newer claim had taken effect when this was called: its sentinel would be in our next slot.
+
+        For acks of what needs no entry. Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
+        """
+        self._check_alive()
+        key = entry_key(self._region_id, self.next_position, self._codec.suffix)
+        found = self._store.get(key)
+        if found is not None:
+            self._taken(key, found)
+
     def recode(self, codec: EntryCodec) -> None:
         """Encode by `codec` from the next entry on: the table's columns were changed. For the thread that appends."""
         self._codec = codec

@@ -93,17 +93,17 @@ def test_rows_that_were_never_durable_are_there_and_survive_a_close(uri: str) ->
 
 
 def test_a_newer_owner_takes_over_every_row(uri: str) -> None:
-    first = opened(uri, 2)
-    first.put(rows([1, 1, *range(50)]))
-    first.flush()
-    first.put(rows([1, *range(50)]))
-    with opened(uri) as second:
-        with pytest.raises(ingest.FencedError):
-            first.put(rows([5]))
-        second.put(rows([1]))
-        second.flush()
-        second.commit()
-        assert counted(second) == Counter([1, 1, *range(50), 1, *range(50), 1])
+    with opened(uri, 2) as first:
+        first.put(rows([1, 1, *range(50)]))
+        first.flush()
+        first.put(rows([1, *range(50)]))
+        with opened(uri) as second:
+            with pytest.raises(ingest.FencedError):
+                first.put(rows([5]))
+            second.put(rows([1]))
+            second.flush()
+            second.commit()
+            assert counted(second) == Counter([1, 1, *range(50), 1, *range(50), 1])
     clean(uri)
 
 

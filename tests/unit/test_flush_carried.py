@@ -33,7 +33,7 @@ class Regions:
             if bucket not in reached or not part.num_rows:
                 continue
             if applied.get("q", -1) >= batch:
-                part = left_over(applied, "q", batch, part, route)
+                part = part.filter(pa.array(left_over(applied, "q", batch, part, route)))
                 if not part.num_rows:
                     continue
             self.maps[bucket] = settled(applied, "q", batch)

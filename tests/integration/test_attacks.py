@@ -1,0 +1,106 @@
+"""Schedules that broke a promise once, each the smallest one that did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ingest
+from flush import resize
+from ingest.flight_server import FlightService, Place
+from ingest.opening import open_table
+from ingest.settings import Settings, load
+from ingest.table import Table
+from memtable import TOMBSTONE
+from wal import FakeClock, LocalStore, SystemIds
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
+QUIET = {"commit": {"interval": 0}, "gc": {"interval": 0}}
+
+
+def opened(uri: str, regions: int | None = None, **table: str) -> Table:
+    new = {"schema": SCHEMA, "key": "id", "regions": regions} if regions else {}
+    return ingest.open(uri, settings={**QUIET, **({"table": table} if table else {})}, **new)
+
+
+def send(table: Table, rows: pa.Table, regions: int | None = None) -> None:
+    """A micro-batch as the sink's tasks send it, to the first so many regions only where that is given."""
+    buckets = table.base.route(rows)
+    for bucket, region in enumerate(table.base.regions[:regions]):
+        part = rows.filter(pa.array(buckets == bucket))
+        if part.num_rows:
+            table.put_region(region, part, ingest.Token("query", 7), table.base.routing_version)
+
+
+def shown(table: Table) -> dict[int, int]:
+    return {row["id"]: row["n"] for row in table.scan().to_pylist()}
+
+
+def test_a_micro_batch_with_deletes_that_a_resize_met_half_applied_is_completed(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    gone = pa.array([id % 3 == 0 for id in range(40)])
+    rows = pa.table({"id": list(range(40)), "n": [None if id % 3 == 0 else 2 for id in range(40)], TOMBSTONE: gone})
+    with opened(uri, 2) as table:
+        table.put([{"id": id, "n": 1} for id in range(50)])
+        send(table, rows, regions=1)
+    resize(uri, {}, LocalStore(uri), 3, clock=FakeClock(), ids=SystemIds())
+    with opened(uri) as table:
+        for _ in range(2):
+            send(table, rows)
+            assert shown(table) == {id: 1 if id >= 40 else 2 for id in range(50) if id >= 40 or id % 3}
+
+
+@pytest.mark.parametrize("rules", [{"upsert": "insert"}, {"version": "n"}])
+def test_a_put_that_changes_nothing_is_not_acked_by_an_owner_that_was_overtaken(
+    tmp_path: Path, rules: dict[str, str]
+) -> None:
+    """The older owner finds the key, which the newer one has deleted: nobody would have the row that it acks."""
+    uri = str(tmp_path / "t.lance")
+    with opened(uri, 1, **rules) as older:
+        older.put([{"id": 1, "n": 9}], token="b:1")
+        with opened(uri) as newer:
+            newer.delete([1], token="b:2")
+            with pytest.raises(ingest.FencedError):
+                older.put([{"id": 1, "n": 3}], token="b:3")
+            assert newer.put([{"id": 1, "n": 3}], token="b:3").skipped == 0
+            assert shown(newer) == {1: 3}
+
+
+def test_a_reader_that_missed_a_resize_is_told_and_not_given_half_of_the_rows(tmp_path: Path) -> None:
+    """Regions keep their ids, so that daemons which were started again at their addresses know those it asks for."""
+    uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
+    with opened(uri, 2) as table:
+        table.put([{"id": id, "n": 1} for id in range(100)])
+    with ExitStack() as ends:
+        services = [FlightService(open_share(settings, bucket, ends), "grpc://127.0.0.1:0") for bucket in range(2)]
+        endpoints = [f"grpc://127.0.0.1:{service.port}" for service in services]
+        for service, endpoint in zip(services, endpoints, strict=True):
+            service._place = Place(endpoint, endpoints)
+            ends.callback(service.shutdown)
+        client = ends.enter_context(ingest.connect(endpoints))
+        assert client.count() == 100
+        for service in services:
+            service._table.close()
+        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        for bucket, service in enumerate(services):
+            service._table = open_share(settings, bucket, ends)
+        reads: list[Callable[[], Any]] = [client.count, client.scan, lambda: client.get([1, 2, 3, 4, 5, 6])]
+        for read in reads:
+            with pytest.raises(ingest.Unavailable) as told:
+                read()
+            assert told.value.details["reason"] == "resized"
+        with ingest.connect(endpoints) as again:
+            assert again.count() == 100
+
+
+def open_share(settings: Settings, share: int, ends: ExitStack) -> Table:
+    """The table with every second of its regions, from number `share` on."""
+    table = ends.enter_context(open_table(settings, {}, claim=False))
+    for region in table.base.regions[share::2]:
+        table.acquire(region)
+    return table
