@@ -66,7 +66,7 @@ class Daemons:
         began = time.perf_counter()
         # As an installed package has it: modules are compiled once.
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environ["MEMWAL__DAEMON__PORT"] = endpoint.rpartition(":")[2]
+        environ |= {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
         command = [sys.executable, "-m", "ingest.cli", "serve", str(self._config)]
         with (self._at / f"{endpoint.rpartition(':')[2]}.log").open("a") as log:
             process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
