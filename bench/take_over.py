@@ -1,175 +1,91 @@
-"""How long writes stop when a daemon dies, ends in order, or starts.
+"""How long writes stop when a daemon dies, ends in order, comes back, or freezes.
 
-`python -m bench.take_over [--smoke | --trials N]` prints a table.
+`python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]]` prints a table.
 
-Two daemons share a table on a local disk. One client for each region puts a row, durable, as soon as the one before was
-acked, and asks all endpoints who has the region when a put fails; so what is measured holds the client's part too.
+Two daemons share a table on a local disk. A client as users have it (`ingest.connect`) puts 50 rows a second into each
+region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is measured
+holds the client's part too, and up to 20 ms between two puts.
 
 * kill: from the SIGKILL of a daemon until every region that it had has acked a row that was put after it.
 * hand-over: the longest time between two acks of a region that moves when a daemon gets SIGTERM.
+* give-back: the same of a region that moves back to a daemon that starts.
 * start: from the start of the process until it says that it serves its share, Python's start and imports included.
+* freeze: the longest time between two acks of any region, while a daemon is stopped by SIGSTOP and continued.
+
+At the end every row that was acked must be in the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
-import socket
-import subprocess
+import itertools
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.flight as flight
 
+import ingest
+from bench.daemons import Daemons, until
 from flush import BaseTable
 from ingest.client import RemoteTable
 from ingest.errors import MemWalError
-from ingest.flight_wire import pack
-from ingest.placement import target
-from wal import bucket_region
 
-REGIONS, DAEMONS = 4, 2
+REGIONS = 4
 SMOKE, FULL = 1, 20
-PATIENCE = 120.0
+RATE = 50
+"""Puts per second and region."""
+REST = 1.0
+"""Seconds between two trials, in which the daemons come to rest."""
+KEYS = 400_000
+"""Rows that can be put, each with a key of its own."""
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])
-_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
-
-
-def asked(endpoint: str) -> dict[str, int]:
-    """The regions that the daemon at `endpoint` has, none where it does not answer."""
-    with (
-        suppress(flight.FlightError, pa.ArrowException),
-        flight.FlightClient(endpoint, generic_options=_OPTIONS) as client,
-    ):
-        answer = list(client.do_action(flight.Action("regions", pack({})), flight.FlightCallOptions(timeout=0.5)))
-        found: dict[str, int] = json.loads(answer[0].body.to_pybytes())["regions"]
-        return found
-    return {}
 
 
 class Writer:
-    """Puts rows of one region without a pause, wherever it is; remembers when each was sent and acked."""
+    """Puts rows of one region at a steady rate, wherever it is; remembers when each was sent and acked."""
 
-    def __init__(self, region: str, key: int, endpoints: Sequence[str], stop: threading.Event) -> None:
-        self.region, self._endpoints, self._stop = region, endpoints, stop
-        self._row = pa.table([pa.array([key]), pa.array(["value"])], schema=ROWS)
+    def __init__(self, region: str, keys: Sequence[int], table: RemoteTable, stop: threading.Event) -> None:
+        self.region, self._keys, self._table, self._stop = region, keys, table, stop
         self.acks: list[tuple[float, float]] = []
-        self._client: RemoteTable | None = None
+        self.errors: list[str] = []
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
+    @property
+    def acked(self) -> Sequence[int]:
+        """The keys of all rows that were acked."""
+        return self._keys[: len(self.acks)]
+
     def _run(self) -> None:
-        number = 0
+        due = time.perf_counter()
         while not self._stop.is_set():
+            number = len(self.acks)
+            row = pa.table([pa.array([self._keys[number]]), pa.array(["value"])], schema=ROWS)
             sent = time.perf_counter()
             try:
-                self._owner().put(self._row, token=f"{self.region}:{number}", timeout=2.0)
+                self._table.put(row, token=f"{self.region}:{number}")
                 self.acks.append((sent, time.perf_counter()))
-                number += 1
-            except MemWalError:
-                self._client = None
-                time.sleep(0.005)
-
-    def _owner(self) -> RemoteTable:
-        while self._client is None and not self._stop.is_set():
-            having = [(regions[self.region], at) for at in self._endpoints if self.region in (regions := asked(at))]
-            if having:
-                self._client = RemoteTable(max(having)[1], patience=2.0)
-            else:
-                time.sleep(0.005)
-        if self._client is None:
-            raise MemWalError("the trial is over")
-        return self._client
+            except MemWalError as error:
+                self.errors.append(str(error))
+            due = max(due + 1 / RATE, time.perf_counter())
+            time.sleep(max(0.0, due - time.perf_counter()))
 
     def accepted_after(self, moment: float) -> float | None:
         """When the first row that was sent after `moment` was acked."""
-        return next((acked for sent, acked in list(self.acks) if sent >= moment), None)
+        recent = list(itertools.takewhile(lambda ack: ack[0] >= moment, reversed(self.acks)))
+        return recent[-1][1] if recent else None
 
     def longest_pause(self, since: float) -> float:
         """The longest time between two acks, from the last one before `since` on."""
-        times = [acked for _, acked in list(self.acks)]
-        first = max((number for number, acked in enumerate(times) if acked <= since), default=0)
-        return float(np.max(np.diff(times[first:]), initial=0.0))
-
-
-class Daemons:
-    """The processes of the two daemons."""
-
-    def __init__(self, at: Path) -> None:
-        self.endpoints = _endpoints()
-        self._config = at / "take_over.toml"
-        listed = json.dumps(self.endpoints)
-        self._config.write_text(
-            f'[table]\nuri = "{at / "table.lance"}"\nkey = ["id"]\n[table.columns]\nid = "int64"\nvalue = "string"\n'
-            f"[regions]\ncount = {REGIONS}\n[daemon]\nendpoints = {listed}\n"
-        )
-        self._running: dict[str, subprocess.Popen[str]] = {}
-
-    def start(self, endpoint: str) -> float:
-        """Start one and wait until it serves; returns how long that took."""
-        began = time.perf_counter()
-        environ = {**os.environ, "MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2]}
-        command = [sys.executable, "-m", "ingest.cli", "serve", str(self._config)]
-        process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
-        self._running[endpoint] = process
-        assert process.stdout is not None
-        if "serving" not in process.stdout.readline():
-            raise RuntimeError(f"the daemon at {endpoint} ended with exit code {process.wait()}")
-        return time.perf_counter() - began
-
-    def signal(self, endpoint: str, number: int) -> None:
-        """Send a signal to one."""
-        self._running[endpoint].send_signal(number)
-
-    def wait(self, endpoint: str) -> None:
-        """Wait until one has ended."""
-        self._running[endpoint].wait(PATIENCE)
-
-    def settled(self) -> bool:
-        """Whether every region is where it belongs."""
-        shares = {endpoint: set(asked(endpoint)) for endpoint in self.endpoints}
-        regions = [bucket_region(bucket) for bucket in range(REGIONS)]
-        return all(str(region) in shares[str(target(region, self.endpoints))] for region in regions)
-
-    def close(self) -> None:
-        """End all."""
-        for process in self._running.values():
-            process.kill()
-            process.wait()
-
-
-def _endpoints() -> list[str]:
-    """Free ports by which each daemon has two regions."""
-    regions = [bucket_region(bucket) for bucket in range(REGIONS)]
-    while True:
-        with ExitStack() as held:
-            probes = [held.enter_context(socket.socket()) for _ in range(DAEMONS)]
-            for probe in probes:
-                probe.bind(("127.0.0.1", 0))
-            endpoints = [f"grpc://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-        shares = [sum(target(region, endpoints) == endpoint for region in regions) for endpoint in endpoints]
-        if shares == [REGIONS // DAEMONS] * DAEMONS:
-            return endpoints
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """The first true answer of `condition`. Raises: TimeoutError after PATIENCE seconds."""
-    deadline = time.perf_counter() + PATIENCE
-    while not (answer := condition()):
-        if time.perf_counter() > deadline:
-            raise TimeoutError("the daemons do not come to rest")
-        time.sleep(0.005)
-    return answer
+        recent = list(itertools.takewhile(lambda ack: ack[1] > since, reversed(self.acks)))
+        times = [acked for _, acked in self.acks[-len(recent) - 1 :]]
+        return float(np.max(np.diff(times), initial=0.0))
 
 
 def all_accepted(writers: Sequence[Writer], moment: float) -> float:
@@ -178,62 +94,122 @@ def all_accepted(writers: Sequence[Writer], moment: float) -> float:
     return max(writer.accepted_after(moment) or 0.0 for writer in writers)
 
 
-def keys_by_region(uri: str) -> dict[str, int]:
-    """A key of each region."""
+def keys_by_region(uri: str) -> dict[str, list[int]]:
+    """Keys of each region."""
     base = BaseTable.open(uri, {})
-    numbers = pa.table({"id": pa.array(range(1000))}, schema=pa.schema([ROWS.field("id")]))
-    buckets = base.route(numbers).tolist()
-    return {str(region): buckets.index(bucket) for bucket, region in enumerate(base.regions)}
+    numbers = pa.table({"id": pa.array(range(KEYS))}, schema=pa.schema([ROWS.field("id")]))
+    buckets = base.route(numbers)
+    return {str(region): np.flatnonzero(buckets == bucket).tolist() for bucket, region in enumerate(base.regions)}
 
 
-def measure(at: Path, trials: int) -> dict[str, list[float]]:
-    """Seconds of every trial, by what was measured."""
-    daemons, stop = Daemons(at), threading.Event()
-    found: dict[str, list[float]] = {"kill": [], "hand-over": [], "start": []}
-    try:
-        for endpoint in daemons.endpoints:
-            daemons.start(endpoint)
-        until(daemons.settled)
-        keys = keys_by_region(str(at / "table.lance"))
-        writers = [Writer(region, key, daemons.endpoints, stop) for region, key in keys.items()]
+class Trials:
+    """Daemons under load, what is done to them, and how long that took."""
+
+    def __init__(self, daemons: Daemons, writers: Sequence[Writer]) -> None:
+        self._daemons, self._writers = daemons, writers
+        self.found: dict[str, list[float]] = {}
+
+    def kill(self, endpoint: str) -> None:
+        """Kill a daemon and start it again."""
+        moving = self._of(endpoint)
+        began = time.perf_counter()
+        self._daemons.kill(endpoint)
+        self._note("kill", all_accepted(moving, began) - began)
+        self._start(endpoint, moving)
+
+    def hand_over(self, endpoint: str) -> None:
+        """End a daemon and start it again."""
+        moving = self._of(endpoint)
+        began = time.perf_counter()
+        self._daemons.end(endpoint)
+        all_accepted(moving, time.perf_counter())
+        self._note("hand-over", max(each.longest_pause(began) for each in moving))
+        self._start(endpoint, moving)
+
+    def freeze(self, endpoint: str, seconds: float) -> None:
+        """Stop a daemon for so long, and continue it."""
+        began = time.perf_counter()
+        with self._daemons.frozen(endpoint):
+            time.sleep(seconds)
+        until(self._daemons.settled)
+        all_accepted(self._writers, time.perf_counter())
+        self._note("freeze", max(each.longest_pause(began) for each in self._writers))
+
+    def _of(self, endpoint: str) -> list[Writer]:
+        time.sleep(REST)
+        moving = [writer for writer in self._writers if writer.region in self._daemons.regions(endpoint)]
+        all_accepted(self._writers, time.perf_counter())
+        return moving
+
+    def _start(self, endpoint: str, moving: Sequence[Writer]) -> None:
+        began = time.perf_counter()
+        self._note("start", self._daemons.start(endpoint))
+        until(self._daemons.settled)
+        all_accepted(moving, time.perf_counter())
+        self._note("give-back", max(each.longest_pause(began) for each in moving))
+
+    def _note(self, name: str, seconds: float) -> None:
+        self.found.setdefault(name, []).append(seconds)
+
+
+@contextmanager
+def loaded(at: Path) -> Iterator[tuple[Daemons, list[Writer]]]:
+    """Daemons of a new table, and a client that puts rows into each region. Raises, at the end: LostRows."""
+    uri, stop = str(at / "table.lance"), threading.Event()
+    table = f'[table]\nuri = "{uri}"\nkey = ["id"]\n[table.columns]\nid = "int64"\nvalue = "string"\n'
+    with Daemons(at, table, REGIONS) as daemons, ingest.connect(daemons.endpoints) as client:
+        writers = [Writer(region, keys, client, stop) for region, keys in keys_by_region(uri).items()]
+        try:
+            yield daemons, writers
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.thread.join()
+        check(client, writers)
+
+
+class LostRows(Exception):
+    """A row was acked that is not in the table."""
+
+
+def check(client: RemoteTable, writers: Sequence[Writer]) -> None:
+    """Raises: LostRows."""
+    there = set(client.scan(columns=["id"]).column("id").to_pylist())
+    acked = {key for writer in writers for key in writer.acked}
+    print(f"{len(acked):,} rows acked, {len(acked - there)} of them missing", flush=True)
+    if acked - there:
+        raise LostRows(f"keys {sorted(acked - there)[:10]} were acked and are not in the table")
+
+
+def measure(at: Path, trials: int, freeze: float) -> tuple[dict[str, list[float]], list[str]]:
+    """Seconds of every trial, by what was measured; and the errors that the client raised. `freeze`: seconds, or 0."""
+    with loaded(at) as (daemons, writers):
+        under = Trials(daemons, writers)
         for trial in range(trials):
-            endpoint = daemons.endpoints[trial % DAEMONS]
-            for name in ("kill", "hand-over"):
-                moving = [writer for writer in writers if writer.region in asked(endpoint)]
-                found[name].append(_trial(name, daemons, endpoint, moving))
-                found["start"].append(daemons.start(endpoint))
-                until(daemons.settled)
-                all_accepted(writers, time.perf_counter())
-    finally:
-        stop.set()
-        daemons.close()
-    return found
+            endpoint = daemons.endpoints[trial % len(daemons.endpoints)]
+            under.kill(endpoint)
+            under.hand_over(endpoint)
+        if freeze:
+            under.freeze(daemons.endpoints[0], freeze)
+    return under.found, [error for writer in writers for error in writer.errors]
 
 
-def _trial(name: str, daemons: Daemons, endpoint: str, moving: Sequence[Writer]) -> float:
-    began = time.perf_counter()
-    daemons.signal(endpoint, signal.SIGKILL if name == "kill" else signal.SIGTERM)
-    daemons.wait(endpoint)
-    if name == "kill":
-        return all_accepted(moving, began) - began
-    all_accepted(moving, time.perf_counter())
-    return max(each.longest_pause(began) for each in moving)
-
-
-def main() -> None:
-    """Measure and print."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.take_over", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="one trial of each")
     parser.add_argument("--trials", type=int, default=FULL, help="trials of each (%(default)s)")
-    given = parser.parse_args()
-    trials = SMOKE if given.smoke else given.trials
+    parser.add_argument("--freeze", type=float, nargs="?", const=30.0, default=0.0, help="seconds (%(const)s)")
+    given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
-        found = measure(Path(directory), trials)
+        found, errors = measure(Path(directory), SMOKE if given.smoke else given.trials, given.freeze)
     print(f"{'':<12} {'trials':>6} {'p50':>9} {'p99':>9} {'worst':>9}")
     for name, seconds in found.items():
         p50, p99 = np.percentile(seconds, [50, 99])
         print(f"{name:<12} {len(seconds):>6} {p50:>7.3f} s {p99:>7.3f} s {max(seconds):>7.3f} s")
+    print(f"{len(errors)} puts raised an error{''.join(sorted({chr(10) + error for error in errors}))}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

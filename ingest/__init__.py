@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
 
 from ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
-from ingest.tokens import Token
 
 if TYPE_CHECKING:
     from ingest.client import connect
     from ingest.opening import open_embedded as open
     from ingest.spark_sink import MemWalSink
+    from ingest.tokens import Token
 
 __all__ = [
     "Corrupted",
@@ -41,6 +41,7 @@ _LAZY = {
     "open": ("ingest.opening", "open_embedded"),
     "connect": ("ingest.client", "connect"),
     "MemWalSink": ("ingest.spark_sink", "MemWalSink"),
+    "Token": ("ingest.tokens", "Token"),
 }
 
 

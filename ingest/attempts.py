@@ -24,7 +24,7 @@ from ingest.errors import FencedError, MemWalError, Unavailable, UnknownOutcome
 from ingest.flight_wire import BUSY, NOT_OWNER, RESIZED
 from wal import Clock, Ids
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 """Seconds, doubling. A planned hand-over takes tens of milliseconds, a take-over a second or two."""
 FIRST_PATIENCE = 30.0
 """Seconds that the first attempt may take where another daemon may take the region over, doubling: only a machine that

@@ -15,9 +15,10 @@ next look sees the higher epoch, it drops that writer, and asks for what belongs
 
 A planned hand-over (SIGTERM), in steps:
 
-1. No more regions are claimed, and the peers are told to look: they see that this daemon is draining.
-2. Region by region: release, tell the peers, who claim it while the next one is being released. What is not released
-   yet is served. *Crash: a take-over, from there.*
+1. No more regions are claimed, and the peers are told to look: they see that this daemon is draining, and ask for what
+   is to be theirs. From then on a call for it waits at the asker until it is there.
+2. What is asked for is released, and claimed by the asker. What is not released yet is served. *Crash: a take-over,
+   from there.* What nobody asks for is released in the end, and the peers are told to look again.
 3. Calls under way end; the process ends. Without peers the regions stay until then.
 
 A daemon that comes (back) asks the owners for what is to be its own. *The asker dies after the release: nobody has the
@@ -49,8 +50,11 @@ _LOG = logging.getLogger("memwal.balancer")
 SLEPT, CHECK_EVERY = 2.0, 1.0
 """Seconds without a step after which we may have been taken over: less than `SILENCES` looks take. And between two
 looks at the region manifests while a peer is silent, which may well have taken over what is ours."""
+ASKED_WITHIN = 2.0
+"""Seconds that a daemon which ends waits for the next question of a peer; then it just lets go of the rest."""
 AT_ONCE = 8
 """Regions that are claimed or asked for at the same time; most of a claim is waiting for storage."""
+_STEP = 0.01
 
 
 class Balancer:
@@ -138,7 +142,7 @@ class Balancer:
         now = self._clock.monotonic()
         with self._lock:
             self._watch.heard(asker, now)
-            if not agrees(region, asker, self._me, self._watch, now):
+            if not agrees(region, asker, None if self._table.regions.draining else self._me, self._watch, now):
                 return False
             if not self._watch.sees(asker):
                 self._taken.lost(region, now)
@@ -160,16 +164,33 @@ class Balancer:
             alone = not any(self._watch.sees(endpoint) for endpoint in self._endpoints)
         if alone:
             return
+        leaving = self._table.regions.writers
         self.tell()
-        for writer in self._table.regions.writers:
-            if not self._table.regions.has(writer):
-                continue  # a peer asked for it just now
-            try:
-                self._table.release(writer.region)
-                _LOG.info("region %s is handed over", writer.region)
-            except MemWalError as error:
+        self._wait_asked()
+        for writer in leaving:
+            if self._table.regions.has(writer) and not self._let_go(writer):
+                continue
+            _LOG.info("region %s is handed over", writer.region)
+
+    def _wait_asked(self) -> None:
+        """Wait while peers ask for our regions."""
+        regions, clock = self._table.regions, self._clock
+        left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
+        while left and clock.monotonic() < until:
+            clock.sleep(_STEP)
+            if len(regions.writers) < left:
+                left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
+
+    def _let_go(self, writer: RegionWriter) -> bool:
+        """Release it unasked, and have the peers see that; whether it could be released."""
+        try:
+            self._table.release(writer.region)
+        except MemWalError as error:
+            if self._table.regions.has(writer):
                 _LOG.warning("region %s is not handed over: %s", writer.region, error)
-            self.tell()
+                return False
+        self.tell()
+        return True
 
     def stop(self) -> None:
         """End all threads."""
@@ -273,17 +294,17 @@ class Balancer:
 
     def _take(self, region: UUID, owner: Peer | None) -> None:
         """Ask `owner` for the region first, if there is one, and claim it."""
-        if owner is not None and not self._released(region, owner):
-            return
-        if not self._stopped.is_set():
-            epoch = self._table.acquire(region)
-            _LOG.info("region %s is served here with writer epoch %d", region, epoch)
+        with self._table.regions.expecting(region):
+            if (owner is None or self._released(region, owner)) and not self._stopped.is_set():
+                epoch = self._table.acquire(region)
+                _LOG.info("region %s is served here with writer epoch %d", region, epoch)
 
     def _released(self, region: UUID, owner: Peer) -> bool:
         try:
             owner.ask(region)
         except MemWalError as error:
             _LOG.info("the daemon at %s keeps region %s for now: %s", owner.endpoint, region, error)
+            owner.look()  # it may have ended
             return False
         return True
 

@@ -15,10 +15,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingest.errors import Unavailable, from_wire, to_wire
-from ingest.settings import Settings
+
+if TYPE_CHECKING:
+    from ingest.settings import Settings
 
 
 class ChildDaemon:
@@ -91,6 +93,9 @@ def _say(answer: dict[str, Any]) -> None:
 
 def main() -> int:
     """The child's side: read the configuration, serve, say what went wrong."""
+    from ingest.no_pandas import leave_pandas_out
+
+    leave_pandas_out()
     from ingest.daemon import serve
     from ingest.errors import classify
     from ingest.logs import silence_grpc

@@ -10,14 +10,16 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from ingest.errors import Invalid, MemWalError, classify
 from ingest.logs import silence_grpc
-from ingest.settings import Settings, load, pipelines_of
+
+if TYPE_CHECKING:
+    from ingest.settings import Settings
 
 app = typer.Typer(
     name="memwal",
@@ -46,6 +48,7 @@ Stage = Annotated[str | None, typer.Option(help="only letters of this stage: par
 def run(config: Config, once: Annotated[bool, typer.Option(help="process what is there, commit, exit")] = False) -> int:
     """Run the pipeline: source -> regions -> base table; every one of a file with several."""
     from ingest.pipeline import run as run_pipelines
+    from ingest.settings import load, pipelines_of
 
     pipelines = {path: load(path, os.environ) for path in pipelines_of(config)}
     return run_pipelines(pipelines, once=once, console=Console())
@@ -54,6 +57,9 @@ def run(config: Config, once: Annotated[bool, typer.Option(help="process what is
 @app.command()
 def serve(config: Config) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
+    from ingest.no_pandas import leave_pandas_out
+
+    leave_pandas_out()
     from ingest.daemon import serve as serve_table
 
     settings = _load(config)
@@ -307,6 +313,8 @@ def _report(error: BaseException) -> int:
 
 
 def _load(config: Path) -> Settings:
+    from ingest.settings import load
+
     return load(config, os.environ)
 
 

@@ -12,9 +12,6 @@ import base64
 import json
 import os
 import struct
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from functools import lru_cache
 from io import BytesIO
@@ -92,12 +89,14 @@ def _registered(registry: str, options: Options, number: int) -> Any:
 
 def _parse_references(registry: str, options: Options, found: dict[str, Any], named: dict[str, Any]) -> None:
     """Bring the types that a schema refers to into `named`, those they refer to first."""
+    from urllib.parse import quote
+
     import fastavro
 
     for each in found.get("references") or ():
         if each["name"] in named:
             continue
-        subject = urllib.parse.quote(each["subject"], safe="")
+        subject = quote(each["subject"], safe="")
         below = _asked(registry, options, f"/subjects/{subject}/versions/{each['version']}")
         if below is None:
             raise ValueError(f"{each['subject']!r} version {each['version']} is not in the registry")
@@ -107,12 +106,15 @@ def _parse_references(registry: str, options: Options, found: dict[str, Any], na
 
 def _asked(registry: str, options: Options, path: str) -> dict[str, Any] | None:
     """The registry's answer; None for 404. Raises: Invalid when it refuses us, Unavailable when it does not answer."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
     # Only http and https: settings refuse other URLs.
-    request = urllib.request.Request(registry.rstrip("/") + path, headers=_headers(options))  # noqa: S310
+    request = Request(registry.rstrip("/") + path, headers=_headers(options))  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
+        with urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
             found = json.load(answer)
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         if error.code == 404:
             return None
         if error.code in (401, 403):

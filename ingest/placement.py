@@ -7,7 +7,7 @@ elects anybody, and no two daemons need see the same: the writer epoch decides, 
 1. claims a region that is to be its own and that nobody who lives has;
 2. asks the daemon that has it to release it, and claims it then. *The asker dies in between: nobody has it, and the
    next look of whoever it belongs to now claims it;*
-3. leaves alone what a draining daemon still has: it is about to let go;
+3. asks a draining daemon like any other; it gives its regions to whoever they belong to without it;
 4. looks at storage where another says it has a region of ours with a higher epoch: this one slept, and was taken over.
 
 What keeps two that see the world differently from taking a region from each other for ever:
@@ -201,7 +201,7 @@ def decide(
     that are left alone.
     """
     live = [me, *watch.live(now)]
-    claim, ask, check, waits = [], [], [], not watch.known()
+    claim, ask, check = [], [], []
     for region in regions:
         owner = watch.owner(region)
         if region in ours:
@@ -211,15 +211,16 @@ def decide(
             continue
         elif owner is None:
             claim.append(region)
-        elif owner[2]:
-            waits = True
         else:
             ask.append((region, owner[0]))
     if not watch.known():
         claim = []
-    return Steps(claim, ask, check, settled=not (claim or ask or check or waits))
+    return Steps(claim, ask, check, settled=watch.known() and not (claim or ask or check))
 
 
-def agrees(region: UUID, asker: str, me: str, watch: Watch, now: float) -> bool:
-    """Whether `region`, which `me` has, belongs to `asker` as `me` sees it; the asker counts as alive."""
-    return target(region, {me, asker, *watch.live(now)}) == asker
+def agrees(region: UUID, asker: str, me: str | None, watch: Watch, now: float) -> bool:
+    """Whether `region`, which `me` has, belongs to `asker` as `me` sees it; the asker counts as alive.
+
+    `me`: None of a daemon that is about to end.
+    """
+    return target(region, {asker, *watch.live(now)} | ({me} if me else set())) == asker

@@ -6,6 +6,8 @@ A region comes (`acquire`):
    claim that nobody uses; the next claim raises the epoch again.*
 2. It joins the set, in the columns of that moment. From here on calls find it.
 
+A call for a region that is coming waits for it: whoever sends it here knows that nobody else has it.
+
 A region goes (`release`), which is the first half of a planned hand-over:
 
 1. Asked to, it is flushed while it still serves, so that the next owner has little to replay. *Failure: it stays here.*
@@ -33,6 +35,8 @@ from ingest.region_writer import RegionWriter
 
 REPLAYED_QUICKLY = 16 << 20
 """Bytes of memtables, indexes counted, that are less trouble to replay than to flush before a region changes hands."""
+COMING_WITHIN = 2.0
+"""Seconds that a call waits for a region that is coming; then its caller looks elsewhere."""
 
 
 def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owner") -> Unavailable:
@@ -56,6 +60,7 @@ class RegionSet:
         """No region is owned at first. `base`: any version of the table."""
         self.context = context
         self.changing = threading.RLock()
+        self._changed = threading.Condition(self.changing)
         self.order = base.regions
         self.hint: Callable[[UUID], str | None] = lambda _: None
         """Who owns a region that is not here, as far as anybody knows."""
@@ -63,7 +68,7 @@ class RegionSet:
         """Asked before rows are read: lets go of what another has claimed, where this process may have slept since."""
         self.draining = False
         self.coming: frozenset[UUID] = frozenset()
-        """Regions that are being claimed."""
+        """Regions that are being claimed, or asked for."""
         self.collector = TableCollector(context.store, context.codec, context.clock, base.regions)
         self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
         self._turns: defaultdict[UUID, threading.Lock] = defaultdict(threading.Lock)
@@ -104,13 +109,20 @@ class RegionSet:
             raise self.missing(region)
         return found
 
+    def serving(self, region: UUID) -> RegionWriter:
+        """The writer of `region`, waited for while it is coming. Raises: as `writer`."""
+        if region not in self._held and region in self.coming:
+            with self._changed:
+                self._changed.wait_for(lambda: region in self._held or region not in self.coming, COMING_WITHIN)
+        return self.writer(region)
+
     def of_bucket(self, bucket: int) -> RegionWriter:
-        """The writer of the region of `bucket`. Raises: Unavailable (`not_owner`)."""
-        return self.writer(self.order[bucket])
+        """As `serving`, of the region of `bucket`."""
+        return self.serving(self.order[bucket])
 
     def of(self, regions: Iterable[UUID]) -> Sequence[RegionWriter]:
-        """The writers of `regions`. Raises: as `writer`."""
-        return [self.writer(region) for region in regions]
+        """The writers of `regions`. Raises: as `serving`."""
+        return [self.serving(region) for region in regions]
 
     def missing(self, region: UUID) -> Invalid | Unavailable:
         """What a call is told that names `region`, which is not here."""
@@ -133,7 +145,7 @@ class RegionSet:
                 return held.guard.epoch
             if held is not None:
                 self._leave(held)
-            with self._coming(region):
+            with self.expecting(region):
                 left_behind = self.collector.names(region)
                 context = self.context
                 writer = RegionWriter(context, region, self._buckets[region], committed().get(region, 0))
@@ -142,6 +154,20 @@ class RegionSet:
             if self._endpoint is not None:
                 owners.announce(context.store, region, writer.guard.epoch, self._endpoint)
             return writer.guard.epoch
+
+    @contextmanager
+    def expecting(self, region: UUID) -> Iterator[None]:
+        """Within it `region` is coming."""
+        with self.changing:
+            known = region in self.coming
+            self.coming |= {region}
+        try:
+            yield
+        finally:
+            if not known:
+                with self._changed:
+                    self.coming -= {region}
+                    self._changed.notify_all()
 
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
         """Let go of `region`; returns the epoch that was held.
@@ -176,16 +202,6 @@ class RegionSet:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _coming(self, region: UUID) -> Iterator[None]:
-        with self.changing:
-            self.coming |= {region}
-        try:
-            yield
-        finally:
-            with self.changing:
-                self.coming -= {region}
-
     def _join(self, writer: RegionWriter, context: RegionContext) -> None:
         try:
             with self.changing:
@@ -195,6 +211,7 @@ class RegionSet:
                     writer.reshape(self.context)
                 held = {**self._held, writer.region: writer}
                 self._held = dict(sorted(held.items(), key=lambda item: self._buckets[item[0]]))
+                self._changed.notify_all()
         except BaseException:
             writer.close()
             raise

@@ -3,7 +3,7 @@
 1. Every daemon that is known is asked, side by side, what it owns (action "regions"); none of them has to answer.
 2. Of two that claim a region the one with the higher epoch is believed. The answer is kept until a call fails by it.
 3. A call that fails by it (`ingest.attempts`) has it asked again, once for all calls that failed together, and is made
-   again, until its deadline.
+   again, until its deadline. Where the daemon that refused it names the owner, that one is tried first, at once.
 
 Nothing depends on what is believed here: a daemon refuses what it does not own, and the epoch stops one that is wrong.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from ingest.attempts import Attempts
 from ingest.connection import Connection
 from ingest.errors import Invalid, MemWalError, Unavailable
-from ingest.flight_wire import NOT_OWNER, UNAUTHENTICATED
+from ingest.flight_wire import DRAINING, NOT_OWNER, UNAUTHENTICATED
 from ingest.routings import expect_routing
 from wal import Clock, Ids, SystemClock, SystemIds
 
@@ -51,13 +51,14 @@ def endpoints_of(location: str | Sequence[str]) -> tuple[str, ...]:
 def believed(answers: Iterable[tuple[str, Mapping[str, Any]]], table: str | None) -> dict[str, Owner]:
     """Who owns what, of answers to "regions" by endpoint: the highest epoch, of equals the first one.
 
-    Daemons that drain are about to let go; ports are used again, so another daemon's `table` is none of ours.
+    Of a region that nobody has, the one that is about to claim it, which lets calls wait for that; with epoch 0.
+    Ports are used again, so another daemon's `table` is none of ours.
     """
     owners: dict[str, Owner] = {}
     for endpoint, answer in answers:
-        if answer.get("draining") or (table is not None and answer.get("table", table) != table):
+        if table is not None and answer.get("table", table) != table:
             continue
-        for region, epoch in answer["regions"].items():
+        for region, epoch in (dict.fromkeys(answer.get("claiming", ()), 0) | answer["regions"]).items():
             if region not in owners or owners[region].epoch < epoch:
                 owners[region] = Owner(endpoint, epoch)
     return owners
@@ -85,6 +86,7 @@ class Router:
         self._pool = ThreadPoolExecutor(AT_ONCE, "router")
         self._owners: dict[str, Owner] = {}
         self._rounds = 0
+        self._followed: dict[str, int] = {}
         self.regions: tuple[str, ...] = ()
         """That of bucket n at n."""
         self.routing = 1
@@ -151,7 +153,7 @@ class Router:
 
     def epochs(self) -> dict[str, int]:
         """The epoch of each region whose owner is known."""
-        return {region: owner.epoch for region, owner in self._owners.items()}
+        return {region: owner.epoch for region, owner in self._owners.items() if owner.epoch}
 
     def learn(self, seen: int) -> None:
         """Ask every daemon what it owns, unless that was done since `rounds` was `seen`."""
@@ -162,6 +164,8 @@ class Router:
 
     def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
         """Return when a call that failed may be made again; `seen`: `rounds` before it. Raises: `error`, if never."""
+        if attempts.left and self._rounds == seen and self._follow(error):
+            return
         if attempts.after(error, alone=self.alone):
             self.learn(seen)
             if not attempts.left:  # it took all the time that there was
@@ -209,6 +213,18 @@ class Router:
         self._take_over(answers)
         return answers
 
+    def _follow(self, error: MemWalError) -> bool:
+        """Believe a daemon that says who has the region which it has not, once between two rounds; whether it did."""
+        region, owner = error.details.get("region"), error.details.get("owner")
+        known = self._owners.get(region) if isinstance(region, str) else None
+        if not isinstance(error, Unavailable) or error.details.get("reason") not in (NOT_OWNER, DRAINING):
+            return False
+        if known is None or owner not in self._connections or self._followed.get(region) == self._rounds:
+            return False
+        self._followed[region] = self._rounds
+        self._believe({**self._owners, region: Owner(owner, known.epoch)})
+        return True
+
     def _is_news(self, owners: Mapping[str, Owner], before: Mapping[str, Owner]) -> bool:
         """Whether every region is claimed anew: no answer that is still missing can say more."""
         return all(
@@ -247,7 +263,11 @@ class Router:
 
     def _believe(self, owners: dict[str, Owner]) -> None:
         with self._changing:
-            self._owners = owners
+            known = self._owners
+            self._owners = {
+                region: owner if owner.epoch else Owner(owner.endpoint, known[region].epoch if region in known else 0)
+                for region, owner in owners.items()
+            }
             holders = {owners[region].endpoint if region in owners else None for region in self.regions}
             only = holders.pop() if len(holders) == 1 else None
             if self.alone:  # it says itself what is wrong

@@ -140,7 +140,7 @@ class Table(LevelReads):
         given, deletes = split_deletes(rows, self.key)
         admission, conforming = self._conforming(self._brought_up(given), deletes)
         admission.check(conforming, deletes=deletes)
-        writer = self.regions.writer(region)
+        writer = self.regions.serving(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
         once, deletes = self._once_per_key(admission, conforming, deletes)

@@ -8,7 +8,7 @@ nothing and costs only time: the predicate is evaluated on whatever is left.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
+from memtable.conditions import AllOf, AnyOf, Condition, Narrowing
 from memtable.scalar_index import Asked, sort_form
 
 # Parsing a longer predicate costs more than the index saves.
@@ -24,31 +25,6 @@ LONGEST = 100_000
 
 Kinds: TypeAlias = Mapping[str, pa.DataType]
 """The indexed columns."""
-
-
-@dataclass(frozen=True, eq=False)
-class Condition:
-    """The values that one column must have."""
-
-    column: str
-    asked: Asked
-
-
-@dataclass(frozen=True, eq=False)
-class AllOf:
-    """Conditions that must all hold."""
-
-    parts: tuple[Narrowing, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class AnyOf:
-    """Conditions of which one must hold."""
-
-    parts: tuple[Narrowing, ...]
-
-
-Narrowing: TypeAlias = Condition | AllOf | AnyOf
 
 
 class _Lance(sqlglot.Dialect):

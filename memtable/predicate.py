@@ -16,15 +16,18 @@ Lance the same question of the base table, so such a predicate is refused there.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from datafusion import SessionConfig, SessionContext
 
 from memtable.arrays import Mask, Positions
 from memtable.errors import InvalidRows
 from memtable.float_literals import cast_types
 from memtable.sql_tokens import NOTHING, Token, tokenize
+
+if TYPE_CHECKING:
+    from datafusion import SessionContext
 
 POSITION = "_memtable_position"
 # The planner takes time with the square of a chain of operators (1,000 additions: 17 s) and its stack is
@@ -80,6 +83,8 @@ def _context() -> SessionContext:
 
     One partition: a memtable is small, and the cores belong to the region writers.
     """
+    from datafusion import SessionConfig, SessionContext
+
     return SessionContext(SessionConfig().with_target_partitions(1))
 
 

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 
 from memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memtable.batch_store import Batches
+from memtable.conditions import AnyOf, Condition, Narrowing
 from memtable.conversion import convert
 from memtable.errors import InvalidRows
 from memtable.filter_plan import plan
 from memtable.index_spec import nearest
 from memtable.key_index import KeyIndex
-from memtable.narrowing import AnyOf, Condition, Narrowing
 from memtable.no_keys import NoKeys, no_key
 from memtable.predicate import evaluate
 from memtable.scalar_index import Asked, ScalarIndex, sort_form

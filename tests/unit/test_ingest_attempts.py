@@ -58,7 +58,7 @@ def test_pauses_grow_to_a_limit_and_end_at_the_deadline() -> None:
         for_ever()
     assert raised.value is error
     tried = len(clock.slept)
-    assert 20 < tried < 60
+    assert 50 < tried < 150
     assert clock.monotonic() <= 10.0
     assert 0 < clock.slept[0] < 0.02
     assert max(clock.slept) <= LONGEST_PAUSE

@@ -63,12 +63,15 @@ def test_what_a_peer_has_is_asked_for_and_what_it_is_to_have_is_left() -> None:
     assert not agrees(of(ME), PEER, ME, watch, 0.0)
 
 
-def test_a_draining_peer_is_not_asked_and_gets_nothing() -> None:
+def test_a_draining_peer_is_asked_for_all_and_gets_nothing() -> None:
     watch = Watch([PEER])
     watch.answered(PEER, Answer({of(PEER): 1}, draining=True))
     steps = decide(ME, [of(PEER)], {}, watch, (), 0.0)
-    assert [*steps.claim, *steps.ask] == []
-    assert not steps.settled
+    assert (list(steps.claim), list(steps.ask), steps.settled) == ([], [(of(PEER), PEER)], False)
+    leaving = Watch([ME])
+    leaving.answered(ME, Answer())
+    assert not agrees(of(PEER), ME, PEER, leaving, 0.0)
+    assert agrees(of(PEER), ME, None, leaving, 0.0)
     watch.answered(PEER, Answer({}, draining=True))
     assert list(decide(ME, [of(PEER)], {}, watch, (), 0.0).claim) == [of(PEER)]
 

@@ -62,14 +62,33 @@ def test_addresses_are_a_list_or_a_text_with_commas() -> None:
             endpoints_of(nothing)
 
 
-def test_the_higher_epoch_is_believed_and_who_drains_or_serves_another_table_is_not() -> None:
+def test_the_higher_epoch_is_believed_and_who_serves_another_table_is_not() -> None:
     answers = [
         (A, answer({"r0": 3, "r1": 2})),
         (B, answer({"r0": 4})),
-        (C, answer({"r1": 9}, draining=True)),
+        (C, answer({"r2": 9}, draining=True)),
         ("grpc://d:1", answer({"r1": 8}, table="other")),
     ]
-    assert believed(answers, "t") == {"r0": Owner(B, 4), "r1": Owner(A, 2)}
+    assert believed(answers, "t") == {"r0": Owner(B, 4), "r1": Owner(A, 2), "r2": Owner(C, 9)}
+
+
+def test_a_region_that_nobody_has_is_looked_for_where_it_is_claimed() -> None:
+    answers = [(A, answer({"r0": 3}, claiming=["r1"])), (B, answer({}, claiming=["r0", "r1"]))]
+    assert believed(answers, "t") == {"r0": Owner(A, 3), "r1": Owner(A, 0)}
+
+
+def test_the_owner_that_a_daemon_names_is_tried_at_once_and_once() -> None:
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}), b=answer({}))
+    router, clock = daemons.router(), FakeClock()
+    attempts = Attempts(clock, SeededIds(), 60.0, repeatable=True)
+    moved = Unavailable("it is not mine", {"reason": "draining", "region": "r1", "owner": B})
+    router.before_next(attempts, moved, router.rounds)
+    assert (router.owners(IDS), clock.slept, router.rounds) == ({A: ["r0"], B: ["r1"]}, [], 0)
+    router.before_next(attempts, moved, router.rounds)
+    assert (len(clock.slept), router.rounds) == (1, 1)
+    unheard_of = Unavailable("it is not mine", {"reason": "not_owner", "region": "r0", "owner": C})
+    router.before_next(attempts, unheard_of, router.rounds)
+    assert router.rounds == 2
 
 
 def test_one_that_owns_all_is_found_without_asking_again() -> None:

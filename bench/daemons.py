@@ -1,0 +1,121 @@
+"""Daemons that share a table, as processes that can be killed, ended, frozen and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ingest.connection import Connection
+from ingest.errors import MemWalError
+from ingest.placement import target
+from wal import bucket_region
+
+DAEMONS = 2
+PATIENCE = 120.0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Returns once `condition` is true. Raises: TimeoutError after PATIENCE seconds."""
+    deadline = time.perf_counter() + PATIENCE
+    while not condition():
+        if time.perf_counter() > deadline:
+            raise TimeoutError("the daemons do not come to rest")
+        time.sleep(0.01)
+
+
+class Daemons:
+    """The processes of two daemons.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, at: Path, table: str, regions: int) -> None:
+        """`table`: the section [table]; of the regions each has half. Standard error goes to a file of each in `at`."""
+        self._ids = [bucket_region(bucket) for bucket in range(regions)]
+        self.endpoints = self._free_endpoints()
+        self._config, self._at = at / "daemons.toml", at
+        listed = json.dumps(self.endpoints)
+        self._config.write_text(f"{table}[regions]\ncount = {regions}\n[daemon]\nendpoints = {listed}\n")
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        self._connections: dict[str, Connection] = {}
+
+    def __enter__(self) -> Self:
+        for endpoint in self.endpoints:
+            self._connections[endpoint] = Connection(endpoint)
+            self.start(endpoint)
+        until(self.settled)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+    def start(self, endpoint: str) -> float:
+        """Start one and wait until it serves; returns how long that took."""
+        began = time.perf_counter()
+        # As an installed package has it: modules are compiled once.
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environ |= {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
+        command = [sys.executable, "-m", "ingest.cli", "serve", str(self._config)]
+        with (self._at / f"{endpoint.rpartition(':')[2]}.log").open("a") as log:
+            process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+        self._running[endpoint] = process
+        assert process.stdout is not None
+        if "serving" not in process.stdout.readline():
+            raise RuntimeError(f"the daemon at {endpoint} ended with exit code {process.wait()}")
+        return time.perf_counter() - began
+
+    def kill(self, endpoint: str) -> None:
+        """kill -9."""
+        self._running[endpoint].kill()
+        self._running[endpoint].wait(PATIENCE)
+
+    def end(self, endpoint: str) -> None:
+        """SIGTERM; returns once it has ended."""
+        self._running[endpoint].terminate()
+        self._running[endpoint].wait(PATIENCE)
+
+    @contextmanager
+    def frozen(self, endpoint: str) -> Iterator[None]:
+        """Stopped by SIGSTOP for as long as the context lasts."""
+        self._running[endpoint].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._running[endpoint].send_signal(signal.SIGCONT)
+
+    def regions(self, endpoint: str) -> Mapping[str, int]:
+        """The regions that the daemon at `endpoint` has, none where it does not answer."""
+        try:
+            found: Mapping[str, int] = self._connections[endpoint].act("regions", None, 1.0)["regions"]
+        except MemWalError:
+            return {}
+        return found
+
+    def settled(self) -> bool:
+        """Whether every region is where it belongs."""
+        shares = {endpoint: self.regions(endpoint) for endpoint in self.endpoints}
+        return all(str(region) in shares[str(target(region, self.endpoints))] for region in self._ids)
+
+    def _free_endpoints(self) -> list[str]:
+        """Free ports by which each daemon has as many regions."""
+        while True:
+            with ExitStack() as held:
+                probes = [held.enter_context(socket.socket()) for _ in range(DAEMONS)]
+                for probe in probes:
+                    probe.bind(("127.0.0.1", 0))
+                endpoints = [f"grpc://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+            shares = [sum(target(region, endpoints) == endpoint for region in self._ids) for endpoint in endpoints]
+            if shares == [len(self._ids) // DAEMONS] * DAEMONS:
+                return endpoints

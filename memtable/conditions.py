@@ -1,0 +1,33 @@
+"""Which rows a predicate could select at all, as conditions that an index can answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from memtable.scalar_index import Asked
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """The values that one column must have."""
+
+    column: str
+    asked: Asked
+
+
+@dataclass(frozen=True, eq=False)
+class AllOf:
+    """Conditions that must all hold."""
+
+    parts: tuple[Narrowing, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class AnyOf:
+    """Conditions of which one must hold."""
+
+    parts: tuple[Narrowing, ...]
+
+
+Narrowing: TypeAlias = Condition | AllOf | AnyOf
