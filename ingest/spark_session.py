@@ -100,6 +100,10 @@ def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, st
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": generate,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
+        # Over TCP every other task waits 40 ms for an acknowledgement of its first bytes (Nagle's algorithm).
+        "spark.python.unix.domain.socket.enabled": "true",
+        # The place in the Python program that made each part of a query, at three calls to the JVM apiece.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
     }

@@ -6,14 +6,16 @@ One micro-batch, in order:
 
 1. Executors validate their rows and compute the region of each (`RouteTask`). A refused row ends the job here, before
    anything was sent; unless `dlq.mode` is another than "fail", by which it goes on as a dead letter.
-2. Spark shuffles rows by region and sorts each region's, oldest first; a small micro-batch goes into one task as it is.
-   One task gets all dead letters, and writes them first (`ingest.dead_letters`).
+2. Spark shuffles rows by region and sorts each region's, oldest first. One task gets all dead letters, and writes them
+   first (`ingest.dead_letters`).
 3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
    and visible (`SendTask`). Regions without rows get no stream. A region that moves meanwhile costs a second sending.
    A region that refuses rows names them, and applies nothing; the micro-batch is run again, with these rows among the
    dead letters, which are written by a job of their own then.
 4. The driver collects one receipt per region, never a row. When a region fails, Spark replays the micro-batch and the
    regions that applied it already only ack it.
+
+Of a micro-batch that is likely to be small one task does the first three steps (`ingest.spark_small`).
 
 A replayed micro-batch must have the same rows: a query with `rand()` or `current_timestamp()` in a column of the key
 does not, and may put a row into two regions; where there is no key, in a column of `regions.by`, or in any at all.
@@ -37,6 +39,7 @@ from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
 from ingest.settings import Settings, load
 from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
+from ingest.spark_small import TOO_MANY, OneTask
 from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
 
@@ -50,7 +53,7 @@ _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
 
 SMALL = 20_000
-"""Rows up to which a micro-batch is sent by one task: a shuffle and a second stage take longer than its rows."""
+"""Rows up to which a micro-batch is left to one task: a shuffle and a second stage take longer than its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class MemWalSink:
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
+        self._small = SMALL
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -155,16 +159,13 @@ class MemWalSink:
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters)
-        order_by, small = self._settings.source.order_by, self._last is not None and self._last <= SMALL
         refused: dict[Place, BadRow] = {}
         letters_added = 0
         for _ in range(_ROUNDS):
-            routed = routed_frame(frame, self._route(refused), base.buckets, order_by, small=small)
-            if refused:
-                # Their letters are durable before any region applies the micro-batch without these rows: once it has,
-                # it refuses nothing any more, and a replay would not know of them.
-                letters_added += _added(_collected(routed.where(f"{BUCKET} < 0"), send))
-            rows = _collected(routed, send)
+            rows = None if refused else self._by_one_task(frame, send)
+            if rows is None:
+                rows, letters = self._by_regions(frame, send, refused)
+                letters_added += letters
             letters_added += _added(rows)
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
@@ -175,6 +176,32 @@ class MemWalSink:
                 refused |= refused_in(packed)
         reason = next(reversed(refused.values())).reason
         raise Invalid(f"regions refused {len(refused):,} rows of a micro-batch, and more after these; {reason}")
+
+    def _by_one_task(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
+        """The receipts of a micro-batch that one task took; None where that is not for it, and nothing was sent."""
+        if self._last is None or self._last > self._small:
+            return None
+        task = OneTask(self._route(), send, tuple(self._settings.source.order_by))
+        together = frame.coalesce(1)
+        if not fits_one_task(together, task):
+            return None
+        rows = _collected(together, task)
+        if any(row["said"] == TOO_MANY for row in rows):
+            self._small = self._last // 2
+            return None
+        return rows
+
+    def _by_regions(
+        self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The receipts of a micro-batch that was shuffled, and the letters that rows of `refused` became before."""
+        routed = routed_frame(frame, self._route(refused), self._table().buckets, self._settings.source.order_by)
+        letters = 0
+        if refused:
+            # Their letters are durable before any region applies the micro-batch without these rows: once it has,
+            # it refuses nothing any more, and a replay would not know of them.
+            letters = _added(_collected(routed.where(f"{BUCKET} < 0"), send))
+        return _collected(routed, send), letters
 
     def _refuse_too_bad(self, receipt: BatchReceipt) -> None:
         """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then."""
@@ -222,20 +249,37 @@ class MemWalSink:
         return of_spark(error)
 
 
-def routed_frame(
-    frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str], *, small: bool = False
-) -> DataFrame:
+def fits_one_task(frame: DataFrame, task: OneTask) -> bool:
+    """Whether one task may take rows of these columns."""
+    from pyspark.sql import types as spark
+
+    # In one task rows without a place would not be told apart by the task that read them, as their letters are.
+    if task.route.letters != "fail" and not _places(frame):
+        return False
+    ordered_alike = (
+        *(spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType, spark.FloatType, spark.DoubleType),
+        *(spark.DecimalType, spark.BinaryType, spark.BooleanType),
+        *(spark.DateType, spark.TimestampType, spark.TimestampNTZType),
+    )
+    kinds = {field.name: field.dataType for field in frame.schema.fields if field.name in task.order_by}
+    alike = all(isinstance(kind, ordered_alike) or kind == spark.StringType() for kind in kinds.values())
+    return alike and len(kinds) == len(task.order_by)
+
+
+def _places(frame: DataFrame) -> list[str]:
+    """The columns of a frame that say where its rows lie, most significant first."""
+    return [name for name in (COORDINATES if OFFSET in frame.columns else PLACE) if name in frame.columns]
+
+
+def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str]) -> DataFrame:
     """Steps 1 and 2: rows with the columns `ADDED`, one region's rows together, oldest first.
 
-    `small`: all rows in one task, without a shuffle; the sort is what keeps rows back until all are checked then.
     A source without files and without `order_by` is ordered by Spark partition and then arrival.
     """
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-    order = COORDINATES if OFFSET in frame.columns else PLACE
-    placed_by_source = any(name in frame.columns for name in order)
-    if not placed_by_source:
+    if not _places(frame):
         frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -244,17 +288,15 @@ def routed_frame(
     passing = [StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in BESIDE]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
-    # Rows without a place are told apart by the task that read them, as which one task would count several.
-    one_task = small and (placed_by_source or route.letters == "fail")
     by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
-    placed = routed.coalesce(1) if one_task else routed.repartitionById(tasks, by_region)
-    place = [name for name in order if name in frame.columns]
+    place = _places(frame)
+    placed = routed.repartitionById(tasks, by_region)
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 
 
-def _collected(routed: DataFrame, send: SendTask) -> list[dict[str, Any]]:
+def _collected(frame: DataFrame, task: SendTask | OneTask) -> list[dict[str, Any]]:
     """Steps 3 and 4: what the tasks of a job answered, one dict per row of `RECEIPT`."""
-    return [row.asDict() for row in routed.mapInArrow(send, _receipt_schema()).collect()]
+    return [row.asDict() for row in frame.mapInArrow(task, _receipt_schema()).collect()]
 
 
 def _added(rows: Sequence[dict[str, Any]]) -> int:

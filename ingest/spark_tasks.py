@@ -246,7 +246,7 @@ class SendTask:
                 written = box.take(batches, BUCKET)
                 if written is not None:
                     told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
-                    yield _without_ack(SystemClock().now(), **told)
+                    yield without_ack(SystemClock().now(), **told)
                 batches = box.rest(batches)
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
@@ -315,7 +315,7 @@ class _Sending:
             refused = self._refusals.packed(error) if self._refusals and isinstance(error, Invalid) else None
             if refused is None:
                 raise
-            return _without_ack(self._clock.now(), said=refused)
+            return without_ack(self._clock.now(), said=refused)
         return self._receipt(answer, self._clock.now())
 
     @property
@@ -394,7 +394,7 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
     yield from rest
 
 
-def _without_ack(now: float, **values: object) -> pa.RecordBatch:
+def without_ack(now: float, **values: object) -> pa.RecordBatch:
     """A receipt that tells of other things than a region's ack."""
     counts = dict.fromkeys(("rows", "position", "skipped"), 0)
     nothing = {"region": "", "applied": False, "ack_seconds": 0.0, "acked_at": now, **counts}
