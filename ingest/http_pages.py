@@ -115,6 +115,7 @@ class RunPages:
             "rows_per_second": figures.rows_per_second,
             "source_lag_rows": meter.rows_behind,
             "source_lag_seconds": meter.lag_seconds,
+            "steps": meter.steps,
             "ack_p50": _number(figures.ack_p50),
             "ack_p99": _number(figures.ack_p99),
             "queryable_p50": _number(figures.queryable_p50),

@@ -27,6 +27,7 @@ class RunMeter:
         self.ack_seconds, self.queryable_seconds = Histogram(), Histogram()
         self.lag_seconds, self.finished_at = 0.0, 0.0
         self.rows_behind: int | None = None
+        self.steps: dict[str, float] = {}
 
     def add(self, receipt: BatchReceipt) -> None:
         """Count a finished micro-batch; its lag is that of its oldest row, from landing in the source to the ack."""
@@ -48,6 +49,7 @@ class RunMeter:
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """Take over what Spark says of the query's last trigger."""
         self.rows_behind = rows_behind(progress)
+        self.steps = {step: float(took) / 1e3 for step, took in progress.get("durationMs", {}).items()}
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int | None:
@@ -107,6 +109,13 @@ RAN = (
         "gauge",
         "rows that the source held at the last trigger and it did not take; NaN where the source counts none (files)",
         lambda run: float("nan") if run.rows_behind is None else run.rows_behind,
+    ),
+    Declared(
+        "memwal_run_step_seconds",
+        "gauge",
+        "the last micro-batch by Spark's own count: triggerExecution is all of it, addBatch the sink's part",
+        lambda run: sorted(run.steps.items()),
+        by="step",
     ),
     Declared("memwal_bad_rows", "counter", "rows that no region got: left out, or dead letters", lambda run: run.bad),
     Declared("memwal_dead_letters", "counter", "dead letters written", lambda run: run.letters),

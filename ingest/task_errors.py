@@ -19,6 +19,7 @@ from typing import Any
 
 from ingest.errors import Internal, Invalid, MemWalError, classify, from_wire, to_wire
 from ingest.kafka_errors import of_captured
+from ingest.task_memory import keep_what_is_imported
 
 MARK = "memwal-task-error:"
 
@@ -50,13 +51,16 @@ def carried(error: BaseException) -> TaskError:
 
 @contextmanager
 def task_edge() -> Iterator[None]:
-    """Let a task's code raise only `TaskError`. A task that Spark cancels (GeneratorExit) passes untouched."""
+    """Let a task's code raise only `TaskError`, and leave the worker ready for the next task (`task_memory`). A task
+    that Spark cancels (GeneratorExit) passes untouched."""
     try:
         yield
     except TaskError:
         raise
     except Exception as error:
         raise carried(error) from error
+    finally:
+        keep_what_is_imported()
 
 
 def found_in(text: str) -> MemWalError | None:

@@ -1,0 +1,323 @@
+"""How long it takes from an event in Kafka until a read at level `latest` finds it.
+
+    python -m bench.freshness [--smoke] [--seconds N] [--rate N] [--trigger SECONDS] [--daemons N …]
+
+A real broker, `memwal run` with its Kafka source, and a producer that is paced. The probe is a client beside them: some
+events of the stream, at random moments, have a key of their own, and every 20 ms it asks for those that it has not seen.
+An event's wait begins before the producer's `produce` and ends when a `get` has returned its row, so the producer's
+linger, the broker and the probe's own 20 ms are in it. Base commits happen beside, at their default interval.
+
+`--daemons 0` is the daemon that `memwal run` starts itself; more are started with `memwal serve` before. The broker is
+the tests' one, which `make kafka` fetches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+
+import ingest
+from ingest.client import RemoteTable
+from tests.cluster import spread
+from tests.conftest import toml
+from tests.kafka_server import KafkaServer, jars
+
+TOPIC, PARTITIONS, REGIONS = "events", 4, 2
+KEYS = 100_000
+"""Keys of the stream, each written again and again; those of the probe are above."""
+SECONDS, WARM_UP = 60.0, 20.0
+SMOKE_SECONDS, SMOKE_WARM_UP = 3.0, 0.0
+RATE, TRIGGER = 5000, 0.5
+_MARKERS_PER_SECOND = 20
+_TICK, _LOOK = 0.01, 0.02
+_PATIENCE = 120.0
+_COLUMNS = {"id": "int64", "value": "float64", "count": "int64"}
+_STEPS = ("triggerExecution", "addBatch", "latestOffset", "queryPlanning", "walCommit", "commitOffsets")
+T = TypeVar("T")
+
+
+@dataclass
+class Marks:
+    """Events that the probe waits for: when each was produced, how long it took until it was found."""
+
+    sent: dict[int, float] = field(default_factory=dict)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    """When it was produced, how long it took."""
+
+
+class Producer:
+    """Sends events at a pace, and notes when it sent those of the probe."""
+
+    def __init__(self, brokers: str, rate: int, marks: Marks) -> None:
+        from confluent_kafka import Producer as Client
+
+        self._client = Client({"bootstrap.servers": brokers, "log_level": 0})
+        self._rate, self._marks = rate, marks
+        self._random, self._stop = random.Random(6), threading.Event()
+        self.events = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        began, marker, per_event = time.perf_counter(), KEYS, _MARKERS_PER_SECOND / self._rate
+        while not self._stop.wait(_TICK):
+            for _ in range(int((time.perf_counter() - began) * self._rate) - self.events):
+                key = self._random.randrange(KEYS)
+                if self._random.random() < per_event:
+                    key = marker = marker + 1
+                    self._marks.sent[key] = time.perf_counter()
+                value = f'{{"id": {key}, "value": {self._random.random():.6f}, "count": {self.events}}}'
+                self._client.produce(TOPIC, value, str(key))
+                self.events += 1
+            self._client.poll(0)
+
+    def stop(self) -> None:
+        """Send no more; what was produced is stored when this returns."""
+        self._stop.set()
+        self._thread.join()
+        self._client.flush(_PATIENCE)
+
+
+class Probe:
+    """Looks for the events of `marks` until `stop`."""
+
+    def __init__(self, table: RemoteTable, marks: Marks) -> None:
+        self._table, self._marks, self._stop = table, marks, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK):
+            wanted = list(self._marks.sent)
+            if wanted:
+                found = self._table.get(wanted, columns=["id"], level="latest").column("id").to_pylist()
+                now = time.perf_counter()
+                for key in found:
+                    sent = self._marks.sent.pop(key)
+                    self._marks.waits.append((sent, now - sent))
+
+    def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        self._thread.join()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one run gave; times in seconds, processor time in cores."""
+
+    waits: list[float]
+    rate: float
+    steps: Mapping[str, list[float]]
+    cores: Mapping[str, float]
+    told: Mapping[str, Any]
+    """/status of `memwal run` at the end."""
+
+
+def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
+    """One run; `options`: seconds, warm_up, rate, trigger, daemons."""
+    kafka.create_topic(TOPIC, PARTITIONS)
+    marks = Marks()
+    with ExitStack() as stack:
+        endpoints = spread(options.daemons, REGIONS) if options.daemons else []
+        config = _config(kafka, at, endpoints, options.trigger)
+        serving = [stack.enter_context(_process(["serve", str(config)], at, _port_of(each))) for each in endpoints]
+        producer = Producer(kafka.brokers, options.rate, marks)
+        stack.callback(producer.stop)
+        run = stack.enter_context(_process(["run", str(config)], at))
+        url = until(lambda: _url(run, at / "run.log"))
+        daemons = serving or [until(lambda: _child(run))]
+        table = stack.enter_context(ingest.connect(endpoints or until(lambda: _endpoint(daemons[0]))))
+        probe = Probe(table, marks)
+        stack.callback(probe.stop)
+        until(lambda: marks.waits)
+        time.sleep(options.warm_up)
+        found = _watched(url, marks, {"Kafka": kafka.process.pid, "run": run.pid, "daemons": daemons}, options.seconds)
+        producer.stop()
+        until(lambda: not marks.sent)
+    return found
+
+
+def _watched(url: str, marks: Marks, processes: Mapping[str, Any], seconds: float) -> Found:
+    """Look on for so many seconds, then wait until the probe has found what was sent in them."""
+    before, told = _processor_times(processes), _status(url)
+    began, rows = time.perf_counter(), told["rows"]
+    steps: dict[int, Mapping[str, float]] = {}
+    while time.perf_counter() - began < seconds:
+        time.sleep(0.5)
+        told = _status(url)
+        steps[told["batch_id"]] = told["steps"]
+    ended, after = time.perf_counter(), _processor_times(processes)
+    until(lambda: not [sent for sent in list(marks.sent.values()) if sent < ended])
+    lasted = ended - began
+    return Found(
+        waits=[wait for sent, wait in list(marks.waits) if began <= sent < ended],
+        rate=(told["rows"] - rows) / lasted,
+        steps={name: [each[name] for each in steps.values() if name in each] for name in _STEPS},
+        cores={name: (after[name] - before.get(name, 0.0)) / lasted for name in after},
+        told=told,
+    )
+
+
+def _processor_times(processes: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds that each kind of process has used so far."""
+    found = {"producer and probe": _used(psutil.Process()), "Kafka": _used(psutil.Process(processes["Kafka"]))}
+    run, daemons = psutil.Process(processes["run"]), [psutil.Process(pid) for pid in _pids(processes["daemons"])]
+    found |= {"memwal run": _used(run), "daemons": sum(map(_used, daemons))}
+    for each in run.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if each not in daemons:
+                kind = "Spark's JVM" if "java" in each.name() else "Spark's Python workers"
+                found[kind] = found.get(kind, 0.0) + _used(each)
+    return found
+
+
+def _used(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _pids(daemons: Sequence[Any]) -> list[int]:
+    return [each.pid for each in daemons]
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+
+def _config(kafka: KafkaServer, at: Path, endpoints: Sequence[str], trigger: float) -> Path:
+    config = at / "freshness.toml"
+    spark = {"spark.master": "local[2]", "spark.jars": ",".join(map(str, jars("connector")))}
+    source = {"format": "kafka", "brokers": kafka.brokers, "topics": [TOPIC], "trigger": f"{trigger * 1e3:.0f}ms", "spark": spark}
+    config.write_text(
+        toml(
+            {
+                "table": {"uri": str(at / "events.lance"), "key": ["id"], "columns": _COLUMNS},
+                "regions": {"count": REGIONS},
+                "source": source,
+                "sink": {"http_port": 0},
+                "daemon": {"endpoints": list(endpoints)},
+            }
+        )
+    )
+    return config
+
+
+def _port_of(endpoint: str) -> dict[str, str]:
+    return {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2]}
+
+
+@contextmanager
+def _process(
+    command: Sequence[str], at: Path, environ: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A `memwal` command with its output in a file of its name."""
+    with (at / f"{command[0]}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ingest.cli", *command],
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _url(run: subprocess.Popen[bytes], log: Path) -> str | None:
+    """Where `memwal run` says that its pages are. Raises: RuntimeError, with its words, where it ended."""
+    if run.poll() is not None:
+        raise RuntimeError(f"memwal run ended with exit code {run.returncode}: {log.read_text()}")
+    line = next((line for line in log.read_text().splitlines() if "metrics, health and status at" in line), "")
+    return line.rpartition(" ")[2] or None
+
+
+def _status(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/status", timeout=_PATIENCE) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
+def _child(run: subprocess.Popen[bytes]) -> psutil.Process | None:
+    """The daemon that `memwal run` has started."""
+    return next((each for each in psutil.Process(run.pid).children() if "ingest.child" in each.cmdline()), None)
+
+
+def _endpoint(daemon: psutil.Process) -> str | None:
+    listening = [each.laddr.port for each in daemon.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    return f"grpc://127.0.0.1:{listening[0]}" if listening else None
+
+
+def until(condition: Callable[[], T | None]) -> T:
+    """The first true answer of `condition`. Raises: TimeoutError after two minutes."""
+    deadline = time.perf_counter() + _PATIENCE
+    while not (answer := condition()):
+        if time.perf_counter() > deadline:
+            raise TimeoutError("the pipeline does not come to what is waited for")
+        time.sleep(0.05)
+    return answer
+
+
+# ---- what is printed -----------------------------------------------------------------------------------------------
+
+
+def lines(found: Found) -> Iterator[str]:
+    """The figures of a run."""
+    p50, p99 = np.percentile(found.waits, [50, 99])
+    yield f"event to latest   p50 {p50:.3f} s   p99 {p99:.3f} s   max {max(found.waits):.3f} s   ({len(found.waits)} events)"
+    yield f"rate              {found.rate:,.0f} rows/s"
+    for name, seconds in found.steps.items():
+        if seconds:
+            p50, p99 = np.percentile(seconds, [50, 99])
+            yield f"{name:<17} p50 {p50:.3f} s   p99 {p99:.3f} s   ({len(seconds)} micro-batches)"
+    for name, cores in sorted(found.cores.items(), key=lambda each: -each[1]):
+        yield f"{name:<24} {cores:.2f} cores"
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m bench.freshness", description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="a few seconds, not warmed up")
+    parser.add_argument("--seconds", type=float, help=f"how long to measure ({SECONDS:g})")
+    parser.add_argument("--warm-up", type=float, help=f"how long to wait before ({WARM_UP:g})")
+    parser.add_argument("--rate", type=int, default=RATE, help="events per second (%(default)s)")
+    parser.add_argument("--trigger", type=float, default=TRIGGER, help="source.trigger, seconds (%(default)s)")
+    parser.add_argument("--daemons", type=int, nargs="+", default=[0, 2], help="configured daemons, 0: the embedded one")
+    given = parser.parse_args(arguments)
+    default = (SMOKE_SECONDS, SMOKE_WARM_UP) if given.smoke else (SECONDS, WARM_UP)
+    given.seconds = default[0] if given.seconds is None else given.seconds
+    given.warm_up = default[1] if given.warm_up is None else given.warm_up
+    return given
+
+
+def main() -> None:
+    """Measure and print."""
+    given = options_of()
+    for daemons in given.daemons:
+        with tempfile.TemporaryDirectory() as directory, KafkaServer.started(Path(directory) / "kafka") as kafka:
+            print(f"{daemons} daemons" if daemons else "the embedded daemon", flush=True)
+            each = argparse.Namespace(**{**vars(given), "daemons": daemons})
+            for line in lines(measure(kafka, Path(directory), each)):
+                print(f"  {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
