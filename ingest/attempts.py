@@ -13,7 +13,8 @@ any other           the same answer would come again                            
 ==================  ==========================================================  =========================
 
 A daemon that is alone has nobody to take its regions over. There only what passes by itself is waited for: `busy`, and
-`not_owner` while its regions are being claimed.
+`not_owner` while its regions are being claimed. Who knows that somebody starts it again when it ends (the sink does)
+waits for that too, for a while; but not where it was fenced: then a newer writer has its regions, and keeps them.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ class Attempts:
     Invariants. No attempt begins after the deadline; between two attempts there is always a pause.
     """
 
-    def __init__(self, clock: Clock, ids: Ids, seconds: float, *, repeatable: bool) -> None:
+    def __init__(self, clock: Clock, ids: Ids, seconds: float, *, repeatable: bool, restarts: float = 0.0) -> None:
         """Begin now. `ids`: the source of the pauses' jitter, without which clients that were refused together would
-        come back together.
+        come back together. `restarts`: seconds, from the first failure on, for which a daemon that is alone is waited
+        for, since somebody starts it again.
         """
         self._clock, self._ids, self._repeatable = clock, ids, repeatable
         self._until = clock.monotonic() + seconds
+        self._restarts, self._failing_since = restarts, float("inf")
         self._pause, self._patience = FIRST_PAUSE, FIRST_PATIENCE
 
     @property
@@ -69,7 +72,7 @@ class Attempts:
 
     def after(self, error: MemWalError, *, alone: bool) -> bool:
         """Pause before the next attempt; whether to learn anew who owns what. Raises: `error` if there is no next."""
-        what = verdict(error, repeatable=self._repeatable, alone=alone)
+        what = verdict(error, repeatable=self._repeatable, alone=alone and not self._comes_back(error))
         share = 0.5 + int(self._ids.token(), 16) / 2**33
         pause = self._pause * share
         if what == "raise" or self.left <= pause:
@@ -77,3 +80,9 @@ class Attempts:
         self._clock.sleep(pause)
         self._pause, self._patience = min(2 * self._pause, LONGEST_PAUSE), 2 * self._patience
         return what == "learn"
+
+    def _comes_back(self, error: MemWalError) -> bool:
+        """Whether a daemon that is alone may be waited for after `error`."""
+        now = self._clock.monotonic()
+        self._failing_since = min(self._failing_since, now)
+        return not isinstance(error, FencedError) and now - self._failing_since < self._restarts

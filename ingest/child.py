@@ -77,6 +77,11 @@ def start_child(settings: Settings, replaying: Callable[[str], None] = lambda _:
     raise Unavailable(f"the daemon ended while starting (exit code {code}); see the lines above")
 
 
+def how_it_ended(code: int) -> str:
+    """An exit code in words; negative: the signal that ended the process."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
 def _answer(line: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(line)

@@ -82,16 +82,18 @@ class RemoteTable(Reads):
         ids: Ids | None = None,
         patience: float | None = None,
         wait: float = 0.0,
+        restarts: float = 0.0,
         table: str | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
     ) -> None:
         """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes. `wait`:
-        seconds for which several daemons are asked again while none answers. `table`: its address, None for any.
+        seconds for which daemons are asked again while none answers (one that is alone: with `restarts` only).
+        `restarts`: see `Attempts`. `table`: its address, None for any.
         """
         opened = partial(Connection, token=token, tls_ca=tls_ca)
         self.router = Router(endpoints_of(location), opened, clock, ids)
         self.clock, self.router.table = self.router.clock, table
-        self._in_flight = InFlight(in_flight_max)
+        self._in_flight, self._restarts = InFlight(in_flight_max), restarts
         self._patiently(lambda _: self._describe({}, patience), wait)
 
     @property
@@ -153,7 +155,7 @@ class RemoteTable(Reads):
             rows = row_schema(schema, self.key)  # in which all columns but the key's may be null
             schema = rows.with_metadata(schema.metadata)
         router, seconds = self.router, float("inf") if timeout is None else timeout
-        attempts = Attempts(router.clock, router.ids, seconds, repeatable=True)
+        attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
 
         def open_put() -> Any:
             patience = attempts.patience(alone=router.alone)
@@ -228,7 +230,7 @@ class RemoteTable(Reads):
     def _patiently(self, call: Callable[[float], T], seconds: float, *, repeatable: bool = True) -> T:
         """What `call` returns, made again as `ingest.attempts` says; it is given the seconds that it may take."""
         router = self.router
-        attempts = Attempts(router.clock, router.ids, seconds, repeatable=repeatable)
+        attempts = Attempts(router.clock, router.ids, seconds, repeatable=repeatable, restarts=self._restarts)
         while True:
             seen = router.rounds
             try:

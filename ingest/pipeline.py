@@ -29,8 +29,7 @@ from rich.console import Console
 
 from flush import BaseTable
 from ingest.access import Access
-from ingest.child import ChildDaemon, start_child
-from ingest.client import RemoteTable, connect
+from ingest.client import RemoteTable
 from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.drift import Drift, Grown
@@ -40,6 +39,7 @@ from ingest.feed import Feed
 from ingest.http_pages import RunPages, listening
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable, check_topics, read_kafka
+from ingest.kept_child import KeptChild
 from ingest.listening import check_address
 from ingest.metrics import Scrape
 from ingest.opening import find_or_create
@@ -50,7 +50,7 @@ from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
 from ingest.spark_session import check_java, configuration, start_session
-from ingest.spark_sink import MemWalSink, configured_endpoint, daemon_ended
+from ingest.spark_sink import MemWalSink, configured_endpoint
 from ingest.tally import Tally
 from ingest.task_errors import of_spark
 from wal import Clock, SystemClock
@@ -63,7 +63,6 @@ MARKER = "memwal-table"
 """File in a checkpoint that holds the id of the table it belongs to; Spark leaves files it does not know alone."""
 _LOOK_EVERY = 0.1
 _SHOW_EVERY = 5  # looks between two status calls to the daemon
-_DEATH_NOTICE = 20  # looks in which a query that failed may still turn out to have lost its daemon
 
 
 @at_the_edge
@@ -231,14 +230,14 @@ def _mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 class Owner:
     """Who owns the regions of a table: a child, or the daemons that are configured."""
 
-    child: ChildDaemon | None
+    child: KeptChild | None
     table: RemoteTable
 
     def check(self) -> None:
-        """Raises: Unavailable when the child daemon has ended."""
-        code = None if self.child is None else self.child.exit_code()
-        if code is not None:
-            raise daemon_ended(code)
+        """Raises: why the child daemon is gone for good."""
+        gone = None if self.child is None else self.child.failure
+        if gone is not None:
+            raise gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +276,13 @@ def owner_of(settings: Settings, replaying: Callable[[str], None]) -> Iterator[O
     with ExitStack() as stack:
         endpoint, child = configured_endpoint(settings), None
         if endpoint is None:
-            child = start_child(settings, replaying)
+            child = KeptChild(settings, replaying)
             stack.callback(child.stop, settings.daemon.drain_timeout)
             endpoint = child.endpoint
-        shown = Access.of(settings).options()
-        table = stack.enter_context(connect(endpoint, in_flight_max=settings.sink.in_flight_max, **shown))
-        yield Owner(child, table)
+        sink, shown = settings.sink, Access.of(settings).options()
+        # One that is not there now is told at once; one that ends later is waited for.
+        table = RemoteTable(endpoint, in_flight_max=sink.in_flight_max, restarts=sink.stream_timeout, **shown)
+        yield Owner(child, stack.enter_context(table))
 
 
 def _stop_spark(starting: Future[SparkSession]) -> None:
@@ -316,7 +316,7 @@ def stream(runs: Sequence[_Run], *, once: bool, stop: threading.Event) -> bool:
         looks = 0
         while not stop.wait(_LOOK_EVERY):
             for each in runs:
-                each.look(stop, show=looks % _SHOW_EVERY == 0)
+                each.look(show=looks % _SHOW_EVERY == 0)
             if all(each.drained.is_set() for each in runs):
                 return True
             looks += 1
@@ -351,13 +351,13 @@ class _Run:
         if once:
             threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
 
-    def look(self, stop: threading.Event, *, show: bool) -> None:
+    def look(self, *, show: bool) -> None:
         """See whether it still runs, and `show` how far it is. Raises: what ended the query."""
         if self.drained.is_set():
             return
         self._services.owner.check()
         try:
-            self._check(stop)
+            self._check()
         except Grown as grown:
             self._progress.phase(f"new columns: {grown}")
             self._base = self._base.latest()
@@ -444,7 +444,7 @@ class _Run:
             if query.exception() is None and self._feed_failure() is None:
                 self.drained.set()
 
-    def _check(self, stop: threading.Event) -> None:
+    def _check(self) -> None:
         """Raises: what ended the feed or the query; a lost daemon before what its loss brought about."""
         failure = self._feed_failure()
         if failure is not None:
@@ -459,9 +459,7 @@ class _Run:
         if error is None:
             self.drained.set()
             return
-        for _ in range(_DEATH_NOTICE if self._services.owner.child is not None else 0):
-            self._services.owner.check()
-            stop.wait(_LOOK_EVERY / 2)
+        self._services.owner.check()
         raise self._drift.failure or self._sink.failure or of_spark(error)
 
     def _feed_failure(self) -> MemWalError | None:
@@ -469,7 +467,10 @@ class _Run:
 
     def _show(self) -> None:
         status: dict[str, Any] = {}
-        with suppress(MemWalError):
+        try:
             status = self._services.owner.table.status()
+            self._pages.health.release("no_daemon")
+        except MemWalError as error:
+            self._pages.health.hold("no_daemon", str(error))
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
         self._progress.show(self._pages.tally.figures(), status, files)

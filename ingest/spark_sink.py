@@ -32,16 +32,19 @@ from typing import TYPE_CHECKING, Any
 from flush import BaseTable
 from ingest.access import Access
 from ingest.addresses import expanded
+from ingest.attempts import Attempts
 from ingest.bad_rate import BadRate
 from ingest.bad_rows import BadRow
-from ingest.child import ChildDaemon, start_child
 from ingest.errors import Invalid, MemWalError, Unavailable
+from ingest.flight_wire import NOT_OWNER, RESIZED
+from ingest.kept_child import KeptChild
 from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
 from ingest.settings import Settings, load
 from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
 from ingest.spark_small import TOO_MANY, OneTask
 from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
+from wal import SystemClock, SystemIds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +98,7 @@ class MemWalSink:
     """Writes micro-batches into the table of a configuration. See the module for the steps.
 
     Without `endpoint` and without `daemon.endpoints` it starts a child daemon at the first micro-batch and keeps it
-    for as long as this process lives, or until `close`.
+    for as long as this process lives, or until `close`; one that ends is started again, under a micro-batch too.
 
     Thread safety. One query at a time, as Spark calls it.
     Durability. A call returns only after every row is on storage.
@@ -117,8 +120,8 @@ class MemWalSink:
         """
         self._settings = config if isinstance(config, Settings) else load(config, os.environ)
         self._endpoint = endpoint or configured_endpoint(self._settings)
-        self._on_batch = on_batch
-        self._child: ChildDaemon | None = None
+        self._on_batch, self._clock = on_batch, SystemClock()
+        self._child: KeptChild | None = None
         self._base: BaseTable | None = None
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
@@ -129,11 +132,10 @@ class MemWalSink:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls this."""
         try:
-            receipt = self._write(frame, batch_id)
+            receipt = self._written(frame, batch_id)
             self._refuse_too_bad(receipt)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
             self.failure = self._explained(error)
-            self._base = None  # it may have been resized: the next try looks
             raise self.failure from None
         self.failure = None
         if self._on_batch is not None:
@@ -149,6 +151,19 @@ class MemWalSink:
         if self._child is not None:
             self._child.stop(self._settings.daemon.drain_timeout)
             self._child = None
+
+    def _written(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
+        """The micro-batch, begun anew by the routing of that moment where the table was resized meanwhile."""
+        attempts = Attempts(self._clock, SystemIds(), self._settings.sink.stream_timeout, repeatable=True)
+        while True:
+            try:
+                return self._write(frame, batch_id)
+            except Exception as error:
+                self._base = None
+                found = self._explained(error)
+                if found.details.get("reason") != RESIZED:
+                    raise
+                attempts.after(Unavailable(found.message, {"reason": NOT_OWNER}), alone=False)
 
     def _write(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
         producer = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
@@ -228,11 +243,12 @@ class MemWalSink:
         return tuple((name, value.get_secret_value()) for name, value in self._settings.table.storage_options.items())
 
     def _owner(self) -> str:
-        """The endpoints to send to; a child daemon that is gone is replaced (the epoch keeps that safe)."""
+        """The endpoints to send to; a child daemon that was given up is replaced (the epoch keeps that safe)."""
         if self._endpoint is not None:
             return self._endpoint
-        if self._child is None or self._child.exit_code() is not None:
-            self._child, self._base = start_child(self._settings), None  # the table may have been resized meanwhile
+        if self._child is None or self._child.failure is not None:
+            self.close()
+            self._child = KeptChild(self._settings)
         return self._child.endpoint
 
     def _table(self) -> BaseTable:
@@ -242,11 +258,9 @@ class MemWalSink:
         return self._base
 
     def _explained(self, error: Exception) -> MemWalError:
-        """The kind of an error; a child daemon that ended is the reason for whatever its clients met."""
-        code = None if self._child is None else self._child.exit_code()
-        if code is not None:
-            return daemon_ended(code)
-        return of_spark(error)
+        """The kind of an error; a child daemon that is gone for good is the reason for whatever its clients met."""
+        gone = None if self._child is None else self._child.failure
+        return gone or of_spark(error)
 
 
 def fits_one_task(frame: DataFrame, task: OneTask) -> bool:
@@ -320,14 +334,6 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> B
 def configured_endpoint(settings: Settings) -> str | None:
     """The configured daemons, in the form that `ingest.connect` takes; None for a child daemon."""
     return ",".join(expanded(settings.daemon.endpoints, settings.daemon.workers)) or None
-
-
-def daemon_ended(code: int) -> Unavailable:
-    """What to say when the child daemon is gone; `code` as from `ChildDaemon.exit_code`."""
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return Unavailable(
-        f"the daemon ended ({how}); nothing acknowledged is lost; run the same command again", {"exit_code": code}
-    )
 
 
 def _receipt_schema() -> StructType:

@@ -221,8 +221,8 @@ class SendTask:
     """Streams rows, sorted by `BUCKET` and then oldest first, to their owners; yields one `RECEIPT` row per region.
 
     A region's stream is finished only after its last row was sent; whatever goes wrong before, the region applies
-    nothing of it. One whose owner is lost, or lets the region go, or is busy, is sent again until `timeout`. The ack of
-    one region is waited for while the next one's rows are sent.
+    nothing of it. One whose owner is lost, or lets the region go, or is busy, is sent again until `timeout`; so
+    where the only daemon is started again. The ack of one region is waited for while the next one's rows are sent.
     Raises (as TaskError): what the owner answers, Unavailable and UnknownOutcome when none does.
     """
 
@@ -347,7 +347,7 @@ def connected(endpoint: str, patience: float, _process: int, access: Access) -> 
 
     `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
     """
-    return RemoteTable(endpoint, wait=patience, **access.options())
+    return RemoteTable(endpoint, wait=patience, restarts=patience, **access.options())
 
 
 def opened_stream(

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from ingest import addresses
-from ingest.child import ChildDaemon, start_child
+from ingest.child import ChildDaemon, how_it_ended, start_child
 from ingest.errors import Invalid, MemWalError
 from ingest.settings import Settings
 from wal import Clock
@@ -110,8 +110,7 @@ class Supervisor:
                 continue
             steady = now - self._started[number] >= STEADY
             self._pauses[number] = PAUSE_FIRST if steady else min(2 * self._pauses[number], PAUSE_MOST)
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            _LOG.warning("worker %d ended (%s) and is started again", number, how)
+            _LOG.warning("worker %d ended (%s) and is started again", number, how_it_ended(code))
             self._children[number] = None
             self._pool.submit(self._start_again, number, child)
 

@@ -10,9 +10,11 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pytest
 
 import ingest
 from flush import BaseTable
+from ingest.client import RemoteTable
 from tests import append_rows
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports
@@ -87,3 +89,30 @@ def test_a_daemon_that_is_killed_costs_time_only(
         writers.end()
         assert writers.problems == []
         assert append_rows.counted(table) == writers.acked
+
+
+def test_a_stream_waits_for_the_only_daemon_to_come_back(
+    tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
+) -> None:
+    uri, (port,) = str(tmp_path / "rows.lance"), free_ports(1)
+    endpoint = f"grpc://127.0.0.1:{port}"
+    config = append_rows.configured(tmp_path, uri, regions={"count": 1}, daemon={"port": port})
+    first = start_daemon(start, config, endpoint)
+    first.line_with("serving")
+    with RemoteTable(endpoint, restarts=120.0) as table:
+        (region,) = BaseTable.open(uri).regions
+
+        def streamed(number: int, between: Callable[[], object]) -> bool:
+            stream = table.open_stream(region, ingest.Token("spark", number), timeout=120)
+            stream.write(append_rows.rows(range(number * 10, number * 10 + 10)).to_batches()[0])
+            between()
+            return stream.finish().applied
+
+        second: list[Any] = []
+        assert streamed(1, lambda: None)
+        assert streamed(2, lambda: (first.kill(), second.append(start_daemon(start, config, endpoint))))
+        assert not streamed(2, lambda: None), "it was applied, once"
+        assert append_rows.counted(table) == Counter(range(10, 30))
+        second[0].kill()
+    with pytest.raises(ingest.Unavailable, match="does not answer"):
+        ingest.connect(endpoint).put(append_rows.rows(range(3)))  # whoever calls by hand is told at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,6 @@ from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
 from ingest.task_errors import of_spark
 from tests.cluster import start_daemon
-from tests.conftest import wait_until
 from tests.s3_server import free_ports
 from wal import FakeClock, SystemIds, open_store
 
@@ -224,19 +224,44 @@ def test_rows_never_pass_through_the_driver(stream: Callable[..., Stream], made:
     assert source.names() == dict(enumerate(texts))
 
 
-def test_a_dead_child_daemon_is_named_and_a_new_run_goes_on(stream: Callable[..., Stream], made: Any) -> None:
+def test_a_child_daemon_that_dies_under_a_micro_batch_fails_nothing(stream: Callable[..., Stream], made: Any) -> None:
     source = stream()
     source.land(made.table(range(30)))
     source.run(made.schema)
     assert source.sink._child is not None
-    source.land(made.table(range(30, 60)))
-    endpoint = source.sink._child.endpoint
-    owner, source.sink._owner = source.sink._owner, lambda: endpoint  # type: ignore[method-assign]
-    os.kill(source.sink._child.pid, signal.SIGKILL)
-    with pytest.raises(ingest.Unavailable, match=r"the daemon ended \(signal 9\); nothing acknowledged is lost"):
-        source.run(made.schema)
-    source.sink._owner = owner  # type: ignore[method-assign]
+    first, begun = source.sink._child.pid, source.sink._owner
+
+    def dies() -> str:
+        endpoint = begun()
+        if source.sink._child.pid == first:
+            os.kill(first, signal.SIGKILL)
+        return endpoint
+
+    source.sink._owner = dies  # type: ignore[method-assign]
+    source.land(made.table(range(20, 60), version=1))
     source.run(made.schema)
+    assert source.sink._child.pid != first
+    assert [batch.rows for batch in source.batches] == [30, 40]
+    assert source.names() == {id: f"row {id} v{int(id >= 20)}" for id in range(60)}
+
+
+def test_a_child_daemon_that_cannot_come_back_is_named(
+    stream: Callable[..., Stream], made: Any, wait_until: Callable[..., Any]
+) -> None:
+    source = stream()
+    source.land(made.table(range(30)))
+    source.run(made.schema)
+    child = source.sink._child
+    assert child is not None
+    shutil.move(source.settings.table.uri, tmp := f"{source.settings.table.uri}.away")
+    Path(source.settings.table.uri).write_text("no table")
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: child.failure)
+    assert "the daemon ended (signal 9) and cannot be started again: " in str(child.failure)
+    Path(source.settings.table.uri).unlink()
+    shutil.move(tmp, source.settings.table.uri)
+    source.land(made.table(range(30, 60)))
+    source.run(made.schema)  # with another child
     assert sorted(source.names()) == list(range(60))
 
 
@@ -274,8 +299,6 @@ def test_a_table_that_is_resized_between_two_micro_batches(stream: Callable[...,
     uri = source.settings.table.uri
     flush.resize(uri, {}, open_store(uri), 5, clock=FakeClock(), ids=SystemIds())
     source.land(made.table(range(20, 60), version=1))
-
-    wait_until(lambda: source.sink._child.exit_code() == 1)  # within seconds; the sink starts another one
     source.run(made.schema)
     assert len(source.status()["regions"]) == 5
     assert source.names() == {id: f"row {id} v{int(id >= 20)}" for id in range(60)}

@@ -79,3 +79,23 @@ def test_an_attempt_has_all_the_time_where_nobody_else_could_do_better() -> None
 def test_no_time_means_one_attempt() -> None:
     with pytest.raises(Unavailable):
         Attempts(FakeClock(), SeededIds(), 0.0, repeatable=True).after(unavailable("lost"), alone=False)
+
+
+def test_a_daemon_that_is_alone_is_waited_for_where_somebody_starts_it_again() -> None:
+    clock = FakeClock()
+    attempts = Attempts(clock, SeededIds(), 300.0, repeatable=True, restarts=60.0)
+    for error in (unavailable("lost"), UNKNOWN, unavailable("draining"), unavailable()):
+        assert attempts.after(error, alone=True)
+    with pytest.raises(FencedError):
+        attempts.after(FENCED, alone=True)
+    with pytest.raises(Invalid):
+        attempts.after(Invalid("wrong"), alone=True)
+    clock.advance(61.0)
+    with pytest.raises(Unavailable):
+        attempts.after(unavailable("lost"), alone=True)
+
+
+def test_without_a_token_an_unknown_outcome_ends_a_call_wherever_it_is_met() -> None:
+    attempts = Attempts(FakeClock(), SeededIds(), 300.0, repeatable=False, restarts=60.0)
+    with pytest.raises(UnknownOutcome):
+        attempts.after(UNKNOWN, alone=True)
