@@ -55,20 +55,35 @@ def run(config: Config, once: Annotated[bool, typer.Option(help="process what is
 
 
 @app.command()
-def serve(config: Config) -> int:
+def serve(
+    config: Config,
+    on_spark: Annotated[
+        int | None, typer.Option(min=1, help="so many daemons on the executors of [source.spark]", show_default=False)
+    ] = None,
+) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
     from ingest.no_pandas import leave_pandas_out
 
     leave_pandas_out()
+    from ingest.settings import load
+
+    chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}
+    settings, console = load(config, os.environ | chosen), Console()
+
+    def say(*endpoints: str) -> None:
+        console.print(f"serving {settings.table.uri} at {', '.join(endpoints)}", soft_wrap=True, highlight=False)
+
+    if settings.daemon.on_spark:
+        from ingest.on_spark import serve_on_spark
+
+        return serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints))
     from ingest.daemon import serve as serve_table
 
-    settings = _load(config)
-    console = Console()
     return serve_table(
         settings,
         os.environ,
         lifeline=None,
-        ready=lambda endpoint: console.print(f"serving {settings.table.uri} at {endpoint}", soft_wrap=True),
+        ready=say,
         http_ready=lambda url: console.print(f"metrics, health and status at {url}", soft_wrap=True),
     )
 

@@ -34,7 +34,7 @@ from ingest.region_context import OnReplay
 from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.table import Table
-from ingest.workers import Supervisor
+from ingest.workers import Supervisor, ports_of, worker_settings
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether a region has stopped itself."""
@@ -63,7 +63,7 @@ def serve(
     if settings.daemon.workers > 1:
         return _supervised(settings, lifeline, ready, http_ready)
     place = _place(settings)
-    stop, pages = _stop_signals(lifeline), DaemonPages(Scrape())
+    stop, pages = stop_signals(lifeline), DaemonPages(Scrape())
     alone = len(place.endpoints) < 2
     with ExitStack() as stack:
         host, port = settings.daemon.host, settings.daemon.http_port
@@ -112,11 +112,12 @@ def _resized(table: Table) -> str | None:
 def _supervised(
     settings: Settings, lifeline: TextIO | None, ready: Callable[[str], None], http_ready: Callable[[str], None]
 ) -> int:
-    daemon, stop = settings.daemon, _stop_signals(lifeline)
+    daemon, stop = settings.daemon, stop_signals(lifeline)
     for number in range(daemon.workers if daemon.http_port > 0 else 0):
         scheme = "https" if daemon.tls_cert else "http"
         http_ready(f"{scheme}://{addresses.url_host(daemon.host)}:{daemon.http_port + number}")
-    return Supervisor(settings, wal.SystemClock()).run(stop, ready)
+    ports = ports_of(daemon.host, daemon.port, daemon.workers)
+    return Supervisor(worker_settings(settings, ports), wal.SystemClock()).run(stop, ready)
 
 
 def _place(settings: Settings) -> Place:
@@ -180,7 +181,8 @@ def check_addresses(settings: Settings, environ: Mapping[str, str]) -> Guard:
     return guard
 
 
-def _stop_signals(lifeline: TextIO | None) -> threading.Event:
+def stop_signals(lifeline: TextIO | None) -> threading.Event:
+    """An event that SIGTERM, SIGINT and the end of `lifeline` set."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -148,6 +148,13 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
     for endpoint in dict.fromkeys(endpoint for endpoint in every if every.count(endpoint) > 1):
         text = f"endpoints: {endpoint} is there twice"
         yield Problem("daemon", "endpoints", text + (", counting the workers" if daemon.workers > 1 else ""))
+    for given in ("endpoints", "advertise") if daemon.on_spark else ():
+        if getattr(daemon, given):
+            text = (
+                f"{given}: on_spark = {daemon.on_spark} has Spark choose where the daemons are; take one of the two out"
+            )
+            yield Problem("daemon", given, text)
+            return
     if daemon.advertise and daemon.advertise not in daemon.endpoints:
         text = (
             f"advertise = {daemon.advertise!r} is not one of endpoints; {nearest(daemon.advertise, daemon.endpoints)}"

@@ -297,6 +297,13 @@ class DaemonSettings(Section):
     workers: int = Field(
         1, ge=1, le=64, description="processes of a daemon, at ports from its own on; one process is one core"
     )
+    on_spark: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="so many daemons, each with its workers, run on the executors of the Spark of source.spark; "
+        "0 = `serve` is the daemon itself",
+    )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts under way when the daemon ends")
     http_port: int = Field(
         -1, ge=-1, le=65535, description="port of /metrics, /health and /status; 0 = any free one, -1 = off"

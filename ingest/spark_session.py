@@ -25,6 +25,7 @@ from ingest.kafka_source import connector
 from ingest.settings import Settings
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
@@ -115,17 +116,20 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
 
     Raises: Unavailable with the JVM's last line when it does not start.
     """
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() or SparkSession(start_context(conf))
+
+
+def start_context(conf: Mapping[str, str]) -> SparkContext:
+    """A new Spark with `conf`, without what SQL needs, which takes a while. Raises: as `start_session`."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
     # When the JVM dies py4j logs the traceback of each call that finds it dead; the pipeline says it in one line.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # The JVM is started by fork and then exec at once; Lance warns of forks that go on without it.
@@ -138,7 +142,7 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
             spark_conf, {"stdout": write_end, "stderr": write_end}
         )
-        return SparkSession(SparkContext(conf=spark_conf, gateway=gateway))
+        return SparkContext(conf=spark_conf, gateway=gateway)
     except (PySparkException, OSError) as error:
         said = next((line for line in reversed(tail) if line.strip()), str(error).splitlines()[0])
         raise Unavailable(f"Spark did not start: {said.strip()}; check [source] spark") from error

@@ -70,16 +70,14 @@ class Supervisor:
     Thread safety. One thread.
     """
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Raises: as `worker_settings`."""
-        daemon = settings.daemon
-        ports = ports_of(daemon.host, daemon.port, daemon.workers)
-        self._settings, self._clock = worker_settings(settings, ports), clock
-        self._timeout = daemon.drain_timeout
-        self._pool = ThreadPoolExecutor(len(ports), "worker")
-        self._children: list[ChildDaemon | None] = [None] * len(ports)
-        self._started = [clock.monotonic()] * len(ports)
-        self._pauses = [PAUSE_FIRST] * len(ports)
+    def __init__(self, workers: Sequence[Settings], clock: Clock) -> None:
+        """`workers`: the configuration of each, see `worker_settings`."""
+        self._settings, self._clock = workers, clock
+        self._timeout = workers[0].daemon.drain_timeout
+        self._pool = ThreadPoolExecutor(len(workers), "worker")
+        self._children: list[ChildDaemon | None] = [None] * len(workers)
+        self._started = [clock.monotonic()] * len(workers)
+        self._pauses = [PAUSE_FIRST] * len(workers)
 
     def run(self, stop: threading.Event, ready: Callable[[str], None]) -> int:
         """Start the workers and keep them running until `stop`; returns the exit code. Raises: what a worker says that

@@ -1,0 +1,148 @@
+"""What of daemons on Spark needs no Spark: slots, ports, settings, the line to the driver, what is said of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ingest.errors import Invalid, Unavailable
+from ingest.on_spark import of_job, on_executors
+from ingest.on_spark_line import Desk, Line
+from ingest.on_spark_slots import check_configuration, slots_of
+from ingest.on_spark_task import daemons_of, host_of, offset_of
+from ingest.settings import load
+
+
+def settings(**daemon: Any) -> Any:
+    return load({"table": {"uri": "t.lance"}, "daemon": daemon}, {})
+
+
+@pytest.mark.parametrize(
+    ("master", "more", "slots"),
+    [
+        ("local", {}, 1),
+        ("local[3]", {}, 3),
+        ("local[4, 2]", {"spark.task.cpus": "2"}, 2),
+        ("local[*]", {}, os.cpu_count()),
+        ("local-cluster[2,1,1024]", {}, 2),
+        ("local-cluster[2, 3, 1024]", {"spark.task.cpus": "2"}, 2),
+        ("spark://host:7077", {}, None),
+        ("spark://host:7077", {"spark.cores.max": "6"}, 6),
+        ("yarn", {}, None),
+    ],
+)
+def test_a_master_of_fixed_size_says_how_many_tasks_it_runs(
+    master: str, more: dict[str, str], slots: int | None
+) -> None:
+    assert slots_of({"spark.master": master, **more}) == slots
+
+
+def test_a_spark_without_room_is_refused_before_it_starts() -> None:
+    conf = {"spark.master": "local[2]"}
+    check_configuration(conf, 2)
+    with pytest.raises(Invalid, match=r"2 daemons need 2 slots and 1 for the stream .* has 2; "):
+        check_configuration(conf, 2, beside=1)
+    with pytest.raises(Invalid, match=r"spark\.dynamicAllocation\.enabled"):
+        check_configuration({"spark.master": "yarn", "spark.dynamicAllocation.enabled": "true"}, 2)
+
+
+def test_tasks_of_one_host_have_ports_of_their_own() -> None:
+    hosts = ["a", "b", "a", "a"]
+    assert [offset_of(hosts, task, 2) for task in range(4)] == [0, 0, 2, 4]
+    assert [host_of(address) for address in ("10.0.0.5:4040", "[::1]:4040")] == ["10.0.0.5", "::1"]
+
+
+def test_daemons_listen_where_others_reach_them_and_know_all() -> None:
+    every = ["grpc://10.0.0.5:7002", "grpc://10.0.0.5:7003", "grpc://10.0.0.6:7000"]
+    found = daemons_of(settings(http_port=9000, workers=2, on_spark=2), "10.0.0.5", [7002, 7003], every, 2)
+    daemons = [each.daemon for each in found]
+    assert [(each.host, each.port, each.advertise) for each in daemons] == [
+        ("10.0.0.5", 7002, every[0]),
+        ("10.0.0.5", 7003, every[1]),
+    ]
+    assert [each.http_port for each in daemons] == [9002, 9003]
+    assert all((each.endpoints, each.workers, each.on_spark) == (every, 1, 0) for each in daemons)
+
+
+def test_daemons_listen_where_they_are_told_to() -> None:
+    found = daemons_of(settings(host="0.0.0.0"), "10.0.0.5", [7000], ["grpc://10.0.0.5:7000"], 0)
+    assert (found[0].daemon.host, found[0].daemon.advertise) == ("0.0.0.0", "grpc://10.0.0.5:7000")
+
+
+def test_executors_get_a_path_that_does_not_depend_on_where_they_run() -> None:
+    assert on_executors(settings()).table.uri == os.path.abspath("t.lance")  # noqa: PTH100 - what is expected
+
+
+@pytest.mark.parametrize("given", ["endpoints", "advertise"])
+def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> None:
+    address = "grpc://127.0.0.1:7447"
+    with pytest.raises(Invalid, match=rf"{given}: on_spark = 2 has Spark choose"):
+        settings(on_spark=2, **{given: [address] if given == "endpoints" else address})
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("x\nModuleNotFoundError: No module named 'ingest'\n", Invalid, r"cannot import memwal \(No module named"),
+        ('java.io.IOException: Cannot run program "/opt/py": error=2', Invalid, r"no /opt/py: set spark\.pyspark"),
+        ("x\nExecutorLostFailure (executor 0 exited) Reason: y\nz", Unavailable, r"Spark: ExecutorLostFailure .* y$"),
+    ],
+)
+def test_what_ended_a_job_is_one_line(text: str, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        raise of_job(RuntimeError(text))
+
+
+# ---- the line ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """A desk that is closed with the test."""
+    made = Desk("127.0.0.1", "127.0.0.1", "secret")
+    yield made
+    made.close()
+
+
+def test_the_driver_hears_of_all_tasks_in_their_order(desk: Desk, wait_until: Callable[..., Any]) -> None:
+    told: list[list[str]] = []
+    desk.expect(1, 2, told.append)
+    lines = [Line(desk.address, "secret", 1, task) for task in (1, 0)]
+    for name, line in zip("ba", lines, strict=True):
+        line.serves([name])
+    wait_until(lambda: told)
+    assert told == [["a", "b"]]
+    assert not any(line.ended.is_set() for line in lines)
+    desk.hang_up()
+    assert all(line.ended.wait(90) for line in lines)
+
+
+@pytest.mark.parametrize(("secret", "attempt"), [("wrong", 2), ("secret", 1)])
+def test_strangers_and_tasks_of_before_are_hung_up_on(desk: Desk, secret: str, attempt: int) -> None:
+    told: list[list[str]] = []
+    desk.expect(2, 1, told.append)
+    line = Line(desk.address, secret, attempt, 0)
+    line.serves(["a"])
+    assert line.ended.wait(90)
+    assert told == []
+
+
+def test_a_new_attempt_ends_the_lines_of_the_one_before(desk: Desk, wait_until: Callable[..., Any]) -> None:
+    told: list[list[str]] = []
+    desk.expect(1, 1, told.append)
+    line = Line(desk.address, "secret", 1, 0)
+    line.serves(["a"])
+    wait_until(lambda: told)
+    desk.expect(2, 1, told.append)
+    assert line.ended.wait(90)
+    line.serves(["b"])  # nobody hears it
+    line.close()
+
+
+def test_a_driver_that_is_gone_is_told_with_what_to_set(desk: Desk) -> None:
+    desk.close()
+    with pytest.raises(Unavailable, match=r"cannot reach the driver .* spark\.driver\.host"):
+        Line(desk.address, "secret", 1, 0)
