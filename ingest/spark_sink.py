@@ -179,8 +179,8 @@ class MemWalSink:
         for _ in range(_ROUNDS):
             rows = None if refused else self._by_one_task(frame, send)
             if rows is None:
-                rows, letters = self._by_regions(frame, send, refused)
-                letters_added += letters
+                rows, added = self._by_regions(frame, send, refused)
+                letters_added += added
             letters_added += _added(rows)
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
