@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,12 @@ def test_workers_of_one_daemon_share_its_regions(
 
 def workers_of(supervisor: Any) -> list[psutil.Process]:
     """The processes that have not ended."""
-    children = psutil.Process(supervisor.process.pid).children()
-    return [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for each in psutil.Process(supervisor.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # it ended between the two looks
+            if each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 def test_a_daemon_that_was_stopped_acks_nothing_wrongly(
