@@ -339,6 +339,7 @@ def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
         linger_max=settings.wal.linger_max,
         size_max=settings.memtable.size_max,
         rows_max=settings.memtable.rows_max,
+        entries_max=settings.memtable.entries_max,
         age_max=settings.memtable.age_max,
         unflushed_max=settings.memtable.unflushed_max,
         retry_delay=settings.flush.retry_delay,

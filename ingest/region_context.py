@@ -50,6 +50,7 @@ class Limits:
     generation_rows: int | None = None
     """A generation has no more rows and entries in the log, unless one put alone has more; None: any number."""
     generation_entries: int | None = None
+    entries_max: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,11 @@ class RegionCore:
         """Whether visible rows wait for the next entry."""
         return self._log.lingers_since is not None
 
+    @property
+    def unflushed_entries(self) -> int:
+        """Entries of the log that the next claim has to replay."""
+        return self._log.position - self.levels.manifest.replay_after
+
     def view(self) -> RegionView:
         """The levels above the base table at this moment. Raises: the error that ended this region."""
         return self.levels.view()
@@ -196,7 +201,8 @@ class RegionCore:
         with self._ending:
             if self._log.lingers_since is not None and now - self._log.lingers_since >= limits.linger_max:
                 self._append_lingering()
-            if self._full() or (self.levels.active.rows and now - self._active_since >= limits.age_max):
+            many = self._log.position - self._frozen_to >= limits.entries_max
+            if self._full() or many or (self.levels.active.rows and now - self._active_since >= limits.age_max):
                 self._freeze()
 
     def next_duty(self) -> float | None:

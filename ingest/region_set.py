@@ -5,6 +5,7 @@ A region comes (`acquire`):
 1. Its SST directories are listed, then it is claimed and its log replayed. *Crash or failure: nobody owns it, or a
    claim that nobody uses; the next claim raises the epoch again.*
 2. It joins the set, in the columns of that moment. From here on calls find it.
+3. Where much was replayed it is flushed beside, so that owners which die one after the other do not each replay more.
 
 A call for a region that is coming waits for it: whoever sends it here knows that nobody else has it.
 
@@ -28,13 +29,16 @@ from uuid import UUID
 import wal
 from flush import BaseTable
 from ingest import owners
-from ingest.errors import Invalid, Unavailable
+from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.garbage import TableCollector
 from ingest.region_context import RegionContext
 from ingest.region_writer import RegionWriter
 
 REPLAYED_QUICKLY = 16 << 20
 """Bytes of memtables, indexes counted, that are less trouble to replay than to flush before a region changes hands."""
+REPLAYED_ENTRIES, FLUSHED_ENTRIES = 50, 200
+"""The same of entries, of which each takes half a millisecond to read, however small it is. And how many are flushed
+beside, once they were replayed: an SST costs its own trouble."""
 COMING_WITHIN = 2.0
 """Seconds that a call waits for a region that is coming; then its caller looks elsewhere."""
 
@@ -46,6 +50,10 @@ def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owne
         f"region {region}: it is not this daemon's, {there}; ask its owner, with the same token",
         {"reason": reason, "region": str(region), "owner": owner},
     )
+
+
+def _long_to_replay(writer: RegionWriter) -> bool:
+    return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries > REPLAYED_ENTRIES
 
 
 class RegionSet:
@@ -153,6 +161,9 @@ class RegionSet:
                 self._join(writer, context)
             if self._endpoint is not None:
                 owners.announce(context.store, region, writer.guard.epoch, self._endpoint)
+            if writer.unflushed_entries > FLUSHED_ENTRIES:
+                with suppress(MemWalError, wal.WalError):  # whatever it is, the writer's own limits meet it again
+                    writer.freeze()
             return writer.guard.epoch
 
     @contextmanager
@@ -180,7 +191,7 @@ class RegionSet:
         """
         with self._turns[region]:
             writer = self.writer(region)
-            if writer.failure is None and (flush or (flush is None and writer.memtable_bytes > REPLAYED_QUICKLY)):
+            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer))):
                 writer.freeze()()
             self._leave(writer)
             return writer.guard.epoch

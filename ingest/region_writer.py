@@ -123,6 +123,11 @@ class RegionWriter:
         return self._levels.unflushed
 
     @property
+    def unflushed_entries(self) -> int:
+        """Entries of the log that the next claim has to replay."""
+        return self._core.unflushed_entries
+
+    @property
     def published(self) -> list[int]:
         """The generations of the SSTs that are not committed, as far as this writer knows."""
         return [sst.generation for sst in self._levels.manifest.ssts]

@@ -108,6 +108,11 @@ class MemtableSettings(Section):
 
     size_max: Size = Field(256 << 20, gt=0, description="freeze at this many bytes, indexes counted")
     rows_max: int = Field(1_000_000, ge=1, description="freeze at this many rows")
+    entries_max: int = Field(
+        1_000,
+        ge=1,
+        description="freeze at this many entries of the log, which the next owner would have to read one by one",
+    )
     age_max: Duration = Field(60.0, gt=0, description="freeze when the oldest row is this old")
     unflushed_max: Size = Field(1 << 30, gt=0, description="puts wait while a region has more bytes unflushed")
     index_mode: Literal["sync", "async"] = Field(

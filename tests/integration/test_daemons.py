@@ -106,6 +106,17 @@ def test_a_daemon_that_ends_hands_its_regions_over(
     assert len(handed) == share
 
 
+def test_a_daemon_starts_without_what_it_does_not_need_yet(
+    small_config: Callable[..., Path], start: Callable[..., Any], wait_until: Callable[..., Any]
+) -> None:
+    """Each of these takes 0.05 to 0.3 s, in which nobody serves its regions."""
+    running = start([sys.executable, "-X", "importtime", "-m", "ingest.cli", "serve", str(small_config())])
+    running.line_with("serving")
+    wait_until(lambda: any(line.endswith(" ingest.daemon") for line in running.errors))
+    imported = {line.rpartition("|")[2].strip() for line in running.errors if line.startswith("import time:")}
+    assert not imported & {"pandas.core", "sqlglot", "datafusion", "pyspark", "fastavro", "aiobotocore"}
+
+
 def test_workers_of_one_daemon_share_its_regions(
     small_config: Callable[..., Path], start: Callable[..., Any], uri: str, made: Any, wait_until: Callable[..., Any]
 ) -> None:

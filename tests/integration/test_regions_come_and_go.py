@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,52 @@ def test_a_region_handed_over_takes_its_rows_along(owners: tuple[Table, Table], 
     assert first.count() + second.count() == 60 + lingering.num_rows
     other.put(lingering, token="again:1")
     assert second.count() + first.count() == 60 + lingering.num_rows
+
+
+def test_a_call_for_a_region_that_is_coming_waits_for_it(
+    owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest.region_set.COMING_WITHIN", 90.0)
+    one, other = owners
+    share(owners)
+    region = one.base.regions[0]
+    rows = made.table(range(40))
+    its = rows.filter(pa.array(one.base.route(rows) == 0))
+    with ThreadPoolExecutor() as pool:
+        with other.regions.expecting(region):
+            coming = [pool.submit(other.put, its), pool.submit(other.only([region]).count)]
+            one.release(region)
+            other.acquire(region)
+            assert coming[0].result().rows == its.num_rows
+            assert coming[1].result() in (0, its.num_rows)
+        monkeypatch.setattr("ingest.region_set.COMING_WITHIN", 0.01)
+        with one.regions.expecting(region), pytest.raises(ingest.Unavailable) as refused:
+            one.put(its)
+    assert reason(refused.value) == "not_owner"
+
+
+def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
+    owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("ingest.region_set.REPLAYED_ENTRIES", 5)
+    one, other = owners
+    region = one.base.regions[0]
+    one.acquire(region)
+    rows = made.table(range(40))
+    its = rows.filter(pa.array(one.base.route(rows) == 0))
+    for number in range(6):
+        one.put(its, token=f"one:{number}")
+    one.release(region)
+    other.acquire(region)
+    writer = other.regions.writer(region)
+    assert (writer.unflushed_entries, writer.published) == (1, [1]), "the sentinel of the claim is all that is left"
+    for number in range(4):
+        other.put(its, token=f"other:{number}")
+    other.release(region)
+    monkeypatch.setattr("ingest.region_set.FLUSHED_ENTRIES", 5)
+    one.acquire(region)
+    wait_until(lambda: one.regions.writer(region).published == [1, 2])
+    assert one.only([region]).count() == its.num_rows
 
 
 def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:

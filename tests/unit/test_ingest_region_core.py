@@ -237,6 +237,17 @@ def test_a_generation_has_no_more_rows_and_entries_in_the_log_than_it_may(tmp_pa
     assert sorted(seen(region.core)) == [*range(1, 11), *range(20, 30)]
 
 
+def test_many_entries_freeze_the_memtable_so_that_the_next_owner_has_few_to_read(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", rows_max=100, entries_max=3)
+    for id in range(5):
+        region.core.serve([write(id)])
+        region.core.keep_limits()
+    assert frozen_and_active(region.core) == [3, 2]
+    assert region.core.publish_next()
+    assert region.core.unflushed_entries == 2
+    assert frozen_and_active(region.again()) == [2]
+
+
 def test_rows_that_linger_count_for_their_generation(tmp_path: Path) -> None:
     region = Region(tmp_path / "t.lance", rows_max=100, generation_rows=5, generation_entries=100)
     for ids in ((1, 2, 3), (4, 5), (6,)):
