@@ -9,6 +9,7 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -347,7 +348,14 @@ def connected(endpoint: str, patience: float, _process: int, access: Access) -> 
 
     `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
     """
-    return RemoteTable(endpoint, wait=patience, **access.options())
+    table = RemoteTable(endpoint, wait=patience, **access.options())
+    _settle()
+    return table
+
+
+def _settle() -> None:
+    """Take what is loaded by now for lasting: Spark's worker looks for garbage in all of it after every task."""
+    gc.freeze()
 
 
 def opened_stream(
@@ -438,6 +446,7 @@ def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> 
     expect_routing(uri, routing, base.routing_version)
     schema = row_schema(base.schema, base.key)
     checker = MemTable(schema, base.key, base.indexes, generation=0)
+    _settle()
     return Target(base, schema, base.required, checker)
 
 
