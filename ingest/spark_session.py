@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING
 from ingest.errors import Invalid, Unavailable
 from ingest.kafka_source import connector
 from ingest.settings import Settings
+from ingest.source import is_remote
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 JAVA_MIN = 17
 _PACKAGE = "openjdk-17-jre-headless (Debian, Ubuntu), java-17-openjdk-headless (Fedora) or openjdk@17 (Homebrew)"
 _KEPT_LINES = 50
+_LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""Writes and renames as the default one does, which starts a dozen processes (`chmod`, `readlink`) a micro-batch."""
 _VERSION = re.compile(r'"?(?:1\.)?(\d+)')
 
 
@@ -108,6 +111,8 @@ def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, st
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
     }
+    if not is_remote(settings.checkpoint):
+        defaults["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
     return defaults | connector(settings.source) | settings.source.spark
 
 

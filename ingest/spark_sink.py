@@ -41,7 +41,7 @@ from ingest.kept_child import KeptChild
 from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
 from ingest.settings import Settings, load
 from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
-from ingest.spark_small import TOO_MANY, OneTask
+from ingest.spark_small import MOST_BYTES, TOO_MANY, OneTask
 from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
 from wal import SystemClock, SystemIds
@@ -55,7 +55,7 @@ _ROUNDS = 20
 _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
 
-SMALL = 20_000
+SMALL = 200_000
 """Rows up to which a micro-batch is left to one task: a shuffle and a second stage take longer than its rows."""
 
 
@@ -126,7 +126,7 @@ class MemWalSink:
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
-        self._small = SMALL
+        self._small, self._too_many = SMALL, False
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -185,7 +185,7 @@ class MemWalSink:
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
                 receipt = receipt_of(batch_id, rows, letters_added)
-                self._last = receipt.rows + receipt.bad
+                self._learn(receipt.rows + receipt.bad)
                 return receipt
             for packed in told:
                 refused |= refused_in(packed)
@@ -196,15 +196,21 @@ class MemWalSink:
         """The receipts of a micro-batch that one task took; None where that is not for it, and nothing was sent."""
         if self._last is None or self._last > self._small:
             return None
-        task = OneTask(self._route(), send, tuple(self._settings.source.order_by))
+        task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         together = frame.coalesce(1)
         if not fits_one_task(together, task):
             return None
         rows = _collected(together, task)
         if any(row["said"] == TOO_MANY for row in rows):
-            self._small = self._last // 2
+            self._too_many = True
             return None
         return rows
+
+    def _learn(self, rows: int) -> None:
+        """A micro-batch had so many rows."""
+        if self._too_many:  # they are wide: of half as many all may fit into one task
+            self._small, self._too_many = min(self._small, rows // 2), False
+        self._last = rows
 
     def _by_regions(
         self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]

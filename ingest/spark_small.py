@@ -81,8 +81,8 @@ def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:
     if not keys:
         return batch
     by = pa.table(keys, names=[str(at) for at in range(len(keys))])
-    sort_keys = [(name, "ascending") for name in by.column_names]
-    return batch.take(pc.sort_indices(by, sort_keys=sort_keys, null_placement="at_start"))
+    sort_keys = [(name, "ascending", "at_start") for name in by.column_names]
+    return batch.take(pc.sort_indices(by, sort_keys=sort_keys))
 
 
 def _keys(column: pa.Array) -> Iterator[pa.Array]:

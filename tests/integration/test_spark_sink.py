@@ -16,11 +16,14 @@ import pytest
 
 import flush
 import ingest
+from ingest import spark_sink
 from ingest.feed import Feed
 from ingest.settings import Settings, load
 from ingest.source import DELETE, read_stream
 from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
+from ingest.spark_small import in_order
+from ingest.spark_tasks import BUCKET, ROW
 from ingest.task_errors import of_spark
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports
@@ -302,3 +305,26 @@ def test_a_table_that_is_resized_between_two_micro_batches(stream: Callable[...,
     source.run(made.schema)
     assert len(source.status()["regions"]) == 5
     assert source.names() == {id: f"row {id} v{int(id >= 20)}" for id in range(60)}
+
+
+def test_a_micro_batch_that_is_too_large_for_one_task_is_shuffled_and_applied_once(
+    stream: Callable[..., Stream], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_sink, "MOST_BYTES", 6_000)
+    source = stream()
+    source.land(made.table(range(10)), made.table(range(10), version=1), made.table(range(60), version=2))
+    source.land(made.table(range(5), version=3))
+    source.run(made.schema)
+    assert [batch.rows for batch in source.batches] == [10, 10, 60, 5]
+    assert source.sink._small == 30
+    assert source.names() == {id: f"row {id} v{3 if id < 5 else 2}" for id in range(60)}
+
+
+def test_one_task_orders_rows_as_spark_does(spark: Any) -> None:
+    values = [None, float("nan"), 1.5, -0.5, None, float("inf"), float("-inf")]
+    texts = ["b", None, "a\x00", "a", "é", "", "z"]
+    rows = [(n % 2, value, text, n) for n, (value, text) in enumerate((v, t) for v in values for t in texts)]
+    frame = spark.createDataFrame(rows, f"{BUCKET} int, value double, text string, {ROW} long")
+    by_spark = frame.coalesce(1).sortWithinPartitions(BUCKET, "value", "text", ROW).toArrow()
+    (whole,) = frame.toArrow().combine_chunks().to_batches()
+    assert in_order(whole, ("value", "text"))[ROW].to_pylist() == by_spark[ROW].to_pylist()

@@ -1,0 +1,105 @@
+"""A small micro-batch in one task: the order of its rows, nothing sent before all are checked, nothing of too many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ingest.flight_server import FlightService
+from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, TOPIC
+from ingest.spark_small import TOO_MANY, OneTask, in_order
+from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+from ingest.task_errors import TaskError
+
+
+def placed(rows: pa.Table, file: str, landed: int = 1_000_000) -> pa.RecordBatch:
+    """Rows as a file source hands them to the sink."""
+    n = rows.num_rows
+    rows = rows.append_column(LANDED, pa.array([landed] * n, pa.timestamp("us", "UTC")))
+    rows = rows.append_column(FILE, pa.array([file] * n)).append_column(BLOCK, pa.array([0] * n, pa.int64()))
+    return rows.combine_chunks().to_batches()[0]
+
+
+@pytest.fixture
+def served(open_small: Callable[..., Any], uri: str) -> Iterator[tuple[Any, Callable[..., OneTask]]]:
+    """An open table, and what makes the task that writes a micro-batch into it."""
+    table = open_small()
+    service = FlightService(table, "grpc://127.0.0.1:0")
+
+    def task(batch_id: int = 0, **more: Any) -> OneTask:
+        send = SendTask(f"grpc://127.0.0.1:{service.port}", table.base.regions, "query", batch_id, 30.0)
+        return OneTask(RouteTask(uri, ()), send, **more)
+
+    yield table, task
+    service.shutdown()
+
+
+def test_rows_of_several_files_and_regions_arrive_and_the_newest_of_a_key_wins(
+    served: tuple[Any, Callable[..., OneTask]], made: Any
+) -> None:
+    table, task = served
+    newer = placed(made.table(range(20), version=1), "a-later-name-sorts-first", landed=2_000)
+    older = placed(made.table(range(40), version=0), "b", landed=1_000)
+    receipts = pa.Table.from_batches(task()(iter([newer, older.slice(0, 25), older.slice(25)])))
+    assert sorted(receipts["region"].to_pylist()) == sorted(region["id"] for region in table.status()["regions"])
+    assert sum(receipts["rows"].to_pylist()) == 60
+    assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()} == {
+        id: f"row {id} v{int(id < 20)}" for id in range(40)
+    }
+
+
+def test_a_bad_row_in_the_last_batch_keeps_all_others_from_being_sent(
+    served: tuple[Any, Callable[..., OneTask]], made: Any
+) -> None:
+    table, task = served
+    nullable = pa.schema([field.with_nullable(True) for field in made.schema])
+    bad = pa.Table.from_pylist([{**made.row(7), "id": None}], nullable)
+    good = made.table(range(20)).cast(nullable)
+    with pytest.raises(TaskError, match=r"row 20 of a\.parquet"):
+        list(task()(iter([placed(good, "a.parquet"), placed(bad, "a.parquet")])))
+    assert not table.scan(["id"]).num_rows
+
+
+def test_of_more_bytes_than_it_may_keep_nothing_is_sent_and_the_receipt_says_so(
+    served: tuple[Any, Callable[..., OneTask]], made: Any
+) -> None:
+    table, task = served
+    batches = [placed(made.table(range(start, start + 20)), "a") for start in (0, 20, 40)]
+    left = iter(batches)
+    (receipt,) = task(most=batches[0].nbytes + 1)(left)
+    assert receipt["said"].to_pylist() == [TOO_MANY]
+    assert receipt["rows"].to_pylist() == [0]
+    assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
+    assert not table.scan(["id"]).num_rows
+    assert sum(answer["rows"][0].as_py() for answer in task()(iter(batches))) == 60
+
+
+def test_no_rows_open_no_connection(uri: str, made: Any, open_small: Callable[..., Any]) -> None:
+    open_small().close()
+    nobody = OneTask(RouteTask(uri, ()), SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0))
+    assert list(nobody(iter([]))) == []
+    assert list(nobody(iter([placed(made.table([1]), "a").slice(0, 0)]))) == []
+
+
+def ordered(order_by: tuple[str, ...] = (), **columns: Any) -> list[int]:
+    """Row numbers in the order that `in_order` gives them."""
+    batch = pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})
+    batch = batch.append_column(ROW, pa.array(range(batch.num_rows), pa.int64()))
+    return in_order(batch, order_by)[ROW].to_pylist()  # type: ignore[no-any-return]
+
+
+def test_the_region_comes_first_and_then_the_columns_that_order_and_then_the_place() -> None:
+    buckets = pa.array([1, 0, 1, 0, -1], pa.int32())
+    assert ordered(**{BUCKET: buckets, LANDED: [1, 5, 1, 4, 9], FILE: ["b", "a", "a", "a", "a"]}) == [4, 3, 1, 2, 0]
+    kafka = {TOPIC: ["t"] * 5, PARTITION: [1, 0, 0, 0, 0], OFFSET: [3, 9, 3, 7, 0], LANDED: [0, 1, 2, 3, 4]}
+    assert ordered(**{BUCKET: buckets, **kafka}) == [4, 3, 1, 2, 0]
+    assert ordered(("at",), **{BUCKET: buckets, "at": [1, 2, 0, 3, 0], **kafka}) == [4, 1, 3, 2, 0]
+
+
+def test_nulls_come_first_and_nan_last_and_equal_rows_stay_as_they_came() -> None:
+    same = pa.array([0] * 6, pa.int32())
+    assert ordered(("at",), **{BUCKET: same, "at": [float("nan"), 2.0, None, 0.0, -0.0, 1.0]}) == [2, 3, 4, 5, 1, 0]
+    assert ordered(("at",), **{BUCKET: same, "at": ["b", None, "a", "", None, "é"]}) == [1, 4, 3, 2, 0, 5]
