@@ -76,8 +76,12 @@ def _major(version: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, str]:
-    """Spark's configuration: the defaults of an embedded run with `source.spark` over them. `tasks`: regions."""
+_RENAMING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def configuration(settings: Settings, tasks: int, *, once: bool, local_checkpoints: bool = True) -> dict[str, str]:
+    """Spark's configuration: the defaults of an embedded run with `source.spark` over them. `tasks`: regions.
+    `local_checkpoints`: those of all queries are on local disks."""
     root = str(Path(__file__).resolve().parent.parent)
     # A short run is over before compiled code pays; a stream that goes on for days wants the best code.
     compiler = "-XX:TieredStopAtLevel=1 " if once else ""
@@ -103,6 +107,10 @@ def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, st
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
     }
+    if local_checkpoints:
+        # Spark's own choice asks programs (readlink, chmod) ten times for a file of a checkpoint, 50 ms, twice a
+        # micro-batch. This one writes beside and renames too, and refuses a file that is there, by Java's own calls.
+        defaults["spark.sql.streaming.checkpointFileManagerClass"] = _RENAMING
     return defaults | connector(settings.source) | settings.source.spark
 
 
