@@ -288,6 +288,7 @@ def lines(found: Found) -> Iterator[str]:
         if seconds:
             p50, p99 = np.percentile(seconds, [50, 99])
             yield f"{name:<17} p50 {p50:.3f} s   p99 {p99:.3f} s   ({len(seconds)} micro-batches)"
+    yield f"acks of regions   p50 {found.told['ack_p50']:.3f} s   p99 {found.told['ack_p99']:.3f} s"
     for name, cores in sorted(found.cores.items(), key=lambda each: -each[1]):
         yield f"{name:<24} {cores:.2f} cores"
 

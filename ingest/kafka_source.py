@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 _CONNECT_WITHIN = 5.0
 _ANSWER_WITHIN_MS = 20_000
+_POLL_RECORDS = ("kafka.max.poll.records", "100000")
+"""After each poll Spark asks the broker twice for the ends of the partition and forgets what was fetched beyond the
+records that the poll returned, which Kafka's default limits to 500. What is fetched is limited in bytes as well
+(max.partition.fetch.bytes)."""
 _SCALA = "2.13"  # the only one that Spark 4 is built with
 
 
@@ -128,13 +132,23 @@ def read_kafka(
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
     reader = reader.options(**_reader_options(source, mapping))
-    return rows_of(reader.load(), mapping, raw=raw)
+    return rows_of(_few(spark, reader.load()), mapping, raw=raw)
+
+
+def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
+    """No more tasks than cores where all cores are this machine's: each more is two Python workers to be woken. On a
+    cluster nobody knows the cores of tomorrow.
+    """
+    context = spark.sparkContext
+    return records.coalesce(context.defaultParallelism) if context.master.startswith("local[") else records
 
 
 def _reader_options(source: SourceSettings, mapping: RecordMapping) -> dict[str, str]:
     where = {"subscribe": ",".join(source.topics)} if source.topics else {"subscribePattern": source.topic_pattern}
     limit = source.max_offsets_per_trigger
+    given = {name.lower() for name in source.options}
     return {
+        **({} if _POLL_RECORDS[0] in given else dict([_POLL_RECORDS])),
         "kafka.bootstrap.servers": source.brokers,
         **where,
         "startingOffsets": source.starting_offsets,

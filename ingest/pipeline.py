@@ -256,7 +256,8 @@ class Services:
 @contextmanager
 def spark_of(pipelines: Sequence[Settings], tasks: int, *, once: bool) -> Iterator[Future[SparkSession]]:
     """Begin to start Spark; it is stopped at the end. `tasks`: regions of one table at most."""
-    conf = configuration(_of_session(pipelines), tasks, once=once)
+    local = not any(is_remote(settings.checkpoint) for settings in pipelines)
+    conf = configuration(_of_session(pipelines), tasks, once=once, local_checkpoints=local)
     with ThreadPoolExecutor(1, "spark-start") as starter:
         starting = starter.submit(start_session, conf)
         try:

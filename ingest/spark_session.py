@@ -23,7 +23,6 @@ from typing import IO, TYPE_CHECKING
 from ingest.errors import Invalid, Unavailable
 from ingest.kafka_source import connector
 from ingest.settings import Settings
-from ingest.source import is_remote
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 JAVA_MIN = 17
 _PACKAGE = "openjdk-17-jre-headless (Debian, Ubuntu), java-17-openjdk-headless (Fedora) or openjdk@17 (Homebrew)"
 _KEPT_LINES = 50
-_LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_RENAMING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """Writes and renames as the default one does, which starts a dozen processes (`chmod`, `readlink`) a micro-batch."""
 _VERSION = re.compile(r'"?(?:1\.)?(\d+)')
 
@@ -80,8 +79,9 @@ def _major(version: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, str]:
-    """Spark's configuration: the defaults of an embedded run with `source.spark` over them. `tasks`: regions."""
+def configuration(settings: Settings, tasks: int, *, once: bool, local_checkpoints: bool = True) -> dict[str, str]:
+    """Spark's configuration: the defaults of an embedded run with `source.spark` over them. `tasks`: regions.
+    `local_checkpoints`: those of all queries are on local disks."""
     root = str(Path(__file__).resolve().parent.parent)
     # A short run is over before compiled code pays; a stream that goes on for days wants the best code.
     compiler = "-XX:TieredStopAtLevel=1 " if once else ""
@@ -111,8 +111,10 @@ def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, st
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
     }
-    if not is_remote(settings.checkpoint):
-        defaults["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
+    if local_checkpoints:
+        # Spark's own choice asks programs (readlink, chmod) ten times for a file of a checkpoint, 50 ms, twice a
+        # micro-batch. This one writes beside and renames too, and refuses a file that is there, by Java's own calls.
+        defaults["spark.sql.streaming.checkpointFileManagerClass"] = _RENAMING
     return defaults | connector(settings.source) | settings.source.spark
 
 
