@@ -9,6 +9,7 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,14 +24,14 @@ from ingest.attempts import Attempts
 from ingest.connection import Connection, as_vector
 from ingest.edge import at_the_edge
 from ingest.errors import MemWalError, Unavailable
-from ingest.flight_wire import BUSY
+from ingest.flight_wire import BUSY, NOT_OWNER, RESIZED
 from ingest.in_flight import InFlight
 from ingest.keys import normalise_keys
 from ingest.reads import Reads
 from ingest.receipts import Receipt
 from ingest.region_stream import RegionStream
 from ingest.routed_write import RoutedWrite, the_worst
-from ingest.router import Router, endpoints_of
+from ingest.router import PROBE_TIMEOUT, Router, endpoints_of
 from ingest.rows import as_table
 from ingest.splitting import Splitter, best_of, in_asked_order
 from ingest.tokens import Token, TokenLike
@@ -236,7 +237,18 @@ class RemoteTable(Reads):
             try:
                 return call(attempts.patience(alone=router.alone))
             except MemWalError as error:
-                router.before_next(attempts, error, seen)
+                self._before_next(attempts, error, seen)
+
+    def _before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
+        """As `Router.before_next`; a table that was resized is met anew, by the routing that it has now."""
+        try:
+            self.router.before_next(attempts, error, seen)
+        except MemWalError as last:
+            if last.details.get("reason") != RESIZED or "schema" not in self.__dict__:
+                raise
+            attempts.after(Unavailable(last.message, {"reason": NOT_OWNER}), alone=False)
+            with suppress(Unavailable):  # the next attempt says so
+                self._describe({}, PROBE_TIMEOUT)
 
     def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
         parsed = Token.parse(token)
