@@ -31,9 +31,10 @@ from ingest.reads import Reads
 from ingest.receipts import Receipt
 from ingest.region_stream import RegionStream
 from ingest.routed_write import RoutedWrite, the_worst
-from ingest.router import PROBE_TIMEOUT, Router, endpoints_of
+from ingest.router import PROBE_TIMEOUT, Owner, Router, endpoints_of
 from ingest.rows import as_table
 from ingest.splitting import Splitter, best_of, in_asked_order
+from ingest.standstill import given_up_when
 from ingest.tokens import Token, TokenLike
 from memtable import row_schema
 from wal import Clock, Ids
@@ -158,8 +159,11 @@ class RemoteTable(Reads):
         router, seconds = self.router, float("inf") if timeout is None else timeout
         attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
 
+        at: list[Owner | None] = [None]
+
         def open_put() -> Any:
             patience = attempts.patience(alone=router.alone)
+            at[:] = [router.believed_owner(str(region))]
             return router.owner(str(region)).open_put(
                 str(region), token, schema, None if patience == float("inf") else patience, routing
             )
@@ -167,7 +171,11 @@ class RemoteTable(Reads):
         def again(error: MemWalError) -> None:
             router.before_next(attempts, error, router.rounds)
 
-        return RegionStream(str(region), schema, open_put, again, router.clock)
+        def moved() -> bool:
+            return at[0] is not None and router.moved(str(region), at[0])
+
+        within = (lambda call: call()) if router.alone else partial(given_up_when, moved)
+        return RegionStream(str(region), schema, open_put, again, within, router.clock)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
