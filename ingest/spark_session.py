@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ingest import spark_try
 from ingest.errors import Invalid, Unavailable
 from ingest.kafka_source import connector
 from ingest.settings import Settings
@@ -103,7 +104,7 @@ def configuration(settings: Settings, tasks: int, *, once: bool) -> dict[str, st
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
     }
-    return defaults | connector(settings.source) | settings.source.spark
+    return defaults | spark_try.CONFIGURATION | connector(settings.source) | settings.source.spark
 
 
 def start_session(conf: Mapping[str, str]) -> SparkSession:

@@ -1,9 +1,9 @@
 """A call to a daemon that stands still (it was stopped, its machine froze) is given up when its region has a new owner.
 
 Nothing tells a client that a daemon stands still: its kernel takes bytes for it, and no answer comes, as from a busy
-one. But the other daemons notice by themselves, and claim its regions (`ingest.placement`). So a client whose call takes
-long asks them, every now and then, whether they have the region by now. The epoch makes it safe to believe them: the
-older owner's appends are refused from their claim on, and rows that it had taken before are known by their token.
+one. But the other daemons notice by themselves, and claim its regions (`ingest.placement`). So a client whose call
+takes long asks them, every now and then, whether they have the region by now. The epoch makes it safe to believe them:
+the older owner's appends are refused from their claim on, and rows that it had taken before are known by their token.
 """
 
 from __future__ import annotations
