@@ -4,6 +4,7 @@
 what was met        what it means                                               what is done
 ==================  ==========================================================  =========================
 busy                the owner's back-pressure; nothing was applied              wait, ask the same again
+moved               it has another owner, who is known; its token settles it    ask that one
 not_owner           the region is elsewhere, or nowhere yet; nothing applied    learn who owns it
 draining, FENCED    the owner lets go, or was replaced; nothing was applied     learn who owns it
 lost, UNAVAILABLE   no answer to a call that applied nothing, or storage fails  learn who owns it
@@ -22,14 +23,14 @@ from __future__ import annotations
 from typing import Literal
 
 from ingest.errors import FencedError, MemWalError, Unavailable, UnknownOutcome
-from ingest.flight_wire import BUSY, NOT_OWNER, RESIZED
+from ingest.flight_wire import BUSY, MOVED, NOT_OWNER, RESIZED
 from wal import Clock, Ids
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 """Seconds, doubling. A planned hand-over takes tens of milliseconds, a take-over a second or two."""
 FIRST_PATIENCE = 30.0
 """Seconds that the first attempt may take where another daemon may take the region over, doubling: only a machine that
-vanished without a word, or sleeps, is given up by this."""
+vanished without a word, or sleeps, is given up by this. Streams are earlier (`ingest.standstill`)."""
 
 Verdict = Literal["raise", "wait", "learn"]
 
@@ -37,6 +38,8 @@ Verdict = Literal["raise", "wait", "learn"]
 def verdict(error: MemWalError, *, repeatable: bool, alone: bool) -> Verdict:
     """What to do after `error`. `repeatable`: a read, or rows with a token; `alone`: no other daemon is known."""
     reason = error.details.get("reason")
+    if reason == MOVED and repeatable:
+        return "wait"
     if isinstance(error, Unavailable) and reason in (BUSY, NOT_OWNER):
         return "wait" if reason == BUSY else "learn"
     if reason == RESIZED or alone or not isinstance(error, Unavailable | FencedError | UnknownOutcome):

@@ -55,8 +55,8 @@ def describe(uri: str, report: flush.ResizeReport) -> str:
         return f"finished a resize that was broken off: {now}"
     return (
         f"resized from {report.before} to {now}; {report.rows_drained:,} rows drained from the log, "
-        f"{report.ssts_committed:,} SSTs committed, nobody could write for {report.seconds:.2f} s; a daemon or "
-        "pipeline that was open ends and is to be started again"
+        f"{report.ssts_committed:,} SSTs committed, nobody could write for {report.seconds:.2f} s; daemons "
+        "and pipelines that were open go on with the new regions"
     )
 
 

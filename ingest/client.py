@@ -9,6 +9,7 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,16 +24,17 @@ from ingest.attempts import Attempts
 from ingest.connection import Connection, as_vector
 from ingest.edge import at_the_edge
 from ingest.errors import MemWalError, Unavailable
-from ingest.flight_wire import BUSY
+from ingest.flight_wire import BUSY, NOT_OWNER, RESIZED
 from ingest.in_flight import InFlight
 from ingest.keys import normalise_keys
 from ingest.reads import Reads
 from ingest.receipts import Receipt
 from ingest.region_stream import RegionStream
 from ingest.routed_write import RoutedWrite, the_worst
-from ingest.router import Router, endpoints_of
+from ingest.router import PROBE_TIMEOUT, Owner, Router, endpoints_of
 from ingest.rows import as_table
 from ingest.splitting import Splitter, best_of, in_asked_order
+from ingest.standstill import given_up_when
 from ingest.tokens import Token, TokenLike
 from memtable import row_schema
 from wal import Clock, Ids
@@ -157,8 +159,11 @@ class RemoteTable(Reads):
         router, seconds = self.router, float("inf") if timeout is None else timeout
         attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
 
+        at: list[Owner | None] = [None]
+
         def open_put() -> Any:
             patience = attempts.patience(alone=router.alone)
+            at[:] = [router.believed_owner(str(region))]
             return router.owner(str(region)).open_put(
                 str(region), token, schema, None if patience == float("inf") else patience, routing
             )
@@ -166,7 +171,11 @@ class RemoteTable(Reads):
         def again(error: MemWalError) -> None:
             router.before_next(attempts, error, router.rounds)
 
-        return RegionStream(str(region), schema, open_put, again, router.clock)
+        def moved() -> bool:
+            return at[0] is not None and router.moved(str(region), at[0])
+
+        within = (lambda call: call()) if router.alone else partial(given_up_when, moved)
+        return RegionStream(str(region), schema, open_put, again, within, router.clock)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -236,7 +245,18 @@ class RemoteTable(Reads):
             try:
                 return call(attempts.patience(alone=router.alone))
             except MemWalError as error:
-                router.before_next(attempts, error, seen)
+                self._before_next(attempts, error, seen)
+
+    def _before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
+        """As `Router.before_next`; a table that was resized is met anew, by the routing that it has now."""
+        try:
+            self.router.before_next(attempts, error, seen)
+        except MemWalError as last:
+            if last.details.get("reason") != RESIZED or "schema" not in self.__dict__:
+                raise
+            attempts.after(Unavailable(last.message, {"reason": NOT_OWNER}), alone=False)
+            with suppress(Unavailable):  # the next attempt says so
+                self._describe({}, PROBE_TIMEOUT)
 
     def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
         parsed = Token.parse(token)

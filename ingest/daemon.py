@@ -23,7 +23,7 @@ import wal
 from ingest import addresses
 from ingest.access import Access
 from ingest.balancer import Balancer
-from ingest.errors import Invalid, Unavailable, classify
+from ingest.errors import FencedError, Invalid, Unavailable, classify
 from ingest.flight_server import FlightService, Place
 from ingest.http_pages import DaemonPages, listening
 from ingest.listening import check_address
@@ -55,8 +55,9 @@ def serve(
     `http_ready` is called with the URL of the HTTP edge, where there is one, before anything is claimed; `ready` with
     the endpoint once every region of its share is claimed and calls are answered, `on_replay` as in `open_table`. Ends
     on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a region stop itself,
-    which only a new claim mends. Raises: Invalid for an address that is taken, that others reach without token and TLS,
-    or that is not one of the endpoints; Unavailable for such a region; what `open_table` does.
+    which only a new claim mends. Of a table that is resized it goes on with its share of the new regions.
+    Raises: Invalid for an address that is taken, that others reach without token and TLS, or that is not one of the
+    endpoints; Unavailable for such a region; what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
     guard = check_addresses(settings, environ)
@@ -64,46 +65,105 @@ def serve(
         return _supervised(settings, lifeline, ready, http_ready)
     place = _place(settings)
     stop, pages = stop_signals(lifeline), DaemonPages(Scrape())
-    alone = len(place.endpoints) < 2
     with ExitStack() as stack:
         host, port = settings.daemon.host, settings.daemon.http_port
         url = stack.enter_context(listening(host, port, pages, guard, setting="daemon.http_port"))
         if url is not None:
             http_ready(url)
             _LOG.info("metrics, health and status at %s", url, extra={"event": "http", "url": url})
-        table = stack.enter_context(open_table(settings, environ, on_replay=on_replay, claim=alone))
-        service = _listening(table, settings, place, guard)
-        table.announce(place.endpoint)
-        pages.shows(table)
-        share = stack.enter_context(_sharing(table, place, stop, Access.of(settings)))
-        if not stop.is_set():
-            pages.serves(share)
-            ready(place.endpoint)
-            fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
-            _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
-        ended = None
-        while not stop.wait(LOOK_EVERY) and not (ended := _ended(table, alone)):
-            pass
-        pages.health.hold("draining", "this daemon is ending and takes nothing new")
-        _LOG.info("draining for up to %g s", settings.daemon.drain_timeout, extra={"event": "drain"})
-        if share is not None and not ended:
-            share.hand_over()
-        _drain(service, settings.daemon.drain_timeout)
-        broken = _ended(table, alone) or ended
-    if broken:
-        raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
+        daemon = _Daemon(settings, environ, place, guard, stop, pages)
+        again = daemon.run(on_replay, ready)
+        while again:
+            again = daemon.run(None, lambda _: None)
     return 0
 
 
-def _ended(table: Table, alone: bool) -> str | None:
-    """Why the daemon has to end, None while it can go on. One of several claims anew what stopped itself."""
-    return (table.broken() if alone else None) or _resized(table)
+class _Daemon:
+    """One daemon, for as long as it lives.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        place: Place,
+        guard: Guard,
+        stop: threading.Event,
+        pages: DaemonPages,
+    ) -> None:
+        self._settings, self._environ = settings, environ
+        self._place, self._guard, self._stop, self._pages = place, guard, stop, pages
+        self._alone = len(place.endpoints) < 2
+        self._service: FlightService | None = None
+
+    def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
+        """Serve the table with the regions that it has now; True where it was given others, to be served in their
+        place. Raises: as `serve`.
+        """
+        settings, place, stop = self._settings, self._place, self._stop
+        with ExitStack() as stack:
+            table = open_table(settings, self._environ, on_replay=on_replay, claim=self._alone)
+            stack.callback(_close, table)
+            self._show(table)
+            share = stack.enter_context(_sharing(table, place, stop, Access.of(settings)))
+            if not stop.is_set():
+                self._pages.serves(share)
+                ready(place.endpoint)
+                fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
+                _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
+            broken = resized = None
+            while not stop.wait(LOOK_EVERY) and not (broken or resized):
+                broken, resized = self._broken(table), _resized(table)
+            if resized and not stop.is_set():
+                _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
+                self._pages.health.hold("claiming", "the table was resized, its new regions are being claimed")
+                return True
+            self._end(table, share, broken)
+        return False
+
+    def _show(self, table: Table) -> None:
+        """Have callers find `table` from now on."""
+        if self._service is None:
+            self._service = _listening(table, self._settings, self._place, self._guard)
+        self._service.table = table
+        table.announce(self._place.endpoint)
+        self._pages.shows(table)
+
+    def _broken(self, table: Table) -> str | None:
+        """Why a daemon that is alone has to end. One of several claims anew what stopped itself."""
+        return table.broken() if self._alone else None
+
+    def _end(self, table: Table, share: Balancer | None, broken: str | None) -> None:
+        """Raises: Unavailable where a region stopped itself."""
+        assert self._service is not None
+        timeout = self._settings.daemon.drain_timeout
+        self._pages.health.hold("draining", "this daemon is ending and takes nothing new")
+        _LOG.info("draining for up to %g s", timeout, extra={"event": "drain"})
+        if share is not None and not broken:
+            share.hand_over()
+        _drain(self._service, timeout)
+        broken = self._broken(table) or broken
+        if broken:
+            raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
+
+
+def _close(table: Table) -> None:
+    """Close it. Rows that were never durable may not find their way into a region that another has taken."""
+    try:
+        table.close()
+    except FencedError as error:
+        _LOG.warning("%s", error)
 
 
 def _resized(table: Table) -> str | None:
-    """See `Table.resized`; storage that does not answer says nothing."""
+    """See `Resizing.done`; storage that does not answer says nothing."""
     try:
-        return table.resized()
+        done = table.resizing.done()
+        if done is None:
+            table.resizing.look()
+        return done
     except Exception as error:  # noqa: BLE001 - looked at again in a moment
         _LOG.warning("cannot look whether the table was resized: %s", classify(error))
         return None

@@ -30,9 +30,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from ingest.commit_policy import Waiting
-from ingest.errors import Invalid, Unavailable, classify
+from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
 from ingest.reads import Reads
+from ingest.resizing import coming_back
 from ingest.routings import expect_routing
 from ingest.security import Guard
 from ingest.table import Table
@@ -58,18 +59,19 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
     """Let a handler's errors reach the client with their kind."""
 
     @wraps(method)
-    def wrapped(*args: Any) -> T:
+    def wrapped(self: FlightService, *args: Any) -> T:
+        table = self.table
         try:
-            return method(*args)
+            return method(self, *args)
         except Exception as error:
-            raise_over_flight(classify(error))
+            raise_over_flight(self.told(classify(error), table))
             raise
 
     return wrapped
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves one table.
+    """Serves one table; another `table` takes its place when the number of its regions has changed.
 
     Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
     """
@@ -81,7 +83,15 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         is taken.
         """
         super().__init__(location, **(guard or Guard()).flight_options())
-        self._table, self._place = table, place or Place()
+        self.table, self._place = table, place or Place()
+
+    def told(self, error: MemWalError, table: Table) -> MemWalError:
+        """`error` of a call to `table` as the caller is to hear it: a resize is a pause."""
+        left = table.closed and not isinstance(error, UnknownOutcome)
+        try:
+            return coming_back(table.base.uri) if left else table.resizing.told(error)
+        except Exception:  # noqa: BLE001 - storage does not say more than the error
+            return error
 
     @_answering
     def do_put(
@@ -109,9 +119,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if request["op"] == "put":
             token = Token(request["producer"], request["sequence"])
             routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
-            return asdict(self._table.put_region(UUID(request["region"]), rows, token, routing))
-        expect_routing(self._table.base.uri, request.get("routing"), self._table.base.routing_version)
-        write = self._table.delete if request["delete"] else self._table.put
+            return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
+        expect_routing(self.table.base.uri, request.get("routing"), self.table.base.routing_version)
+        write = self.table.delete if request["delete"] else self.table.put
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
         return asdict(write(rows, token=Token.parse(request["token"]), **options))
 
@@ -130,15 +140,15 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _of(self, request: dict[str, Any]) -> Reads:
         """What the read `request` is about; takes that out of it."""
         regions, routing = request.pop("regions", None), request.pop("routing", None)
-        expect_routing(self._table.base.uri, routing, self._table.base.routing_version)
-        return self._table if regions is None else self._table.only([UUID(region) for region in regions])
+        expect_routing(self.table.base.uri, routing, self.table.base.routing_version)
+        return self.table if regions is None else self.table.only([UUID(region) for region in regions])
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:
         acts: dict[str, Callable[[dict[str, Any]], Any]] = {
             "count": lambda request: self._of(request).count(**request),
-            "status": lambda _: self._table.status(),
-            "flush": lambda _: self._table.flush(),
-            "commit": lambda _: asdict(self._table.commit()),
+            "status": lambda _: self.table.status(),
+            "flush": lambda _: self.table.flush(),
+            "commit": lambda _: asdict(self.table.commit()),
             "schema": self._schema,
             "regions": self._looked_at,
             "look": lambda request: self._place.look(request.get("from", "")),
@@ -150,13 +160,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has columns that it does not know
-            self._table.look()
-        base = self._table.base
+            self.table.look()
+        base = self.table.base
         return {
             "schema": base.schema.serialize().to_pybytes().hex(),
             "key": list(base.key),
-            "identity": self._table.identity,
-            "upsert": self._table.upsert,
+            "identity": self.table.identity,
+            "upsert": self.table.upsert,
             "version": base.rules.version,
             "on_duplicate": base.rules.on_duplicate,
             "indexes": [asdict(spec) for spec in base.indexes],
@@ -170,19 +180,19 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _looked_at(self, request: dict[str, Any]) -> dict[str, Any]:
         if "from" in request:
             self._place.heard(request["from"])
-        upkeep = self._table.upkeep
+        upkeep = self.table.upkeep
         waiting = asdict(Waiting.of_all(upkeep.waiting()))
-        claiming = [str(region) for region in self._table.regions.coming]
+        claiming = [str(region) for region in self.table.regions.coming]
         return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
 
     def _regions(self) -> dict[str, Any]:
         return {
             "endpoint": self._place.endpoint or None,
             "endpoints": list(self._place.endpoints),
-            "table": self._table.identity["table"],
-            "routing_version": self._table.base.routing_version,
-            "regions": self._table.regions.epochs,
-            "draining": self._table.regions.draining,
+            "table": self.table.identity["table"],
+            "routing_version": self.table.base.routing_version,
+            "regions": self.table.regions.epochs,
+            "draining": self.table.regions.draining,
         }
 
     def _release(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +202,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 f"region {region}: it belongs to another daemon than {request['from']}, seen from here; ask again",
                 {"reason": "disagree", "region": str(region)},
             )
-        return {"epoch": self._table.release(region, flush=request.get("flush"))}
+        return {"epoch": self.table.release(region, flush=request.get("flush"))}
 
 
 def _read_closed(reader: flight.MetadataRecordBatchReader) -> pa.Table:

@@ -28,8 +28,10 @@ UNAUTHENTICATED = "unauthenticated"
 """In the details of an error: the daemon did not take the token."""
 
 BUSY, DRAINING, NOT_OWNER, LOST, RESIZED = "busy", "draining", "not_owner", "lost", "resized"
+MOVED = "moved"
 """Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
-`details["region"]`. And why a client finds it so: there was no answer. Last: the table has another routing by now."""
+`details["region"]`. And why a client finds it so: there was no answer; the table has another routing by now; while it
+waited another daemon has claimed the region."""
 
 
 def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:

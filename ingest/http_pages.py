@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ingest.balancer import Balancer
     from ingest.http_edge import Make, Page
-    from ingest.metrics import Scrape
+    from ingest.metrics import Scrape, TableCollector
     from ingest.run_metrics import RunMeter
     from ingest.security import Guard
     from ingest.spark_sink import BatchReceipt
@@ -36,14 +36,17 @@ class DaemonPages:
         self.health.hold("claiming", "the regions are being claimed and their logs replayed")
         self._scrape = scrape
         self._table: Table | None = None
+        self._shown: TableCollector | None = None
         self._share: Balancer | None = None
 
     def shows(self, table: Table) -> None:
-        """The table is open; its regions may still be claimed."""
+        """The table is open; its regions may still be claimed. One that was shown before is closed."""
         from ingest.metrics import TableCollector
 
-        self._table = table
-        self._scrape.add(TableCollector(table))
+        if self._shown is not None:
+            self._scrape.remove(self._shown)
+        self._table, self._shown = table, TableCollector(table)
+        self._scrape.add(self._shown)
 
     def serves(self, share: Balancer | None) -> None:
         """The regions are claimed: the daemon's share of them, None where it has all."""
@@ -59,6 +62,8 @@ class DaemonPages:
         found += [] if self._share is None else not_here(self._share.missing())
         try:
             self._table.ask_storage()
+            resizing = self._table.resizing.under_way()
+            found += [] if resizing is None else [{"reason": "resizing", "text": resizing}]
         except MemWalError as error:
             found.append({"reason": "storage", "text": str(error)})
         return found

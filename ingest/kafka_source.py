@@ -26,12 +26,14 @@ from ingest.mapping_task import KEY_PROBLEM, MapTask, column_name
 from ingest.references import resolve
 from ingest.settings import SourceSettings
 from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC, spark_type
+from ingest.spark_try import TRIED, tried
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
+_HELD = "_memwal_held"
 _CONNECT_WITHIN = 5.0
 _ANSWER_WITHIN_MS = 20_000
 _POLL_RECORDS = ("kafka.max.poll.records", "100000")
@@ -166,30 +168,38 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
     mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
     delete, problem = F.col(DELETE), F.col(PROBLEM)
     if mapping.delete_when:
-        held = F.coalesce(F.expr(mapping.delete_when), F.lit(False))
-        delete = delete | F.when(F.col(KEY_PROBLEM).isNull(), held).otherwise(False)
-        problem = F.when(delete, F.col(KEY_PROBLEM)).otherwise(problem)
+        asked = F.when(F.col(KEY_PROBLEM).isNull() & ~delete, F.coalesce(F.expr(mapping.delete_when), F.lit(False)))
+        mapped, held = mapped.select("*", tried(asked).alias(_HELD)), F.col(_HELD)
+        odd = F.when(held.isNull(), F.lit(f"map: delete_when cannot be evaluated: {mapping.delete_when}"))
+        delete = delete | F.coalesce(held[TRIED], F.lit(False))
+        problem = F.when(delete, F.col(KEY_PROBLEM)).otherwise(F.coalesce(problem, odd))
     usable = problem.isNull()
+    # Of a row that cannot be used nothing is evaluated: it could only hide the reason behind another.
+    sql = {number: column for number, column in enumerate(mapping.columns) if column.sql}
+    values = {n: F.when(usable, F.expr(each.sql).cast(spark_type(each.kind))) for n, each in sql.items()}
+    mapped = mapped.select("*", *(tried(value).alias(column_name(number)) for number, value in values.items()))
     columns = []
     for number, column in enumerate(mapping.columns):
-        found = _column(number, column, usable)
+        found = F.col(column_name(number))
+        if column.sql:
+            counts = F.lit(column.key) | ~delete
+            problem = F.coalesce(problem, F.when(counts, _problem_of(column, found)))
+            found = found[TRIED]
         emptied = mapping.has_sql and not column.key
         columns.append((F.when(~delete, found) if emptied else found).alias(column.name))
-        if column.sql and column.required:
-            missing = found.isNull() & (F.lit(column.key) | ~delete)
-            why = f"map: column {column.name!r} (sql) is null; it must have a value, write coalesce(…, …)"
-            problem = F.coalesce(problem, F.when(missing, F.lit(why)))
     place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE) if raw else ()))
     return mapped.select(*columns, *place, delete.alias(DELETE), problem.alias(PROBLEM))
 
 
-def _column(number: int, column: Column, usable: SparkColumn) -> SparkColumn:
+def _problem_of(column: Column, found: SparkColumn) -> SparkColumn:
+    """What is wrong with the value of `column`, null where nothing is; `found`: as from `tried`."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    if not column.sql:
-        return F.col(column_name(number))
-    # Of a row that cannot be used nothing is evaluated: it could only hide the reason behind another.
-    return F.when(usable, F.expr(column.sql).cast(spark_type(column.kind)))
+    failed = F.when(found.isNull(), F.lit(f"map: column {column.name!r} (sql) cannot be evaluated: {column.sql}"))
+    if not column.required:
+        return failed
+    null = f"map: column {column.name!r} (sql) is null; it must have a value, write coalesce(…, …)"
+    return F.coalesce(failed, F.when(found[TRIED].isNull(), F.lit(null)))
 
 
 def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:

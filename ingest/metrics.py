@@ -193,6 +193,10 @@ class Scrape:
         """Show the metrics of one more part of this process."""
         self._registry.register(collector)
 
+    def remove(self, collector: Collector) -> None:
+        """Show them no more."""
+        self._registry.unregister(collector)
+
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""
         return generate_latest(self._registry)

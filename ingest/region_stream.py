@@ -7,8 +7,9 @@ makes it safe: what was applied before an answer was lost is not applied again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -32,30 +33,32 @@ class RegionStream:
         schema: pa.Schema,
         open_put: Callable[[], OpenPut],
         again: Callable[[MemWalError], None],
+        within: Callable[[Callable[[], Any]], Any],
         clock: Clock,
     ) -> None:
         """Use `RemoteTable.open_stream`. `open_put`: opens the stream at the owner of this moment. `again`: returns
-        when another attempt may begin, or raises what it is given.
+        when another attempt may begin, or raises what it is given. `within`: returns what a call returns, which it may
+        give up and leave to itself (`ingest.standstill`).
         """
         self._region, self.schema = region, schema
-        self._open_put, self._again, self._clock = open_put, again, clock
+        self._open_put, self._again, self._within, self._clock = open_put, again, within, clock
         self._kept: list[pa.RecordBatch] = []
         self._put: OpenPut | None = None
         self._unknown: UnknownOutcome | None = None
         self.rows = self.bytes = 0
-        self._patiently(self._opened)
+        self._patiently(lambda _: None)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send rows of the stream's columns, in the order of the schema and with types that cast without loss."""
         batch = batch if batch.schema == self.schema else batch.cast(self.schema)
+        self._patiently(lambda put: put.write(batch))
         self._kept.append(batch)
         self.rows, self.bytes = self.rows + batch.num_rows, self.bytes + batch.nbytes
-        self._patiently(lambda: self._opened(but=1).write(batch))
 
     def finish(self) -> StreamReceipt:
         """Close the stream and wait for the region's answer. Raises: the region's error, UnknownOutcome."""
         started = self._clock.monotonic()
-        answer = self._patiently(lambda: self._opened().finish())
+        answer = self._patiently(lambda put: put.finish())
         self._kept, took = [], self._clock.monotonic() - started
         acked = (answer["rows"], answer["applied"], answer["position"])
         return StreamReceipt(self._region, *acked, took, answer["skipped"])
@@ -66,25 +69,32 @@ class RegionStream:
         if put is not None:
             put.abort()
 
-    def _opened(self, but: int = 0) -> OpenPut:
-        """The stream that is open, or a new one that has all rows so far but those of the last `but` batches."""
-        if self._put is None:
-            self._put = self._open_put()
-            for batch in self._kept[: len(self._kept) - but]:
-                self._put.write(batch)
-        return self._put
-
-    def _patiently(self, step: Callable[[], T]) -> T:
+    def _patiently(self, act: Callable[[OpenPut], T]) -> T:
+        """What `act` returns of the stream that is open, or of a new one that has all rows kept so far."""
         while True:
+            step = partial(self._step, self._put, tuple(self._kept), act)
             try:
-                return step()
+                done: tuple[OpenPut, T] = self._within(step)
+                self._put = done[0]
+                return done[1]
             except MemWalError as error:
-                put, self._put = self._put, None
-                if put is not None:
-                    put.abort()
+                self._put = None
                 self._unknown = error if isinstance(error, UnknownOutcome) else self._unknown
                 try:
                     self._again(error)
                 except MemWalError as last:
                     # An attempt before this one may have been applied, whatever the last one met.
                     raise self._unknown or last from None
+
+    def _step(
+        self, put: OpenPut | None, kept: Sequence[pa.RecordBatch], act: Callable[[OpenPut], T]
+    ) -> tuple[OpenPut, T]:
+        """Touches nothing of this object: where it was given up, another attempt is under way."""
+        opened = put or self._open_put()
+        try:
+            for batch in kept if put is None else ():
+                opened.write(batch)
+            return opened, act(opened)
+        except BaseException:
+            opened.abort()
+            raise

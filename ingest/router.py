@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ingest.attempts import Attempts
@@ -150,6 +151,23 @@ class Router:
     def owner(self, region: str) -> Connection:
         """The connection to the owner of `region`. Raises: as `owners`."""
         return self.sole or self.connection(next(iter(self.owners([region]))))
+
+    def believed_owner(self, region: str) -> Owner | None:
+        """Who owns `region` as last heard."""
+        return self._owners.get(region)
+
+    def moved(self, region: str, owner: Owner) -> bool:
+        """Ask the daemons other than `owner` whether one has `region` with a higher epoch; it is believed then."""
+        others = [(endpoint, each) for endpoint, each in list(self._connections.items()) if endpoint != owner.endpoint]
+        answers = self.side_by_side([partial(each.act, "regions", None, PROBE_TIMEOUT) for _, each in others])
+        told = zip((endpoint for endpoint, _ in others), answers, strict=True)
+        heard = believed([(at, answer) for at, answer in told if not isinstance(answer, MemWalError)], self.table)
+        if region not in heard or heard[region].epoch <= owner.epoch:
+            return False
+        known = self._owners
+        newer = {each: at for each, at in heard.items() if each not in known or at.epoch > known[each].epoch}
+        self._believe({**known, **newer})
+        return True
 
     def epochs(self) -> dict[str, int]:
         """The epoch of each region whose owner is known."""

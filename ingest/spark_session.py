@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ingest import spark_try
 from ingest.errors import Invalid, Unavailable
 from ingest.kafka_source import connector
 from ingest.settings import Settings
@@ -115,7 +116,7 @@ def configuration(settings: Settings, tasks: int, *, once: bool, local_checkpoin
         # Spark's own choice asks programs (readlink, chmod) ten times for a file of a checkpoint, 50 ms, twice a
         # micro-batch. This one writes beside and renames too, and refuses a file that is there, by Java's own calls.
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = _RENAMING
-    return defaults | connector(settings.source) | settings.source.spark
+    return defaults | spark_try.CONFIGURATION | connector(settings.source) | settings.source.spark
 
 
 def start_session(conf: Mapping[str, str]) -> SparkSession:

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 import wal
 from flush import BaseTable, CommitReport, Upsert
-from flush.routing import decided
 from flush.shape import Shape
 from ingest.admission import Admission
 from ingest.commit_loop import CommitLoop
@@ -37,7 +36,8 @@ from ingest.region_reads import RegionReads
 from ingest.region_set import RegionSet
 from ingest.region_writer import RegionWriter
 from ingest.reshaping import difference, fitted, reshaped
-from ingest.routings import expect_routing, resized
+from ingest.resizing import Resizing
+from ingest.routings import expect_routing
 from ingest.rows import as_table, split_deletes
 from ingest.table_upkeep import TableUpkeep
 from ingest.tokens import Token, TokenLike
@@ -48,8 +48,6 @@ from memtable import TOMBSTONE, InvalidRows, tombstones
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
-_LOOK_FOR_RESIZE = 5.0
-"""Seconds between two looks of a table whose regions nobody took."""
 
 
 @atexit.register
@@ -83,7 +81,7 @@ class Table(LevelReads):
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
-        self._looked = context.clock.monotonic()
+        self.resizing = Resizing(base.uri, self.regions, base.routing_version)
         try:
             for region in claim:
                 self.regions.acquire(region, lambda: base.committed)
@@ -259,23 +257,15 @@ class Table(LevelReads):
         failures = (writer.failure for writer in self.regions.writers)
         return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
 
-    def resized(self) -> str | None:
-        """Why this table is of no use any more, where another process gave it another number of regions; else None.
-
-        Asks storage, for one small object, every few seconds, and always where a region was fenced. Raises: as a read.
-        """
-        now = self._context.clock.monotonic()
-        fenced = any(isinstance(writer.failure, wal.Fenced) for writer in self.regions.writers)
-        if not fenced and now - self._looked < _LOOK_FOR_RESIZE:
-            return None
-        self._looked = now
-        following = decided(self._context.store, self.base.routing_version + 1)
-        return None if following is None else str(resized(self.base.uri, self.base.routing_version, following.routing))
-
     def announce(self, endpoint: str) -> None:
         """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
         self._owner = endpoint
         self.regions.announce(endpoint)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @property
     def _context(self) -> RegionContext:

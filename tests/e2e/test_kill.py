@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,43 +27,47 @@ Versions = dict[str, str]
 
 
 class Life:
-    """One `memwal run … --once` and its child daemon."""
+    """One `memwal run … --once` and its child daemon, whichever process that is by now."""
 
     def __init__(self, running: Any, uri: Path, wait_until: Callable[..., Any]) -> None:
         self.running, self._uri, self._wait_until = running, uri, wait_until
         self.processes: list[psutil.Process] = []
 
-    def daemon(self) -> psutil.Process:
-        """The child daemon's process, once it is there."""
+    @property
+    def ended(self) -> bool:
+        return self.running.process.poll() is not None
 
-        def child() -> psutil.Process | None:
-            for each in psutil.Process(self.running.process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):  # some of Spark's live for a moment only
+    def daemon(self) -> psutil.Process | None:
+        """The child daemon's process, if there is one at this moment."""
+        with suppress(psutil.Error):  # some of Spark's live for a moment only
+            self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
+            for each in self.processes:
+                with suppress(psutil.Error):
                     if "ingest.child" in " ".join(each.cmdline()):
                         return each
-            return None
+        return None
 
-        process: psutil.Process = self._wait_until(child)
-        self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
-        return process
+    def kill_daemon(self) -> None:
+        """SIGKILL to the child daemon."""
+        daemon = self._wait_until(self.daemon)
+        daemon.kill()
 
     def reads(self) -> Iterator[Versions]:
-        """What the daemon returns at level latest, again and again; nothing once it is gone."""
-        daemon = self.daemon()
-        table = self._wait_until(lambda: self._connected(daemon))
-        while True:
-            try:
-                yield versions(table.scan(["package", "version"]).to_pylist())
-            except ingest.MemWalError:
-                return
-            time.sleep(0.1)
+        """What the daemon returns at level latest, again and again, until the run ends."""
+        while not self.ended:
+            table = self._wait_until(lambda: self._connected() or self.ended)
+            with suppress(ingest.MemWalError):
+                while table is not True:
+                    yield versions(table.scan(["package", "version"]).to_pylist())
+                    time.sleep(0.1)
 
-    def _connected(self, daemon: psutil.Process) -> Any:
+    def _connected(self) -> Any:
         """A client of this very daemon: the note may still be of one that was killed."""
-        assert self.running.process.poll() is None, f"the run ended too early: {self.running.errors}"
-        listening = {each.laddr.port for each in daemon.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-        for note in (self._uri / "_mem_wal").glob("*/owner.json"):
-            with suppress(ingest.MemWalError, ValueError, OSError):
+        daemon = self.daemon()
+        with suppress(psutil.Error, ingest.MemWalError, ValueError, OSError):
+            connections = [] if daemon is None else daemon.net_connections("tcp")
+            listening = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+            for note in (self._uri / "_mem_wal").glob("*/owner.json"):
                 endpoint = json.loads(note.read_text())["endpoint"]
                 if int(endpoint.rsplit(":", 1)[1]) in listening:
                     return ingest.connect(endpoint)
@@ -119,11 +124,11 @@ class Seen:
         self.newest = found
 
 
-KILLS = (("daemon", 1), ("run", 2000), ("daemon", "updated"))
-"""Who is killed, and how many packages (or that updates) are seen when it happens."""
+LIVES = ((("daemon", 1), ("run", 2000)), (("daemon", "updated"),))
+"""Who is killed in which run, and how many packages (or that updates) are seen when it happens."""
 
 
-@pytest.mark.timeout(1800)  # Spark starts four times
+@pytest.mark.timeout(1800)
 def test_a_run_killed_again_and_again_ends_in_the_same_table(
     start_run: Callable[[], tuple[Life, Path, dict[str, str]]],
     memwal: Callable[..., Any],
@@ -131,29 +136,25 @@ def test_a_run_killed_again_and_again_ends_in_the_same_table(
     wait_until: Callable[..., Any],
 ) -> None:
     seen = Seen(packages)
-    for victim, when in KILLS:
+    for kills in LIVES:
         life, config, env = start_run()
-        killed = False
+        waiting = list(kills)
         for found in life.reads():
             seen.check(found)
             updated = sum(found[name] == packages.newest[name]["version"] for name in packages.changed if name in found)
-            if (updated > 100 if when == "updated" else len(found) >= when) and not killed:
-                killed = True
-                (life.daemon() if victim == "daemon" else psutil.Process(life.running.process.pid)).kill()
-        assert killed, f"the run ended before {when} was seen: {life.running.lines} {life.running.errors}"
+            victim, when = waiting[0] if waiting else ("", 0)
+            if waiting and (updated > 100 if when == "updated" else len(found) >= when):
+                waiting.pop(0)
+                life.kill_daemon() if victim == "daemon" else life.running.process.kill()
+        assert not waiting, f"the run ended before {waiting} was seen: {life.running.lines} {life.running.errors}"
         code = life.running.wait()
-        if victim == "daemon":
-            assert code == 1
-            assert len(life.running.errors) == 1, life.running.errors
-            assert "daemon" in life.running.errors[0]
+        again = [line for line in life.running.errors if "the daemon ended (signal 9) and is started again" in line]
+        assert len(again) == 1, life.running.errors
+        assert code == (-signal.SIGKILL if ("run", 2000) in kills else 0), life.running.errors
         wait_until(lambda life=life: not any(each.is_running() for each in life.processes))
         left = memwal("query", config, "--columns", "package,version", "--limit", "9999", "--format", "json", env=env)
         assert left.code == 0, left.err
         seen.check(versions(json.loads(left.out)))
-    life, config, env = start_run()
-    for found in life.reads():
-        seen.check(found)
-    assert life.running.wait() == 0, life.running.errors
     rows = lance.dataset(env["MEMWAL__TABLE__URI"]).to_table().to_pylist()
     assert len(rows) == 4000
     assert {row["package"]: row for row in rows} == packages.newest

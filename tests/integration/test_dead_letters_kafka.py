@@ -13,7 +13,7 @@ import ingest
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, Record
 
-POISON = (b"\xff\x00 no JSON", b'{"id": "x"}', b'{"n": 1}', b"")
+POISON = (b"\xff\x00 no JSON", b'{"id": "x"}', b'{"n": 1}', b"", b'{"id": 5000, "n": %d}' % (2**63 - 1))
 
 
 def test_a_poison_record_every_100_records_of_a_topic(
@@ -50,10 +50,11 @@ def test_a_poison_record_every_100_records_of_a_topic(
     assert rows() == good
     letters = lance.dataset(f"{uri}.dlq").to_table().sort_by("offset").to_pylist()
     assert [each["offset"] for each in letters] == [at * 100 + 50 for at in range(8)]
-    assert [each["raw_value"] for each in letters] == list(POISON) * 2
+    assert [each["raw_value"] for each in letters] == [*POISON, *POISON[:3]]
     assert [each["raw_key"] for each in letters] == [b"\xfe %d" % at for at in range(8)]
     assert {(each["topic"], each["partition"]) for each in letters} == {(topic, 0)}
     assert {each["stage"] for each in letters} == {"parse", "map"}
+    assert letters[4]["reason"] == "column 'twice' (sql) cannot be evaluated: value.n * 2"
 
     # The mapping learns to do without a key: two letters fit now, and the same key twice is one row.
     replayed = memwal("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice))

@@ -248,3 +248,24 @@ def test_sql_of_a_row_that_has_a_problem_is_not_evaluated(kafka: KafkaServer, re
     assert good == {"id": 2, "m": 1, DELETE: False, PROBLEM: None}
     assert gone == {"id": 3, "m": None, DELETE: True, PROBLEM: None}
     assert "'id' (value.id) is missing" in keyless[PROBLEM]
+
+
+def test_sql_that_fails_for_a_row_is_that_rows_problem(kafka: KafkaServer, read: Callable[..., Any]) -> None:
+    kafka.create_topic("odd")
+    values = [{"a": "1", "n": 4}, {"a": "x", "n": 4}, {"n": 4}, {"a": "2", "n": 0}, {"a": "3", "n": 4, "op": "?"}]
+    kafka.produce("odd", [Record(json.dumps(value).encode(), key=b"7") for value in values] + [Record(None, key=b"8")])
+    columns = {
+        "id": "key",
+        "a": {"sql": "cast(value.a as int)"},
+        "b": {"sql": "cast(value.a as int) + 8 div value.n"},  # has a part in common with the column before
+    }
+    table = {"id": "int64", "a": "int32", "b": "int64"}
+    fields, delete_when = {"value.a": "string", "value.n": "int64"}, "cast(nullif(value.op, 'D') as int) = 1"
+    given = {"fields": {**fields, "value.op": "string"}, "delete_when": delete_when}
+    one, bad, null, zero, odd, gone = read("odd", kafka_settings(table, columns=columns, **given))
+    assert (one["a"], one["b"], one[PROBLEM]) == (1, 3, None)
+    assert bad[PROBLEM] == "map: column 'a' (sql) cannot be evaluated: cast(value.a as int)"
+    assert (null["a"], null["b"], null[PROBLEM]) == (None, None, None), "a null is no failure"
+    assert zero[PROBLEM] == "map: column 'b' (sql) cannot be evaluated: cast(value.a as int) + 8 div value.n"
+    assert (odd[PROBLEM], odd[DELETE]) == (f"map: delete_when cannot be evaluated: {delete_when}", False)
+    assert (gone["id"], gone[DELETE], gone[PROBLEM]) == (8, True, None)

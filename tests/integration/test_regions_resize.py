@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from flush import resize
 from ingest.cli import main
 from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, wait_until
-from wal import FakeClock, SystemIds, open_store
+from tests.s3_server import free_ports
+from wal import FakeClock, SystemClock, SystemIds, open_store
 
 
 @pytest.fixture
@@ -32,32 +36,74 @@ def resized(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
-def test_a_daemon_gives_way_and_its_successor_serves_the_new_regions(
+def test_a_daemon_goes_on_with_the_new_regions(
     small_config: Callable[..., Path], serve: Callable[..., Any], resized: Callable[..., Any], uri: str, made: Any
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
     with ingest.connect(endpoint) as table:
         table.put(made.rows(range(100)), token="a:1")
-    code, out, err = resized("regions", "resize", config, "--to", 5)
-    assert (code, err) == (0, "")
-    assert "resized from 2 to 5 regions, routing version 2, version " in out
-    assert "0 rows drained from the log" in out  # the daemon had flushed and committed before anybody was held up
-    assert len(out.splitlines()) == 1
-    assert running.wait() == 1
-    assert any("the table was resized: routing version 2 holds, not 1" in line for line in running.errors)
-    assert len([line for line in running.errors if line.startswith("memwal:")]) == 1
-    running, endpoint = serve(config)
-    with ingest.connect(endpoint) as table:
-        assert not table.put(made.rows(range(100)), token="a:1").applied
+        code, out, err = resized("regions", "resize", config, "--to", 5)
+        assert (code, err) == (0, "")
+        assert "resized from 2 to 5 regions, routing version 2, version " in out
+        assert "0 rows drained from the log" in out  # the daemon had flushed and committed before anybody was held up
+        assert len(out.splitlines()) == 1
+        assert not table.put(made.rows(range(100)), token="a:1").applied  # by a client that knew the table before
         table.put(made.rows(range(50, 150), 1), token="a:2")
         assert table.count() == 150
         assert (table.status()["routing"], len(table.status()["regions"])) == (2, 5)
+    assert [line for line in running.errors if "routing version 2 holds, not 1; this daemon takes its share" in line]
+    assert len(running.errors) == 1
     assert "routing version 2" in resized("status", config)[1]
     assert "5 regions (routing version 2)" in resized("init", config)[1]
     report = json.loads(resized("regions", "resize", config, "--to", 3, "--json")[1])
     assert (report["table"], report["before"], report["regions"], report["routing"]) == (uri, 5, 3, 3)
+    with ingest.connect(endpoint) as table:
+        assert table.count() == 150
+    running.process.terminate()
+    assert running.wait() == 0
     assert resized("verify", config, "--deep")[0] == 0
+
+
+def _reasons(url: str) -> list[str]:
+    """Why the daemon is not ready."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return [each["reason"] for each in json.load(answer)["reasons"]]
+    except urllib.error.HTTPError as error:
+        return [each["reason"] for each in json.load(error)["reasons"]]
+
+
+class _Broken(Exception):
+    """The resize ends here, as if it had been killed."""
+
+
+def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
+    small_config: Callable[..., Path], serve: Callable[..., Any], uri: str, made: Any
+) -> None:
+    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}/health/readyz"
+    running, endpoint = serve(small_config(daemon={"http_port": port}))
+
+    def breaks_off(step: str) -> None:
+        if step == "switching":
+            raise _Broken
+
+    def again(on_step: Callable[[str], None]) -> Any:
+        store = open_store(uri, {})
+        return resize(uri, {}, store, 3, clock=SystemClock(), ids=SystemIds(), on_step=on_step)
+
+    with ingest.connect(endpoint) as table, ThreadPoolExecutor(1) as caller:
+        table.put(made.rows(range(60)), token="a:1")
+        with pytest.raises(_Broken):
+            again(breaks_off)
+        waits = caller.submit(table.put, made.rows(range(40, 80), 1), token="a:2")
+        assert wait_until(lambda: [line for line in running.errors if "run `memwal regions resize` again" in line])
+        assert "resizing" in _reasons(url)
+        assert not waits.done()
+        assert again(lambda _: None).regions == 3
+        assert waits.result(60).applied
+        assert table.count() == 80
+        wait_until(lambda: _reasons(url) == [])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +149,7 @@ def test_on_s3(s3_table: Any, made: Any) -> None:
         assert table.count() == 90
 
 
-def test_daemons_that_share_a_table_all_give_way(
+def test_daemons_that_share_a_table_share_the_new_regions(
     small_config: Callable[..., Path],
     start: Callable[..., Any],
     resized: Callable[..., Any],
@@ -118,17 +164,11 @@ def test_daemons_that_share_a_table_all_give_way(
     before = ingest.connect(endpoints)
     before.put(made.rows(range(60)), token="a:1")
     assert resized("regions", "resize", config, "--to", 5)[0] == 0
-    for each in running:
-        assert each.wait() == 1
-        assert any("the table was resized: routing version 2 holds, not 1" in line for line in each.errors)
-    for each in [cluster.start(endpoint) for endpoint in endpoints]:
-        each.line_with("serving")
-    wait_until(lambda: cluster.placed(endpoints))
-    with before, pytest.raises(ingest.Unavailable) as told:
-        before.put(made.rows(range(60), 9), token="a:2")
-    assert told.value.details["reason"] == "resized"
-    with ingest.connect(endpoints) as table:
+    with before as table:
         assert not table.put(made.rows(range(60)), token="a:1").applied
         table.put(made.rows(range(40, 80), 2), token="a:2")
         assert table.count() == 80
         assert len(table.status()["regions"]) == 5
+    wait_until(lambda: cluster.placed(endpoints))
+    for each in running:
+        assert any("the table was resized: routing version 2 holds, not 1" in line for line in each.errors)

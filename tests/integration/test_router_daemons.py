@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,9 +15,10 @@ import pytest
 
 import ingest
 from flush import BaseTable
+from ingest import attempts
 from ingest.client import RemoteTable
 from tests import append_rows
-from tests.cluster import start_daemon
+from tests.cluster import spread, start_daemon
 from tests.s3_server import free_ports
 
 REGIONS = 4
@@ -89,6 +91,38 @@ def test_a_daemon_that_is_killed_costs_time_only(
         writers.end()
         assert writers.problems == []
         assert append_rows.counted(table) == writers.acked
+
+
+def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
+    tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoints = spread(2, REGIONS)
+    uri = str(tmp_path / "rows.lance")
+    config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, daemon={"endpoints": endpoints})
+    running = [start_daemon(start, config, endpoint) for endpoint in endpoints]
+    for each in running:
+        each.line_with("serving")
+    # Nothing but the claim of the other daemon ends the wait for the one that stands still.
+    monkeypatch.setattr(attempts, "FIRST_PATIENCE", 3600.0)
+    with ingest.connect(endpoints) as table:
+        base = BaseTable.open(uri)
+        rows = append_rows.rows(range(200))
+        buckets = base.route(rows)
+        streams = []
+        for bucket, region in enumerate(base.regions):
+            streams.append(table.open_stream(region, ingest.Token("spark", 1), timeout=3600))
+            for batch in rows.filter(pa.array(buckets == bucket)).to_batches():
+                streams[-1].write(batch)
+        running[0].process.send_signal(signal.SIGSTOP)
+        try:
+            assert all(stream.finish().applied for stream in streams)
+            assert append_rows.counted(table) == Counter(range(200))
+        finally:
+            running[0].process.send_signal(signal.SIGCONT)
+        late = table.open_stream(base.regions[0], ingest.Token("spark", 1), timeout=120)
+        for batch in rows.filter(pa.array(buckets == 0)).to_batches():
+            late.write(batch)
+        assert not late.finish().applied, "its region knows the token, whoever has it by now"
 
 
 def test_a_stream_waits_for_the_only_daemon_to_come_back(

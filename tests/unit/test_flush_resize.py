@@ -321,9 +321,9 @@ def test_a_writer_that_was_open_is_told(tmp_path: Path) -> None:
         world.resize(3)
         with pytest.raises(ingest.FencedError):
             old.put([{"id": 1, "n": 9}])
-        assert "routing version 2 holds, not 1" in str(old.resized())
+        assert "routing version 2 holds, not 1" in str(old.resizing.done())
     with world.open() as table:
-        assert table.resized() is None
+        assert table.resizing.done() is None
         with pytest.raises(ingest.Unavailable) as told:
             table.put_region(table.base.regions[0], HALF, ingest.Token("query", 7), 1)
         assert told.value.details == {"reason": "resized", "routing": 2}

@@ -31,6 +31,8 @@ FENCED, UNKNOWN = FencedError("fenced"), UnknownOutcome("unknown")
         (unavailable(), True, True, "raise"),
         (FENCED, False, False, "learn"),
         (FENCED, True, True, "raise"),
+        (UnknownOutcome("?", {"reason": "moved"}), True, False, "wait"),
+        (UnknownOutcome("?", {"reason": "moved"}), False, False, "raise"),
         (UNKNOWN, True, False, "learn"),
         (UNKNOWN, False, False, "raise"),
         (UNKNOWN, True, True, "raise"),
