@@ -8,7 +8,7 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -84,12 +84,14 @@ class RemoteTable(Reads):
         wait: float = 0.0,
         table: str | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
+        find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes. `wait`:
         seconds for which several daemons are asked again while none answers. `table`: its address, None for any.
+        `find`: see `Router`.
         """
         opened = partial(Connection, token=token, tls_ca=tls_ca)
-        self.router = Router(endpoints_of(location), opened, clock, ids)
+        self.router = Router(endpoints_of(location), opened, clock, ids, find)
         self.clock, self.router.table = self.router.clock, table
         self._in_flight = InFlight(in_flight_max)
         self._patiently(lambda _: self._describe({}, patience), wait)
