@@ -161,7 +161,7 @@ def serve_on_spark(settings: Settings, environ: Mapping[str, str], ready: Callab
     what a daemon says that does not start, Unavailable for a Spark that ends.
     """
     configure_logs(settings.log.level, settings.log.format)
-    conf = _session_of(settings)
+    conf = session_of(settings)
     check_configuration(conf, settings.daemon.on_spark)
     check_java(environ)
     find_or_create(settings, environ)
@@ -189,8 +189,8 @@ def _served(
     return daemons.code
 
 
-def _session_of(settings: Settings) -> dict[str, str]:
-    """Spark's configuration without the connectors of a source, which nothing here reads."""
+def session_of(settings: Settings) -> dict[str, str]:
+    """Spark's configuration without the connectors of a source, which no daemon reads."""
     plain = settings.source.model_copy(update={"format": "parquet"})
     return configuration(settings.model_copy(update={"source": plain}), 1, once=False)
 

@@ -7,12 +7,16 @@ missing or wrong: whoever follows it asks the daemon who it is (`Notes.are_of`).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from pydantic import SecretStr
+
 import wal
+from ingest.references import resolve
 from wal.layout import owner_key
 
 
@@ -52,6 +56,24 @@ def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = 
     endpoints = tuple(dict.fromkeys([*(endpoint for endpoint, _ in known.values()), *also]))
     epochs = {region: known[region][1] if region in known else 1 for region in notes}
     return Notes(endpoints, epochs) if endpoints else None
+
+
+@dataclass(frozen=True, slots=True)
+class FromNotes:
+    """Where the daemons of a table are, by the notes of its owners: for daemons that nobody has configured.
+
+    Thread safety. Immutable. Pickles; `options` are references and no secrets, resolved where it is called.
+    """
+
+    uri: str
+    options: tuple[tuple[str, str], ...]
+    regions: tuple[UUID, ...]
+
+    def __call__(self) -> tuple[str, ...]:
+        """The endpoints in the notes; some may be stale. Raises: wal errors."""
+        secrets = {name: SecretStr(value) for name, value in self.options}
+        notes = find(wal.open_store(self.uri, resolve(secrets, os.environ)), self.regions)
+        return () if notes is None else notes.endpoints
 
 
 def _read(store: wal.ObjectStore, region: UUID) -> tuple[str, int] | None:

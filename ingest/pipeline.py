@@ -42,6 +42,8 @@ from ingest.kafka_source import check_reachable, check_topics, read_kafka
 from ingest.kept_child import KeptChild
 from ingest.listening import check_address
 from ingest.metrics import Scrape
+from ingest.on_spark import SparkDaemons
+from ingest.on_spark_run import beside, check_room, daemons_for
 from ingest.opening import find_or_create
 from ingest.progress import Progress, Screen
 from ingest.report import print_report
@@ -77,6 +79,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     every = list(pipelines.values())
     check_apart(every)
     found = [check(settings, os.environ) for settings in every]
+    check_room(every)
     clock = SystemClock()
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
@@ -95,7 +98,8 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         owners: dict[str, Owner] = {}  # two pipelines into one table have one
         for settings, board in zip(every, screen.boards, strict=True):
             if settings.table.uri not in owners:
-                owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note))
+                owner = owner_of(settings, board.note, starting, beside(settings, every))
+                owners[settings.table.uri] = stack.enter_context(owner)
         runs = [
             _Run(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)
             for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
@@ -172,7 +176,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 
 def _guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
     """What our own edges ask of callers; the addresses of a child daemon are looked at too."""
-    if not settings.daemon.endpoints:
+    if not settings.daemon.endpoints and not settings.daemon.on_spark:
         return check_addresses(settings, environ)
     return Guard.of(settings.daemon, environ)
 
@@ -228,16 +232,17 @@ def _mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who owns the regions of a table: a child, or the daemons that are configured."""
+    """Who owns the regions of a table: a child, daemons on Spark's executors, or those that are configured."""
 
     child: KeptChild | None
     table: RemoteTable
+    on_spark: SparkDaemons | None = None
 
     def check(self) -> None:
-        """Raises: why the child daemon is gone for good."""
-        gone = None if self.child is None else self.child.failure
-        if gone is not None:
-            raise gone
+        """Raises: why the child daemon, or those on Spark, are gone for good."""
+        for daemons in (self.child, self.on_spark):
+            if daemons is not None and daemons.failure is not None:
+                raise daemons.failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +277,17 @@ def _of_session(pipelines: Sequence[Settings]) -> Settings:
 
 
 @contextmanager
-def owner_of(settings: Settings, replaying: Callable[[str], None]) -> Iterator[Owner]:
-    """Start the daemon, unless one is configured; stop it at the end. `replaying`: see `start_child`."""
+def owner_of(
+    settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], room: int
+) -> Iterator[Owner]:
+    """Start the daemon, or daemons in the Spark that is `starting`, unless some are configured or run there already;
+    stop them at the end. `replaying`: see `start_child`; `room`: see `daemons_for`.
+    """
     with ExitStack() as stack:
+        if settings.daemon.on_spark:
+            placed = stack.enter_context(daemons_for(settings, starting, room))
+            yield Owner(None, placed.table, placed.daemons)
+            return
         endpoint, child = configured_endpoint(settings), None
         if endpoint is None:
             child = KeptChild(settings, replaying)

@@ -21,7 +21,7 @@ from ingest.connection import Connection
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import DRAINING, NOT_OWNER, UNAUTHENTICATED
 from ingest.routings import expect_routing
-from wal import Clock, Ids, SystemClock, SystemIds
+from wal import Clock, Ids, SystemClock, SystemIds, WalError
 
 T = TypeVar("T")
 
@@ -78,10 +78,14 @@ class Router:
         connect: Callable[[str], Connection],
         clock: Clock | None = None,
         ids: Ids | None = None,
+        find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """`connect`: makes a connection, which connects when it is used first. Raises: Invalid for a wrong address."""
+        """`connect`: makes a connection, which connects when it is used first. `find`: says where daemons are when
+        those that are known do not have every region; without it nobody else is looked for. Raises: Invalid for a
+        wrong address.
+        """
         self.clock, self.ids = clock or SystemClock(), ids or SystemIds()
-        self._connect = connect
+        self._connect, self._find = connect, find
         self._changing, self._asking = threading.Lock(), threading.Lock()
         self._connections = {endpoint: connect(endpoint) for endpoint in endpoints}
         self._pool = ThreadPoolExecutor(AT_ONCE, "router")
@@ -102,8 +106,8 @@ class Router:
 
     @property
     def alone(self) -> bool:
-        """Whether one daemon only is known, so that nobody takes its regions over."""
-        return len(self._connections) == 1
+        """Whether there is one daemon only, so that nobody takes its regions over."""
+        return len(self._connections) == 1 and self._find is None
 
     @property
     def rounds(self) -> int:
@@ -216,10 +220,29 @@ class Router:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _ask(self) -> dict[str, Mapping[str, Any]]:
-        """One round. It ends when all have answered or failed, or all regions are where they were not before."""
+        """One round, and another with those that were found then, where a region has no owner."""
+        answers = self._answers(list(self._connections))
+        if self._find is not None and not self._is_whole(answers):
+            answers |= self._answers(self._found())
+        self._take_over(answers)
+        return answers
+
+    def _found(self) -> list[str]:
+        """Daemons that were not known. What keeps storage from answering keeps them from serving as well."""
+        assert self._find is not None
+        try:
+            return [endpoint for endpoint in self._find() if endpoint not in self._connections]
+        except (WalError, MemWalError, OSError):
+            return []
+
+    def _is_whole(self, answers: Mapping[str, Mapping[str, Any]]) -> bool:
+        owners = believed(answers.items(), self.table)
+        return bool(answers) and all(region in owners for region in self.regions)
+
+    def _answers(self, endpoints: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+        """What these say. It ends when all have answered or failed, or all regions are where they were not before."""
         asked = {
-            self._pool.submit(each.act, "regions", None, PROBE_TIMEOUT): endpoint
-            for endpoint, each in list(self._connections.items())
+            self._pool.submit(self.connection(each).act, "regions", None, PROBE_TIMEOUT): each for each in endpoints
         }
         before, answers = self._owners, dict[str, Mapping[str, Any]]()
         for answered in as_completed(asked):
@@ -228,7 +251,6 @@ class Router:
             answers[asked[answered]] = answered.result()
             if self._is_news(believed(answers.items(), self.table), before):
                 break
-        self._take_over(answers)
         return answers
 
     def _follow(self, error: MemWalError) -> bool:

@@ -39,6 +39,7 @@ from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import NOT_OWNER, RESIZED
 from ingest.kept_child import KeptChild
 from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
+from ingest.owners import FromNotes
 from ingest.settings import Settings, load
 from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
 from ingest.spark_small import MOST_BYTES, TOO_MANY, OneTask
@@ -98,7 +99,9 @@ class MemWalSink:
     """Writes micro-batches into the table of a configuration. See the module for the steps.
 
     Without `endpoint` and without `daemon.endpoints` it starts a child daemon at the first micro-batch and keeps it
-    for as long as this process lives, or until `close`; one that ends is started again, under a micro-batch too.
+    for as long as this process lives, or until `close`; one that ends is started again, under a micro-batch too. With
+    `daemon.on_spark` it uses those that `memwal serve` or `memwal run` has started, and finds them again where they are
+    started anew.
 
     Thread safety. One query at a time, as Spark calls it.
     Durability. A call returns only after every row is on storage.
@@ -173,7 +176,7 @@ class MemWalSink:
         sink, letters = self._settings.sink, self._letters()
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
-        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters)
+        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, self._find())
         refused: dict[Place, BadRow] = {}
         letters_added = 0
         for _ in range(_ROUNDS):
@@ -252,10 +255,16 @@ class MemWalSink:
         """The endpoints to send to; a child daemon that was given up is replaced (the epoch keeps that safe)."""
         if self._endpoint is not None:
             return self._endpoint
+        if (find := self._find()) is not None:
+            return by_notes(find)
         if self._child is None or self._child.failure is not None:
             self.close()
             self._child = KeptChild(self._settings)
         return self._child.endpoint
+
+    def _find(self) -> FromNotes | None:
+        base = self._table()
+        return FromNotes(base.uri, self._options(), base.regions) if self._settings.daemon.on_spark else None
 
     def _table(self) -> BaseTable:
         if self._base is None:
@@ -340,6 +349,14 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> B
 def configured_endpoint(settings: Settings) -> str | None:
     """The configured daemons, in the form that `ingest.connect` takes; None for a child daemon."""
     return ",".join(expanded(settings.daemon.endpoints, settings.daemon.workers)) or None
+
+
+def by_notes(find: FromNotes) -> str:
+    """The daemons that Spark has placed, in the form that `ingest.connect` takes. Raises: Unavailable for none."""
+    found = ",".join(find())
+    if not found:
+        raise Unavailable(f"no daemon serves {find.uri}; start them with `memwal serve --on-spark`")
+    return found
 
 
 def _receipt_schema() -> StructType:

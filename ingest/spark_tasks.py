@@ -30,6 +30,7 @@ from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import IN_FLIGHT_MAX, RemoteTable
 from ingest.errors import Invalid
 from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Refusals, Rules, letter_column, place_of
+from ingest.owners import FromNotes
 from ingest.pipelined import Pipelined
 from ingest.receipts import StreamReceipt
 from ingest.references import resolve
@@ -238,6 +239,8 @@ class SendTask:
     routing: int = 1
     """Version of the routing of `regions`."""
     letters: Rules = FAIL
+    find: FromNotes | None = None
+    """Where daemons are that nobody has configured."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -251,7 +254,7 @@ class SendTask:
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
                 return
-            table = connected(self.endpoint, self.timeout, os.getpid(), self.access)
+            table = connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
             table.refresh(look=False)
             with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
                 yield from self._send(table, _chain(first, batches), acks)
@@ -342,12 +345,14 @@ class _Sending:
 
 
 @lru_cache(maxsize=8)
-def connected(endpoint: str, patience: float, _process: int, access: Access) -> RemoteTable:
+def connected(
+    endpoint: str, patience: float, _process: int, access: Access, find: FromNotes | None = None
+) -> RemoteTable:
     """A client of the owners, made once per Python worker: a micro-batch finds its connections and who owns what.
 
     `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
     """
-    return RemoteTable(endpoint, wait=patience, restarts=patience, **access.options())
+    return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, **access.options())
 
 
 def opened_stream(

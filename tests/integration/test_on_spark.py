@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ingest
@@ -49,6 +52,12 @@ def endpoints_in(line: str) -> list[str]:
 
 def rows(ids: range, version: int) -> list[dict[str, Any]]:
     return [{"id": id, "name": f"row {id} v{version}"} for id in ids]
+
+
+def write(file: Path, ids: range, version: int) -> None:
+    """A file for Spark, there at once and whole."""
+    pq.write_table(pa.Table.from_pylist(rows(ids, version)), file.with_suffix(".part"))
+    file.with_suffix(".part").rename(file)
 
 
 def regions_by(endpoints: list[str]) -> list[set[str]]:
@@ -96,6 +105,37 @@ def test_an_executor_that_is_killed_costs_no_acked_row_and_sigterm_drains_all_da
         assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows(range(50), 2) + rows(
             range(50, 100), 1
         )
+
+
+def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
+    config: Callable[..., Path],
+    start: Callable[..., Running],
+    memwal: Callable[..., Ran],
+    tmp_path: Path,
+    uri: str,
+    wait_until: Callable[..., Any],
+) -> None:
+    landing, path = tmp_path / "in", config("local-cluster[2,2,1024]", on_spark=2)
+    landing.mkdir()
+    path.write_text(path.read_text().replace("[source]", f'[source]\npath = "{landing}"'))
+    write(landing / "1.parquet", range(100), 1)
+    running = start([sys.executable, "-m", "ingest.cli", "run", str(path)])
+
+    def names() -> dict[int, str]:
+        ran = memwal("query", path, "--format", "json", "--limit", "1000")
+        return {row["id"]: row["name"] for row in json.loads(ran.out)} if not ran.code else {}
+
+    running.line_with("micro-batch 0")
+    assert len(names()) == 100
+    next(executors(running.process)).kill()
+    write(landing / "2.parquet", range(50, 150), 2)
+    running.line_with("micro-batch 1")
+    expected = {row["id"]: row["name"] for row in rows(range(50), 1) + rows(range(50, 150), 2)}
+    assert names() == expected
+    running.process.send_signal(signal.SIGTERM)
+    assert running.wait() == 0
+    with ingest.open(uri) as table:
+        assert {row["id"]: row["name"] for row in table.scan().to_pylist()} == expected
 
 
 @pytest.mark.parametrize(
