@@ -46,7 +46,7 @@ s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into t
 kafka: java $(STAMP) ## the Kafka broker of the tests and Spark's connector, fetched once per machine into the user's cache
 	@$(BIN)/python tests/kafka_server.py
 
-simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection
+simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection; --daemons: of tokens over daemons and resizes
 	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict

@@ -211,6 +211,7 @@ class Balancer:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
+                self.assure()  # first: once we have stepped, nobody would know that we had slept
                 self._step()
                 self._stepped = self._clock.monotonic()
             except BaseException as error:  # noqa: BLE001 - ending here would end all take-overs in silence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import pytest
 
 import ingest
 from flush import resize
+from ingest.balancer import Balancer
 from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
 from ingest.settings import Settings, load
 from ingest.table import Table
 from memtable import TOMBSTONE
-from wal import FakeClock, LocalStore, SystemIds
+from wal import FakeClock, LocalStore, SystemClock, SystemIds
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 QUIET = {"commit": {"interval": 0}, "gc": {"interval": 0}}
@@ -96,6 +97,35 @@ def test_a_reader_that_missed_a_resize_is_told_and_not_given_half_of_the_rows(tm
             assert told.value.details["reason"] == "resized"
         with ingest.connect(endpoints) as again:
             assert again.count() == 100
+
+
+class Jumping(SystemClock):
+    """A clock that a suspended machine's processes see."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_first(
+    tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    uri, clock = str(tmp_path / "t.lance"), Jumping()
+    with opened(uri, 1) as asleep:
+        asleep.put([{"id": 1, "n": 1}])
+        balancer = Balancer(asleep, "grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock)
+        balancer.start()
+        try:
+            with opened(uri) as newer:
+                newer.put([{"id": 1, "n": 2}])
+                clock.ahead = 30.0
+                woke = clock.monotonic()
+                wait_until(lambda: balancer._stepped > woke)
+                with suppress(ingest.Unavailable, ingest.FencedError):  # unless it has taken the region back
+                    assert asleep.get([1])["n"].to_pylist() == [2]
+        finally:
+            balancer.stop()
 
 
 def open_share(settings: Settings, share: int, ends: ExitStack) -> Table:

@@ -17,4 +17,6 @@ and the storage's answers.
 | `planted` | faults that the simulation must find |
 | `table_world` | another kind of run, `--table`: flush, commit, collection, the base table and who interferes |
 | `table_actors`, `table_planted` | its inspector, collector, upkeep and stranger; faults that it must find |
+| `daemon_world` | a third kind, `--daemons`: micro-batches through daemons that fight over regions, and resizes |
+| `daemon`, `daemon_planted` | one of its daemons; faults that it must find |
 """

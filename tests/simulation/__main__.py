@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--table", action="store_const", dest="kind", const="table", help="flush, commit, collection and the base table"
     )
     kinds.add_argument("--append", action="store_const", dest="kind", const="append", help="a table without a key")
+    kinds.add_argument(
+        "--daemons", action="store_const", dest="kind", const="daemons", help="daemons, producers and resizes"
+    )
     parser.add_argument("--seed", type=int, help="run this one seed")
     parser.add_argument("--trace", action="store_true", help="show every step of it")
     parser.add_argument("--start", type=int, default=1, help="first of many seeds")

@@ -47,6 +47,7 @@ _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", p
 _RAM_DISK = Path("/dev/shm")
 _ATTEMPTS_MAX = 200
 _Indexes = tuple[tuple[str, IndexKind], ...]
+_Kind = tuple[int, wal.WalFormat, _Indexes, bool, flush.WriteRules]
 _IDS = 9_000
 """More than any run writes; strangers' begin above."""
 
@@ -102,6 +103,7 @@ class World:
     """Columns and kinds of the indexes of the table and its SSTs."""
     append = False
     """Whether the table has no key."""
+    rules = flush.WriteRules()
     chaos: type[Chaos] = Chaos
     option = ""
     """What of the command line chooses this kind."""
@@ -110,7 +112,8 @@ class World:
         self.random = random.Random(f"world {seed}")
         self.scheduler = Scheduler(f"schedule {seed}", trace)
         self.shape, self.weather = self.drawn()
-        self.uri = _new_table(self.shape.regions, self.shape.wal_format, directory, self.indexes, append=self.append)
+        kind = (self.shape.regions, self.shape.wal_format, self.indexes, self.append, self.rules)
+        self.uri = _new_table(directory, kind)
         self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)
         self.base = flush.BaseTable.open(self.uri)
         self.codec = self.base.codec
@@ -385,18 +388,20 @@ def _some(chance: random.Random, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _template(regions: int, wal_format: wal.WalFormat, indexes: _Indexes, append: bool) -> dict[str, bytes]:
+def _template(kind: _Kind) -> dict[str, bytes]:
     """The files of an empty table, made once for all runs of this process."""
+    regions, wal_format, indexes, append, rules = kind
     with tempfile.TemporaryDirectory() as directory:
         uri, specs = f"{directory}/table.lance", [IndexSpec(*each) for each in indexes]
         key, by = ([], ["id"]) if append else (["id"], None)
-        flush.BaseTable.create(uri, _SCHEMA, key, regions, specs, wal_format=wal_format, append_by=by)
+        new = {"wal_format": wal_format, "append_by": by, "rules": rules}
+        flush.BaseTable.create(uri, _SCHEMA, key, regions, specs, **new)  # type: ignore[arg-type]
         files = [each for each in Path(directory).rglob("*") if each.is_file()]
         return {str(each.relative_to(directory)): each.read_bytes() for each in files}
 
 
-def _new_table(regions: int, wal_format: wal.WalFormat, directory: str, indexes: _Indexes, *, append: bool) -> str:
-    for name, data in _template(regions, wal_format, indexes, append).items():
+def _new_table(directory: str, kind: _Kind) -> str:
+    for name, data in _template(kind).items():
         path = Path(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -1,0 +1,91 @@
+"""Faults that a `DaemonWorld` must find: what may go wrong with tokens where regions change hands and number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+
+import ingest.region_core
+from flush.carried import PREFIX, carried
+from ingest.write_queue import Write
+from tests.simulation.daemon_world import DaemonWorld
+from tests.simulation.world import SeedFailed, simulate
+
+Planted = AbstractContextManager[Any]
+
+
+def cuts_the_rows_and_not_what_deletes() -> Planted:
+    """A half-applied micro-batch with deletes after a resize."""
+
+    def keep(self: Write, rows: Any) -> None:
+        self.rows = self.rows.filter(pa.array(rows))
+
+    return patch.object(Write, "keep", keep)
+
+
+def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], dict[str, int]]) -> Planted:
+    return patch.object(import_module("flush.resize"), "carried", lambda maps: change(maps, carried(maps)))
+
+
+def carries_the_highest_only() -> Planted:
+    """What some regions have applied counts for all of them after a resize."""
+    return _carrying(lambda _, found: {name: each for name, each in found.items() if not name.startswith(PREFIX)})
+
+
+def carries_what_all_have_only() -> Planted:
+    """What some regions have not applied counts for none of them after a resize."""
+    return _carrying(
+        lambda maps, found: {
+            name: min(each.get(name, -1) for each in maps) for name in found if not name.startswith(PREFIX)
+        }
+    )
+
+
+@contextmanager
+def claims_with_an_empty_map() -> Iterator[None]:
+    """A take-over forgets what was applied."""
+
+    def forgetting(*args: Any, **rest: Any) -> Any:
+        claimed = claim(*args, **rest)
+        claimed.applied.clear()
+        return claimed
+
+    claim = ingest.region_core.wal.claim
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(ingest.region_core.wal, "claim", forgetting))
+        yield
+
+
+PLANTED_IN_DAEMONS: dict[str, Callable[[], Planted]] = {
+    each.__name__: each
+    for each in (
+        cuts_the_rows_and_not_what_deletes,
+        carries_the_highest_only,
+        carries_what_all_have_only,
+        claims_with_an_empty_map,
+    )
+}
+
+SEEDS_TO_FIND: dict[str, range] = {
+    "cuts_the_rows_and_not_what_deletes": range(11, 71),
+    "carries_the_highest_only": range(11, 71),
+    "carries_what_all_have_only": range(9, 69),
+    "claims_with_an_empty_map": range(6, 66),
+}
+"""Each begins with a seed that found it when this was written; about one in ten does."""
+
+
+def found_in_daemons_by(name: str, seeds: range) -> tuple[int, str] | None:
+    """The first of `seeds` that fails with the fault planted, and what it says; None where none does."""
+    for seed in seeds:
+        try:
+            with PLANTED_IN_DAEMONS[name]():
+                simulate(seed, kind=DaemonWorld)
+        except SeedFailed as error:
+            return seed, error.reason
+    return None
