@@ -164,8 +164,8 @@ class MemWalSink:
         for _ in range(_ROUNDS):
             rows = None if refused else self._by_one_task(frame, send)
             if rows is None:
-                rows, letters = self._by_regions(frame, send, refused)
-                letters_added += letters
+                rows, before = self._by_regions(frame, send, refused)
+                letters_added += before
             letters_added += _added(rows)
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
