@@ -43,32 +43,25 @@ class OneTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
-            rows = _gathered(batches, self.most)
-            if rows is None:
+            kept: list[pa.Table] = []
+            size = 0
+            # Batches are checked while Spark prepares the next ones. All are read, or Spark ends this worker.
+            for batch in self.route(batches):
+                size += batch.nbytes
+                if size <= self.most and batch.num_rows:
+                    kept.append(pa.Table.from_batches([batch]))
+            if size > self.most:
                 yield without_ack(SystemClock().now(), said=TOO_MANY)
             else:
-                yield from self.send(self._sorted_parts(rows))
+                yield from self.send(self._sorted_parts(kept))
 
-    def _sorted_parts(self, rows: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for routed in self.route(iter(rows)):
-            ordered = in_order(routed, self.order_by)
+    def _sorted_parts(self, kept: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
+        # Batches with bad rows take null where others do not.
+        rows = pa.concat_tables(kept, promote_options="default").combine_chunks() if kept else pa.table({})
+        for batch in rows.to_batches():
+            ordered = in_order(batch, self.order_by)
             for start in range(0, ordered.num_rows, BATCH_ROWS):
                 yield ordered.slice(start, BATCH_ROWS)
-
-
-def _gathered(batches: Iterator[pa.RecordBatch], most: int) -> list[pa.RecordBatch] | None:
-    """All rows as one batch (none: no batch), None where they have more than `most` bytes; reads to the end."""
-    kept: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        size += batch.nbytes
-        if size > most:
-            kept.clear()
-        elif batch.num_rows:
-            kept.append(batch)
-    if size > most:
-        return None
-    return pa.Table.from_batches(kept).combine_chunks().to_batches() if kept else []
 
 
 def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:

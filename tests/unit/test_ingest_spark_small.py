@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from ingest.flight_server import FlightService
-from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, TOPIC
+from ingest.letters import Rules
+from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, PROBLEM, TOPIC
 from ingest.spark_small import TOO_MANY, OneTask, in_order
 from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
 from ingest.task_errors import TaskError
@@ -75,6 +77,17 @@ def test_of_more_bytes_than_it_may_keep_nothing_is_sent_and_the_receipt_says_so(
     assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
     assert not table.scan(["id"]).num_rows
     assert sum(answer["rows"][0].as_py() for answer in task()(iter(batches))) == 60
+
+
+def test_batches_with_bad_rows_and_without_go_together(uri: str, made: Any, served: tuple[Any, Any]) -> None:
+    table, task = served
+    send = replace(task().send, letters=Rules("skip"))
+    both = OneTask(RouteTask(uri, (), letters="skip"), send)
+    bad = placed(made.table(range(20, 40)), "a").append_column(PROBLEM, pa.array(["map: odd", *[None] * 19]))
+    good = placed(made.table(range(20)), "a").append_column(PROBLEM, pa.nulls(20, pa.string()))
+    answers = pa.Table.from_batches(both(iter([good, bad]))).to_pylist()
+    assert [answer["rows"] for answer in answers if answer["letters"] is not None] == [1]
+    assert sorted(table.scan(["id"])["id"].to_pylist()) == [*range(20), *range(21, 40)]
 
 
 def test_no_rows_open_no_connection(uri: str, made: Any, open_small: Callable[..., Any]) -> None:
