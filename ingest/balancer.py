@@ -54,7 +54,8 @@ ASKED_WITHIN = 2.0
 """Seconds that a daemon which ends waits for the next question of a peer; then it just lets go of the rest."""
 AT_ONCE = 8
 """Regions that are claimed or asked for at the same time; most of a claim is waiting for storage."""
-_STEP = 0.01
+_STEP = 0.02
+"""Seconds between two questions after one that was refused, and between two looks at what is left."""
 
 
 class Balancer:
@@ -306,6 +307,7 @@ class Balancer:
         except MemWalError as error:
             _LOG.info("the daemon at %s keeps region %s for now: %s", owner.endpoint, region, error)
             owner.look()  # it may have ended
+            self._clock.sleep(_STEP)
             return False
         return True
 

@@ -255,10 +255,10 @@ class Router:
 
     def _follow(self, error: MemWalError) -> bool:
         """Believe a daemon that says who has the region which it has not, once between two rounds; whether it did."""
-        region, owner = error.details.get("region"), error.details.get("owner")
-        known = self._owners.get(region) if isinstance(region, str) else None
         if not isinstance(error, Unavailable) or error.details.get("reason") not in (NOT_OWNER, DRAINING):
             return False
+        region, owner = str(error.details.get("region")), str(error.details.get("owner"))
+        known = self._owners.get(region)
         if known is None or owner not in self._connections or self._followed.get(region) == self._rounds:
             return False
         self._followed[region] = self._rounds
