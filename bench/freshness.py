@@ -5,7 +5,7 @@
 A real broker, `memwal run` with its Kafka source, and a producer that is paced. The probe is a client beside them:
 some events of the stream, at random moments, have a key of their own, and every 20 ms it asks for those that it has not
 seen. An event's wait begins before the producer's `produce` and ends when a `get` has returned its row, so the
-producer's linger, the broker and the probe's own 20 ms are in it. Base commits happen beside, at their default interval.
+producer's linger, the broker and the probe's own 20 ms are in it. Commits happen beside, at their default interval.
 
 `--daemons 0` is the daemon that `memwal run` starts itself; more are started with `memwal serve` before. The broker is
 the tests' one, which `make kafka` fetches.
