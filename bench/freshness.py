@@ -158,11 +158,11 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
 
 
 def _watched(url: str, marks: Marks, processes: Mapping[str, Any], seconds: float) -> Found:
-    """Look on for so many seconds, then wait until the probe has found what was sent in them."""
+    """Look on for so many seconds, and a micro-batch at least; then wait until the probe has found what was sent."""
     before, told, counted = _processor_times(processes), _status(url), _queryable(url)
     began, rows = time.perf_counter(), told["rows"]
     steps: dict[int, Mapping[str, float]] = {}
-    while time.perf_counter() - began < seconds:
+    while time.perf_counter() - began < seconds or told["rows"] == rows or not any(map(_is_whole, steps.values())):
         time.sleep(0.5)
         told = _status(url)
         steps[told["batch_id"]] = told["steps"]
@@ -178,6 +178,11 @@ def _watched(url: str, marks: Marks, processes: Mapping[str, Any], seconds: floa
         told=told,
         counted=counted,
     )
+
+
+def _is_whole(steps: Mapping[str, float]) -> bool:
+    """Whether these are of a micro-batch that had rows."""
+    return "addBatch" in steps
 
 
 def _processor_times(processes: Mapping[str, Any]) -> dict[str, float]:
