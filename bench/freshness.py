@@ -2,10 +2,10 @@
 
     python -m bench.freshness [--smoke] [--seconds N] [--rate N] [--trigger SECONDS] [--daemons N …]
 
-A real broker, `memwal run` with its Kafka source, and a producer that is paced. The probe is a client beside them: some
-events of the stream, at random moments, have a key of their own, and every 20 ms it asks for those that it has not seen.
-An event's wait begins before the producer's `produce` and ends when a `get` has returned its row, so the producer's
-linger, the broker and the probe's own 20 ms are in it. Base commits happen beside, at their default interval.
+A real broker, `memwal run` with its Kafka source, and a producer that is paced. The probe is a client beside them:
+some events of the stream, at random moments, have a key of their own, and every 20 ms it asks for those that it has not
+seen. An event's wait begins before the producer's `produce` and ends when a `get` has returned its row, so the
+producer's linger, the broker and the probe's own 20 ms are in it. Commits happen beside, at their default interval.
 
 `--daemons 0` is the daemon that `memwal run` starts itself; more are started with `memwal serve` before. The broker is
 the tests' one, which `make kafka` fetches.
@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 import ingest
 from ingest.client import RemoteTable
@@ -128,6 +129,8 @@ class Found:
     cores: Mapping[str, float]
     told: Mapping[str, Any]
     """/status of `memwal run` at the end."""
+    counted: Mapping[float, float]
+    """What /metrics has counted meanwhile: rows that were queryable within so many seconds."""
 
 
 def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
@@ -137,33 +140,34 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
     with ExitStack() as stack:
         endpoints = spread(options.daemons, REGIONS) if options.daemons else []
         config = _config(kafka, at, endpoints, options.trigger)
-        serving = [stack.enter_context(_process(["serve", str(config)], at, _port_of(each))) for each in endpoints]
+        daemons = [stack.enter_context(_process(["serve", str(config)], at, _port_of(each))) for each in endpoints]
         producer = Producer(kafka.brokers, options.rate, marks)
         stack.callback(producer.stop)
         run = stack.enter_context(_process(["run", str(config)], at))
         url = until(lambda: _url(run, at / "run.log"))
-        daemons = serving or [until(lambda: _child(run))]
-        table = stack.enter_context(ingest.connect(endpoints or until(lambda: _endpoint(daemons[0]))))
+        owners = [psutil.Process(each.pid) for each in daemons] or [until(lambda: _child(run))]
+        table = stack.enter_context(ingest.connect(endpoints or until(lambda: _endpoint(owners[0]))))
         probe = Probe(table, marks)
         stack.callback(probe.stop)
         until(lambda: marks.waits)
         time.sleep(options.warm_up)
-        found = _watched(url, marks, {"Kafka": kafka.process.pid, "run": run.pid, "daemons": daemons}, options.seconds)
+        found = _watched(url, marks, {"Kafka": kafka.process.pid, "run": run.pid, "daemons": owners}, options.seconds)
         producer.stop()
         until(lambda: not marks.sent)
     return found
 
 
 def _watched(url: str, marks: Marks, processes: Mapping[str, Any], seconds: float) -> Found:
-    """Look on for so many seconds, then wait until the probe has found what was sent in them."""
-    before, told = _processor_times(processes), _status(url)
+    """Look on for so many seconds, and a micro-batch at least; then wait until the probe has found what was sent."""
+    before, told, counted = _processor_times(processes), _status(url), _queryable(url)
     began, rows = time.perf_counter(), told["rows"]
     steps: dict[int, Mapping[str, float]] = {}
-    while time.perf_counter() - began < seconds:
+    while time.perf_counter() - began < seconds or told["rows"] == rows or not any(map(_is_whole, steps.values())):
         time.sleep(0.5)
         told = _status(url)
         steps[told["batch_id"]] = told["steps"]
     ended, after = time.perf_counter(), _processor_times(processes)
+    counted = {bound: number - counted.get(bound, 0.0) for bound, number in _queryable(url).items()}
     until(lambda: not [sent for sent in list(marks.sent.values()) if sent < ended])
     lasted = ended - began
     return Found(
@@ -172,13 +176,19 @@ def _watched(url: str, marks: Marks, processes: Mapping[str, Any], seconds: floa
         steps={name: [each[name] for each in steps.values() if name in each] for name in _STEPS},
         cores={name: (after[name] - before.get(name, 0.0)) / lasted for name in after},
         told=told,
+        counted=counted,
     )
+
+
+def _is_whole(steps: Mapping[str, float]) -> bool:
+    """Whether these are of a micro-batch that had rows."""
+    return "addBatch" in steps
 
 
 def _processor_times(processes: Mapping[str, Any]) -> dict[str, float]:
     """Seconds that each kind of process has used so far."""
     found = {"producer and probe": _used(psutil.Process()), "Kafka": _used(psutil.Process(processes["Kafka"]))}
-    run, daemons = psutil.Process(processes["run"]), [psutil.Process(pid) for pid in _pids(processes["daemons"])]
+    run, daemons = psutil.Process(processes["run"]), processes["daemons"]
     found |= {"memwal run": _used(run), "daemons": sum(map(_used, daemons))}
     for each in run.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -193,17 +203,19 @@ def _used(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _pids(daemons: Sequence[Any]) -> list[int]:
-    return [each.pid for each in daemons]
-
-
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 
 def _config(kafka: KafkaServer, at: Path, endpoints: Sequence[str], trigger: float) -> Path:
     config = at / "freshness.toml"
     spark = {"spark.master": "local[2]", "spark.jars": ",".join(map(str, jars("connector")))}
-    source = {"format": "kafka", "brokers": kafka.brokers, "topics": [TOPIC], "trigger": f"{trigger * 1e3:.0f}ms", "spark": spark}
+    source = {
+        "format": "kafka",
+        "brokers": kafka.brokers,
+        "topics": [TOPIC],
+        "trigger": f"{trigger * 1e3:.0f}ms",
+        "spark": spark,
+    }
     config.write_text(
         toml(
             {
@@ -256,6 +268,28 @@ def _status(url: str) -> dict[str, Any]:
     return found
 
 
+def _queryable(url: str) -> dict[float, float]:
+    """The buckets of memwal_run_queryable_seconds, of all regions together."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=_PATIENCE) as answer:
+        families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
+    found: dict[float, float] = {}
+    for sample in families["memwal_run_queryable_seconds"].samples:
+        if sample.name.endswith("_bucket"):
+            bound = float(sample.labels["le"])
+            found[bound] = found.get(bound, 0.0) + sample.value
+    return found
+
+
+def quantile(counted: Mapping[float, float], share: float) -> float:
+    """As Prometheus takes it from a histogram: evenly spread within a bucket."""
+    wanted, least, below = share * max(counted.values()), 0.0, 0.0
+    for bound, number in sorted(counted.items()):
+        if number >= wanted:
+            return least + (bound - least) * (wanted - below) / (number - below)
+        least, below = bound, number
+    return least
+
+
 def _child(run: subprocess.Popen[bytes]) -> psutil.Process | None:
     """The daemon that `memwal run` has started."""
     return next((each for each in psutil.Process(run.pid).children() if "ingest.child" in each.cmdline()), None)
@@ -282,7 +316,10 @@ def until(condition: Callable[[], T | None]) -> T:
 def lines(found: Found) -> Iterator[str]:
     """The figures of a run."""
     p50, p99 = np.percentile(found.waits, [50, 99])
-    yield f"event to latest   p50 {p50:.3f} s   p99 {p99:.3f} s   max {max(found.waits):.3f} s   ({len(found.waits)} events)"
+    most, events = max(found.waits), len(found.waits)
+    yield f"event to latest   p50 {p50:.3f} s   p99 {p99:.3f} s   max {most:.3f} s   ({events} events)"
+    by_metrics = [quantile(found.counted, share) for share in (0.5, 0.99)]
+    yield f"by /metrics       p50 {by_metrics[0]:.3f} s   p99 {by_metrics[1]:.3f} s"
     yield f"rate              {found.rate:,.0f} rows/s"
     for name, seconds in found.steps.items():
         if seconds:
@@ -301,7 +338,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, help=f"how long to wait before ({WARM_UP:g})")
     parser.add_argument("--rate", type=int, default=RATE, help="events per second (%(default)s)")
     parser.add_argument("--trigger", type=float, default=TRIGGER, help="source.trigger, seconds (%(default)s)")
-    parser.add_argument("--daemons", type=int, nargs="+", default=[0, 2], help="configured daemons, 0: the embedded one")
+    parser.add_argument(
+        "--daemons", type=int, nargs="+", default=[0, 2], help="configured daemons, 0: the embedded one"
+    )
     given = parser.parse_args(arguments)
     default = (SMOKE_SECONDS, SMOKE_WARM_UP) if given.smoke else (SECONDS, WARM_UP)
     given.seconds = default[0] if given.seconds is None else given.seconds

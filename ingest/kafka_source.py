@@ -142,7 +142,8 @@ def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
     cluster nobody knows the cores of tomorrow.
     """
     context = spark.sparkContext
-    return records.coalesce(context.defaultParallelism) if context.master.startswith("local[") else records
+    local = str(context.master).startswith("local[")
+    return records.coalesce(context.defaultParallelism) if local else records
 
 
 def _reader_options(source: SourceSettings, mapping: RecordMapping) -> dict[str, str]:

@@ -35,7 +35,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
+        self._counts = [0.0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
@@ -43,12 +43,21 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def spread(self, least: float, most: float, count: int) -> None:
+        """Count `count` values of which the least and the most are known, the others as evenly spread between."""
+        below = 0.0
+        for number, bound in enumerate((*self._bounds, most)):
+            share = 1.0 if bound >= most else 0.0 if bound < least else (bound - least) / (most - least)
+            self._counts[number] += count * (share - below)
+            below = share
+        self.total += count * (least + most) / 2
+
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts by upper bound, the last of which is "+Inf"."""
-        found, below = [], 0
+        found, below = [], 0.0
         for bound, count in zip((*self._bounds, float("inf")), list(self._counts), strict=True):
             below += count
-            found.append(("+Inf" if bound == float("inf") else repr(bound), float(below)))
+            found.append(("+Inf" if bound == float("inf") else repr(bound), below))
         return found
 
 

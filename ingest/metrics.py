@@ -109,7 +109,8 @@ HELD = (
     Declared(
         "memwal_behind_seconds",
         "gauge",
-        "age of the oldest row that has not reached a level: flushed (SST) or committed (base table); 0 when all have",
+        "age of the oldest row here that has not reached a level: latest (it waits for its ack), flushed (SST) or "
+        "committed (base table); 0 when all have",
         lambda state: sorted(state["behind"].items()),
         by="level",
     ),
@@ -204,13 +205,14 @@ class Scrape:
 
 def render_reference() -> str:
     """The README's tables."""
-    from ingest.run_metrics import RAN
+    from ingest.run_metrics import RAN, RAN_BY_REGION
 
     parts = []
     for title, label, declared in (
         ("Of each region, by `memwal serve`", "region", COUNTED + HELD),
         ("Of the table, by `memwal serve`", "", COMMITTED + TABLE),
         ("Of the pipeline, by `memwal run`", "", RAN),
+        ("Of each region, by `memwal run`", "region", RAN_BY_REGION),
     ):
         parts += [f"{title}:", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
         for each in declared:

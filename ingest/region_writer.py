@@ -148,7 +148,9 @@ class RegionWriter:
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`."""
         waiting = self._core.waiting()
-        behind = {"flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
+        oldest = self._queue.oldest()
+        latest = 0.0 if oldest is None else self._context.clock.monotonic() - oldest
+        behind = {"latest": latest, "flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
         return {"bucket": self.bucket, **self._core.status(), "behind": behind}
 
     def close(self, reason: MemWalError | None = None) -> None:

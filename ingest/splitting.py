@@ -76,8 +76,10 @@ def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
     key = asked.column_names
     numbered = asked.append_column(_ROW, pa.array(np.arange(asked.num_rows)))
     first = numbered.group_by(key).aggregate([(_ROW, "min")])
-    keys = rows.select(key).cast(asked.schema).append_column("_memwal_at", pa.array(np.arange(rows.num_rows)))
-    # Only keys are joined: Arrow joins no rows with columns of lists, such as vectors.
+    at = pa.array(np.arange(rows.num_rows))
+    # Only keys are joined: Arrow joins no rows with columns of lists, such as vectors. They are copied, since it warns,
+    # on the user's terminal, of rows that lie as they came off the wire.
+    keys = rows.select(key).take(at).cast(asked.schema).append_column("_memwal_at", at)
     joined = keys.join(first, key, join_type="inner")
     order = pc.sort_indices(joined.column(f"{_ROW}_min"))
     return rows.take(joined.column("_memwal_at").take(order))

@@ -22,8 +22,8 @@ class Figures:
     `rows`: rows of finished micro-batches; `repeated`: those of them that their region had applied before. `bad`: rows
     that no region got; `letters`: dead letters written for them.
     `seconds`: from the start of the query to the last ack. `ack_*`: from a stream's closing message to the ack, one
-    per region and micro-batch. `queryable_*`: from the landing of a micro-batch's oldest file to the ack of its rows,
-    per row.
+    per region and micro-batch. `queryable_*`: from a row's landing in the source to its ack; of a region's rows of a
+    micro-batch the oldest's is known and the newest's, and the median takes the middle of both.
     """
 
     rows: int
@@ -60,7 +60,7 @@ class Tally:
         self._batch_id = -1
         self._by_region: Counter[str] = Counter()
         self._acks: deque[float] = deque(maxlen=KEPT)
-        self._waits: deque[tuple[float, int]] = deque(maxlen=KEPT)
+        self._waits: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of the middle, of the oldest, rows
 
     def begin(self) -> None:
         """The query starts now."""
@@ -81,12 +81,14 @@ class Tally:
                 self._by_region[region.region] += region.rows
                 self._acks.append(region.ack_seconds)
                 if region.landed_first is not None:
-                    self._waits.append((max(0.0, region.acked_at - region.landed_first), region.rows))
+                    oldest = max(0.0, region.acked_at - region.landed_first)
+                    newest = max(0.0, region.acked_at - (region.landed_last or region.landed_first))
+                    self._waits.append(((oldest + newest) / 2, oldest, region.rows))
 
     def figures(self) -> Figures:
         """The counts at this moment."""
         with self._lock:
-            waits = np.array(list(self._waits) or [(np.nan, 1)])
+            waits = np.array(list(self._waits) or [(np.nan, np.nan, 1)])
             acks = np.array(list(self._acks) or [np.nan])
             return Figures(
                 rows=self._rows,
@@ -96,8 +98,8 @@ class Tally:
                 seconds=self._last - self._began,
                 ack_p50=float(np.percentile(acks, 50)),
                 ack_p99=float(np.percentile(acks, 99)),
-                queryable_p50=_weighted_median(waits[:, 0], waits[:, 1]),
-                queryable_max=float(waits[:, 0].max()),
+                queryable_p50=_weighted_median(waits[:, 0], waits[:, 2]),
+                queryable_max=float(waits[:, 1].max()),
                 by_region=dict(self._by_region),
                 bad=self._bad,
                 letters=self._letters,

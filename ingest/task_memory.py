@@ -1,12 +1,12 @@
 """What Spark's Python workers keep from task to task, and how that stays out of their way.
 
-After every task, and before it looks for the next one, a worker of Spark collects garbage. That goes through all
-objects that pyarrow, Lance, pydantic and memwal have made when they were imported, 50 to 100 ms of processor time, and
-finds nothing: they live as long as the worker. A micro-batch is up to nine such tasks. `gc.freeze` takes what lives out
-of the collector's sight; it is done again where a task has imported more.
+After every task, and before it looks for the next one, a worker of Spark collects garbage. That goes through all that
+pyarrow, Lance, pydantic and memwal have made when they were imported, 50 to 100 ms of processor time, and finds
+nothing: it lives as long as the worker. A micro-batch is up to nine such tasks. `gc.freeze` takes what lives out of the
+collector's sight; it is done again where a task has imported more.
 
-A cycle of objects that lives at such a moment and is let go later stays: of memwal's nothing of a size, since
-everything of a task is over then; of other code in the same worker what its first task leaves behind.
+A cycle of objects that lives at such a moment and is let go later stays: of memwal's nothing of a size, since all of a
+task is over then; of other code in the same worker what its first task leaves behind.
 """
 
 from __future__ import annotations

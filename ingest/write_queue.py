@@ -132,6 +132,7 @@ class WriteQueue:
         self._broken: BaseException | None = None
         self._closed = False
         self._taken_last = 0
+        self._served: list[Item] = []
 
     def submit(self, item: Item) -> None:
         """Queue an item. Raises: the error that broke the region."""
@@ -142,14 +143,24 @@ class WriteQueue:
         self._wake_taker()
 
     def take(self, timeout: float | None) -> list[Item] | None:
-        """All writes that have gathered, waiting up to `timeout` seconds for the first; None once closed and empty."""
+        """All writes that have gathered, waiting up to `timeout` seconds for the first; None once closed and empty.
+
+        Those of the call before count as served.
+        """
+        self._served = []
         self._wait(timeout)
         self._let_gather()
         with self._lock:
             taken = list(self._writes)
             self._writes.clear()
-            self._taken_last = len(taken)
+            self._taken_last, self._served = len(taken), taken
             return None if self._closed and not taken else taken
+
+    def oldest(self) -> float | None:
+        """Since when the oldest write waits or is being served, monotonic seconds; None when there is none. From any
+        thread."""
+        with self._lock:
+            return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
 
     def _wait(self, timeout: float | None) -> None:
         """Return when there is something to take or the queue is closed, at the latest after `timeout` seconds."""
@@ -184,6 +195,7 @@ class WriteQueue:
             self._broken = self._broken or error
             orphans = list(self._writes)
             self._writes.clear()
+            self._served = []
         for write in orphans:
             write.done.set_exception(error)
 

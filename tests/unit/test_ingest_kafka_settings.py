@@ -91,6 +91,7 @@ def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_sparks_source_is_told() -> None:
     settings = kafka_settings(TABLE, max_offsets_per_trigger=50, columns={"carrier": "headers.x"})
     assert _reader_options(settings.source, mapping_of(settings)) == {
+        "kafka.max.poll.records": "100000",
         "kafka.bootstrap.servers": "127.0.0.1:9092",
         "subscribe": "t",
         "startingOffsets": "earliest",
@@ -101,6 +102,8 @@ def test_what_sparks_source_is_told() -> None:
     pattern = kafka_settings(TABLE, topics=[], topic_pattern="f.*", fail_on_data_loss=False).source
     told = _reader_options(pattern, mapping_of(settings))
     assert (told["subscribePattern"], told["failOnDataLoss"], "subscribe" in told) == ("f.*", "false", False)
+    own = kafka_settings(TABLE, options={"kafka.Max.poll.records": "7"})
+    assert "kafka.max.poll.records" not in _reader_options(own.source, mapping_of(own))
 
 
 def test_the_connector_is_that_of_the_spark_that_runs() -> None:

@@ -52,7 +52,7 @@ def test_a_pipeline_counts_its_micro_batches() -> None:
     here = RegionReceipt("a", 10, True, 5, 0.25, landed_first=90.0, landed_last=95.0, acked_at=100.0)
     there = RegionReceipt("b", 4, False, 6, 0.5, landed_first=98.0, landed_last=99.0, acked_at=101.0)
     meter.add(BatchReceipt(7, (here, there), bad=3, letters=2))
-    meter.progressed({"sources": [kafka({"t": {"0": 1}}, {"t": {"0": 3}})]})
+    meter.progressed({"sources": [kafka({"t": {"0": 1}}, {"t": {"0": 3}})], "durationMs": {"addBatch": 250}})
     scrape = Scrape()
     scrape.add(RunCollector(meter))
     families = text_string_to_metric_families(scrape.text().decode())
@@ -70,6 +70,20 @@ def test_a_pipeline_counts_its_micro_batches() -> None:
         "memwal_dead_letters_total": 2,
     }
     assert {name: told[name] for name in expected} == expected
+    assert meter.steps == {"addBatch": 0.25}
+    assert {region: (each.buckets()[-1][1], each.total) for region, each in meter.queryable.items()} == {
+        "a": (10, 75.0),  # between 5 and 10 s
+        "b": (4, 10.0),
+    }
+
+
+def test_values_between_the_least_and_the_most_are_counted_as_evenly_spread() -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    histogram.spread(0.5, 2.5, 8)
+    histogram.spread(3.0, 3.0, 5)
+    histogram.spread(6.0, 8.0, 1)
+    assert histogram.buckets() == [("1.0", 2), ("2.0", 6), ("4.0", 13), ("+Inf", 14)]
+    assert histogram.total == 12 + 15 + 7
 
 
 def test_back_pressure_is_counted(open_small: Callable[..., Any], made: Any) -> None:

@@ -58,3 +58,9 @@ def test_the_users_spark_configuration_wins() -> None:
     conf = configuration(load({"table": {"uri": "t"}, "source": source}, {}), 3, once=True)
     assert (conf["spark.master"], conf["spark.ui.enabled"]) == ("local[7]", "true")
     assert (conf["spark.sql.shuffle.partitions"], conf["spark.sql.session.timeZone"]) == ("3", "UTC")
+
+
+def test_how_checkpoints_are_written_is_left_to_spark_unless_all_are_on_local_disks() -> None:
+    settings, name = load({"table": {"uri": "t"}}, {}), "spark.sql.streaming.checkpointFileManagerClass"
+    assert name in configuration(settings, 1, once=True)
+    assert name not in configuration(settings, 1, once=True, local_checkpoints=False)

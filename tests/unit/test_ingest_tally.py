@@ -47,6 +47,12 @@ def test_waiting_times_count_by_rows_and_acks_by_stream() -> None:
     assert figures.ack_p50 == pytest.approx(0.3)
 
 
+def test_rows_of_a_topic_have_waited_for_different_times() -> None:
+    tally = Tally(FakeClock())
+    tally.add(BatchReceipt(0, (RegionReceipt("a", 10, True, 1, 0.01, 99.0, 99.5, acked_at=100.0),)))
+    assert (tally.figures().queryable_p50, tally.figures().queryable_max) == (0.75, 1.0)
+
+
 def test_nothing_measured_is_not_zero() -> None:
     tally = Tally(FakeClock())
     assert math.isnan(tally.figures().ack_p50)

@@ -35,6 +35,21 @@ def test_the_taker_is_woken_by_a_submit() -> None:
     assert taken == [write]
 
 
+def test_the_oldest_write_counts_until_the_taker_comes_again() -> None:
+    queue = WriteQueue(SystemClock())
+    assert queue.oldest() is None
+    for since in (5.0, 7.0):
+        queue.submit(Write(pa.table({"x": [1]}), since=since))
+    assert queue.oldest() == 5.0
+    queue.take(timeout=0.0)
+    queue.submit(Write(pa.table({"x": [1]}), since=9.0))
+    assert queue.oldest() == 5.0
+    queue.take(timeout=0.0)
+    assert queue.oldest() == 9.0
+    queue.take(timeout=0.0)
+    assert queue.oldest() is None
+
+
 def test_breaking_off_fails_waiting_and_later_writes_with_the_reason() -> None:
     queue = WriteQueue(SystemClock())
     queue.submit(waiting := _write(1))

@@ -1,0 +1,47 @@
+"""Spark's Python workers do not look for garbage among what was imported, and nobody else is told anything."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from ingest import task_memory
+from ingest.task_errors import task_edge
+
+
+@pytest.fixture
+def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A collector like that of a new process, before and after."""
+    monkeypatch.setattr(task_memory, "_frozen_with", 0)
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_there_at_the_end_of_a_workers_task_is_not_looked_at_again(
+    thawed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.worker", ModuleType("pyspark.worker"))
+    with task_edge():
+        pass
+    frozen = gc.get_freeze_count()
+    assert frozen > 10_000
+    later = [[number] for number in range(1000)]
+    with task_edge():  # has imported nothing
+        pass
+    assert gc.get_freeze_count() <= frozen
+    monkeypatch.setitem(sys.modules, "more", ModuleType("more"))
+    with task_edge():
+        pass
+    assert gc.get_freeze_count() >= frozen + len(later) - 100
+
+
+def test_the_collector_of_another_process_is_left_alone(thawed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pyspark.worker", raising=False)
+    with task_edge():
+        pass
+    assert gc.get_freeze_count() == 0
