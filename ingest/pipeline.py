@@ -43,7 +43,7 @@ from ingest.kafka_source import check_reachable, check_topics, read_kafka
 from ingest.listening import check_address
 from ingest.metrics import Scrape
 from ingest.on_spark import SparkDaemons
-from ingest.on_spark_run import beside, check_room, daemons_for
+from ingest.on_spark_run import check_room, daemons_for
 from ingest.opening import find_or_create
 from ingest.progress import Progress, Screen
 from ingest.report import print_report
@@ -99,8 +99,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         owners: dict[str, Owner] = {}  # two pipelines into one table have one
         for settings, board in zip(every, screen.boards, strict=True):
             if settings.table.uri not in owners:
-                owner = owner_of(settings, board.note, starting, beside(settings, every))
-                owners[settings.table.uri] = stack.enter_context(owner)
+                owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note, starting, every))
         runs = [
             _Run(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)
             for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
@@ -238,6 +237,7 @@ class Owner:
     child: ChildDaemon | None
     table: RemoteTable
     on_spark: SparkDaemons | None = None
+    tasks: int | None = None
 
     def check(self) -> None:
         """Raises: Unavailable when the child daemon has ended; what ended those on Spark for good."""
@@ -280,15 +280,15 @@ def _of_session(pipelines: Sequence[Settings]) -> Settings:
 
 @contextmanager
 def owner_of(
-    settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], room: int
+    settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], every: Sequence[Settings]
 ) -> Iterator[Owner]:
     """Start the daemon, or daemons in the Spark that is `starting`, unless some are configured or run there already;
-    stop them at the end. `replaying`: see `start_child`; `room`: see `daemons_for`.
+    stop them at the end. `replaying`: see `start_child`; `every`: the pipelines of that Spark.
     """
     with ExitStack() as stack:
         if settings.daemon.on_spark:
-            placed = stack.enter_context(daemons_for(settings, starting, room))
-            yield Owner(None, placed.table, placed.daemons)
+            placed = stack.enter_context(daemons_for(settings, starting, every))
+            yield Owner(None, placed.table, placed.daemons, placed.tasks)
             return
         endpoint, child = configured_endpoint(settings), None
         if endpoint is None:
@@ -349,7 +349,8 @@ class _Run:
     ) -> None:
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
         self._clock, self._pages = clock, pages
-        self._sink = MemWalSink(settings, endpoint=services.owner.table.endpoint, on_batch=self._pages.add)
+        owner = services.owner
+        self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._pages.add, tasks=owner.tasks)
         self._drift = Drift(settings, base, self._sink)
         self._feed_started = False
         source = settings.source

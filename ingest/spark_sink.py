@@ -108,15 +108,17 @@ class MemWalSink:
         *,
         endpoint: str | None = None,
         on_batch: Callable[[BatchReceipt], None] | None = None,
+        tasks: int | None = None,
     ) -> None:
         """`config`: TOML path, a dict of its sections, or settings. `endpoint`: of the daemons, with commas between
-        them, instead of `daemon.endpoints`. `on_batch`: told of every finished micro-batch.
+        them, instead of `daemon.endpoints`. `on_batch`: told of every finished micro-batch. `tasks`: that send at
+        the same time at most.
 
         Raises: Invalid for a configuration that is wrong.
         """
         self._settings = config if isinstance(config, Settings) else load(config, os.environ)
         self._endpoint = endpoint or configured_endpoint(self._settings)
-        self._on_batch = on_batch
+        self._on_batch, self._tasks = on_batch, tasks
         self._child: ChildDaemon | None = None
         self._base: BaseTable | None = None
         dlq = self._settings.dlq
@@ -161,7 +163,8 @@ class MemWalSink:
         refused: dict[Place, BadRow] = {}
         letters_added = 0
         for _ in range(_ROUNDS):
-            routed = routed_frame(frame, self._route(refused), base.buckets, order_by, small=small)
+            most = min(base.buckets, self._tasks or base.buckets)
+            routed = routed_frame(frame, self._route(refused), most, order_by, small=small)
             if refused:
                 # Their letters are durable before any region applies the micro-batch without these rows: once it has,
                 # it refuses nothing any more, and a replay would not know of them.
@@ -231,11 +234,12 @@ class MemWalSink:
 
 
 def routed_frame(
-    frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str], *, small: bool = False
+    frame: DataFrame, route: RouteTask, most: int, order_by: Sequence[str], *, small: bool = False
 ) -> DataFrame:
     """Steps 1 and 2: rows with the columns `ADDED`, one region's rows together, oldest first.
 
-    `small`: all rows in one task, without a shuffle; the sort is what keeps rows back until all are checked then.
+    `most`: tasks after the shuffle; more than regions are of no use. `small`: all rows in one task, without a shuffle;
+    the sort is what keeps rows back until all are checked then.
     A source without files and without `order_by` is ordered by Spark partition and then arrival.
     """
     from pyspark.sql import functions
@@ -251,7 +255,7 @@ def routed_frame(
         added.append(StructField(LETTER, spark_type(LETTER_TYPE), True))
     passing = [StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in BESIDE]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
-    tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
+    tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     # Rows without a place are told apart by the task that read them, as which one task would count several.
     one_task = small and (placed_by_source or route.letters == "fail")
     by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))

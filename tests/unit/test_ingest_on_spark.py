@@ -11,6 +11,7 @@ import pytest
 from ingest.errors import Invalid, Unavailable
 from ingest.on_spark import of_job, on_executors
 from ingest.on_spark_line import Desk, Line
+from ingest.on_spark_run import beside, sending_tasks
 from ingest.on_spark_slots import check_configuration, slots_of
 from ingest.on_spark_task import daemons_of, host_of, offset_of
 from ingest.settings import load
@@ -47,6 +48,14 @@ def test_a_spark_without_room_is_refused_before_it_starts() -> None:
         check_configuration(conf, 2, beside=1)
     with pytest.raises(Invalid, match=r"spark\.dynamicAllocation\.enabled"):
         check_configuration({"spark.master": "yarn", "spark.dynamicAllocation.enabled": "true"}, 2)
+
+
+def test_a_stream_leaves_room_for_the_next_start_of_the_daemons() -> None:
+    one = settings(on_spark=2)
+    other = load({"table": {"uri": "other.lance"}, "daemon": {"on_spark": 3}}, {})
+    assert (beside(one, [one]), beside(one, [one, other]), beside(other, [one, one, other])) == (1, 5, 5)
+    assert [sending_tasks(slots, one, [one]) for slots in (3, 4, 6, 12)] == [1, 1, 2, 5]
+    assert sending_tasks(17, one, [one, other]) == 3
 
 
 def test_tasks_of_one_host_have_ports_of_their_own() -> None:
