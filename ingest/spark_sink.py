@@ -210,7 +210,8 @@ class MemWalSink:
         if self._endpoint is not None:
             return self._endpoint
         if (find := self._find()) is not None:
-            return by_notes(find)
+            self._endpoint = by_notes(find)
+            return self._endpoint
         if self._child is None or self._child.exit_code() is not None:
             self._child, self._base = start_child(self._settings), None  # the table may have been resized meanwhile
         return self._child.endpoint

@@ -97,6 +97,11 @@ def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> N
     [
         ("x\nModuleNotFoundError: No module named 'ingest'\n", Invalid, r"cannot import memwal \(No module named"),
         ('java.io.IOException: Cannot run program "/opt/py": error=2', Invalid, r"no /opt/py: set spark\.pyspark"),
+        (
+            "pyspark.errors.E: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10.\nPlease",
+            Invalid,
+            r"^Python in worker .* 3\.10\. Set spark\.pyspark\.python",
+        ),
         ("x\nExecutorLostFailure (executor 0 exited) Reason: y\nz", Unavailable, r"Spark: ExecutorLostFailure .* y$"),
     ],
 )
