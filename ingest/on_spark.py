@@ -155,7 +155,9 @@ class SparkDaemons:
         hopeless = error is not None and (not error.details.get("spark") or self._unserved >= TRIES)
         if error is not None and ((hopeless and not self.endpoints) or _is_over(self._spark)):
             raise error
-        _LOG.warning("the daemons on Spark ended and are started again: %s", error or "the driver was lost")
+        _LOG.warning(
+            "the daemons on Spark ended and are started again: %s", error or "a task lost its line to the driver"
+        )
 
 
 def serve_on_spark(settings: Settings, environ: Mapping[str, str], ready: Callable[[Sequence[str]], None]) -> int:

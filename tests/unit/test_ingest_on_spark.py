@@ -156,6 +156,13 @@ def test_a_new_attempt_ends_the_lines_of_the_one_before(desk: Desk, wait_until: 
     line.close()
 
 
+def test_a_task_that_is_lost_ends_the_others_so_that_all_start_again(desk: Desk) -> None:
+    desk.expect(1, 2, lambda _: None)
+    lost, other = (Line(desk.address, "secret", 1, task) for task in (0, 1))
+    lost.close()
+    assert other.ended.wait(90)
+
+
 def test_a_driver_that_is_gone_is_told_with_what_to_set(desk: Desk) -> None:
     desk.close()
     with pytest.raises(Unavailable, match=r"cannot reach the driver .* spark\.driver\.host"):
