@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import wal
 from ingest.daemon import stop_signals
-from ingest.errors import Internal, Invalid, MemWalError, Unavailable, classify, from_wire
+from ingest.errors import Internal, Invalid, MemWalError, Unavailable, from_wire
 from ingest.logs import configure_logs
 from ingest.on_spark_line import Desk
-from ingest.on_spark_slots import check_configuration, patience_of, wait_for_slots
+from ingest.on_spark_slots import check_configuration, patience_of, slots_now, wait_for_slots
 from ingest.on_spark_task import DaemonTask, Told
 from ingest.opening import find_or_create
 from ingest.settings import Settings
@@ -46,6 +46,7 @@ ENDS_WITHIN = 15.0
 """Seconds that a job has to end beyond what its daemons have to drain."""
 _CAUSE = re.compile(r"(?:ExecutorLostFailure|SparkException: |Exception: |Error: )[^\n]*")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
+_OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*?\.)\s")
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]*)"')
 
 
@@ -114,11 +115,13 @@ class SparkDaemons:
                 self._stopping.wait(self._pause)
                 self._pause = min(2 * self._pause, PAUSE_MOST)
         except Exception as error:  # noqa: BLE001 - the edge of this thread
-            self.failure = classify(error)
+            self.failure = of_job(error, self._spark)
 
     def _attempt(self) -> MemWalError | None:
         """One job, from its start to its end; returns what ended it. Raises: Invalid where there is no room."""
         within = patience_of(self._spark) if not self.endpoints else float("inf")
+        if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
+            _LOG.warning("waiting for room for %d daemons, there are %d slots", self._count, slots)
         wait_for_slots(self._spark, self._count, self._beside, self._clock, self._stopping, within)
         self._attempts += 1
         self._unserved += 1
@@ -144,14 +147,17 @@ class SparkDaemons:
         self._told(endpoints)
 
     def _look_at(self, error: MemWalError | None) -> None:
-        """Raises: `error`, where the same would come again."""
+        """Raises: `error`, where the same would come again. What has served once is tried for ever: its settings are
+        fine, and a port may still be held by a daemon of before.
+        """
         if self._stopping.is_set():
             return
-        if error is not None and (isinstance(error, Invalid) or self._unserved >= TRIES or _is_over(self._spark)):
+        hopeless = error is not None and (not error.details.get("spark") or self._unserved >= TRIES)
+        if error is not None and ((hopeless and not self.endpoints) or _is_over(self._spark)):
             raise error
-        if error is not None and not self.endpoints and not error.details.get("spark"):
-            raise error
-        _LOG.warning("the daemons on Spark ended and are started again: %s", error or "the driver was lost")
+        _LOG.warning(
+            "the daemons on Spark ended and are started again: %s", error or "a task lost its line to the driver"
+        )
 
 
 def serve_on_spark(settings: Settings, environ: Mapping[str, str], ready: Callable[[Sequence[str]], None]) -> int:
@@ -207,6 +213,8 @@ def on_executors(settings: Settings) -> Settings:
 def of_job(error: BaseException, spark: Any = None) -> MemWalError:
     """What ended a barrier job, in one line; `details["spark"]` where it was Spark, and may pass."""
     text = str(error)
+    if isinstance(error, MemWalError):
+        return error
     if spark is not None and _is_over(spark):
         return Unavailable(
             "Spark ended, and the daemons on its executors with it; start it again: what was acknowledged is in the log"
@@ -216,6 +224,8 @@ def of_job(error: BaseException, spark: Any = None) -> MemWalError:
             f"executors cannot import memwal ({module[1]}): install it where they run, or bring it by "
             "spark.submit.pyFiles, spark.archives or spark.executorEnv.PYTHONPATH in [source.spark]"
         )
+    if python := _OTHER_PYTHON.search(text):
+        return Invalid(f"{python[1]} Set spark.pyspark.python in [source.spark] to the Python that has memwal")
     if program := _NO_PROGRAM.search(text):
         return Invalid(
             f"executors have no {program[1]}: set spark.pyspark.python in [source.spark] to the Python that has memwal"

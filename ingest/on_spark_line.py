@@ -29,7 +29,8 @@ _LONGEST = 1 << 16
 class Desk:
     """The driver's end of all lines.
 
-    Thread safety. Any thread. Invariants. Only tasks of the attempt that is expected are listened to.
+    Thread safety. Any thread. Invariants. Only tasks of the attempt that is expected are listened to; where the line of
+    one of them ends all are hung up on, since its daemons drain, and nobody else would start them again.
     """
 
     def __init__(self, host: str, bind: str, secret: str) -> None:
@@ -88,8 +89,11 @@ class Desk:
             if not self._admits(hello, line):
                 return
             line.settimeout(None)
-            while text := said.readline(_LONGEST):
-                self._serves(hello, [str(each) for each in json.loads(text)["endpoints"]])
+            try:
+                while text := said.readline(_LONGEST):
+                    self._serves(hello, [str(each) for each in json.loads(text)["endpoints"]])
+            finally:
+                self._lost(hello["attempt"])
 
     def _admits(self, hello: Mapping[str, Any], line: socket.socket) -> bool:
         if not hmac.compare_digest(str(hello["secret"]).encode(), self._secret.encode()):
@@ -100,6 +104,14 @@ class Desk:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._lines.add(line)
             return True
+
+    def _lost(self, attempt: int) -> None:
+        """A line has ended: so does the attempt, for tasks that call later too."""
+        with self._lock:
+            over = attempt == self._attempt
+            self._attempt = 0 if over else self._attempt
+        if over:
+            self.hang_up()
 
     def _serves(self, hello: Mapping[str, Any], endpoints: Sequence[str]) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from ingest.client import RemoteTable
 from ingest.errors import Invalid, MemWalError
 from ingest.flight_wire import UNAUTHENTICATED
 from ingest.on_spark import LOOK_EVERY, SparkDaemons, session_of
-from ingest.on_spark_slots import check_configuration
+from ingest.on_spark_slots import check_configuration, slots_now
 from ingest.owners import FromNotes
 from ingest.settings import Settings
 
@@ -39,23 +39,35 @@ def check_room(pipelines: Sequence[Settings]) -> None:
 
 
 def beside(settings: Settings, pipelines: Sequence[Settings]) -> int:
-    """Slots that are needed beside the daemons of `settings`: one for the streams, and other tables' daemons."""
+    """Slots that are needed beside the daemons of `settings`: one per stream, and other tables' daemons."""
     others = {each.table.uri: each.daemon.on_spark for each in pipelines if each.table.uri != settings.table.uri}
-    return 1 + sum(others.values())
+    return len(pipelines) + sum(others.values())
+
+
+def sending_tasks(slots: int, settings: Settings, pipelines: Sequence[Settings]) -> int:
+    """Tasks of one stream that may send at the same time.
+
+    Where the daemons are lost, tasks that send wait for them in their slots; what is left must be enough to start the
+    daemons again. Half of it, since Spark may run a stage again beside what is left of it.
+    """
+    streams = len(pipelines)
+    spare = slots - settings.daemon.on_spark - (beside(settings, pipelines) - streams)
+    return max(1, spare // (2 * streams))
 
 
 @contextmanager
-def daemons_for(settings: Settings, starting: Future[SparkSession], room: int) -> Iterator[Placed]:
+def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: Sequence[Settings]) -> Iterator[Placed]:
     """The daemons of `settings` that run already, or those that are started in this Spark and end with the context.
 
-    `room`: slots that are needed beside them. Raises: Invalid for a Spark without room; what a daemon says that does
+    `pipelines`: all that this Spark runs. Raises: Invalid for a Spark without room; what a daemon says that does
     not start.
     """
     find, table = _finder(settings), _found(settings)
     with ExitStack() as stack:
         daemons: SparkDaemons | None = None
+        tasks = None
         if table is None:
-            clock, told = wal.SystemClock(), threading.Event()
+            clock, told, room = wal.SystemClock(), threading.Event(), beside(settings, pipelines)
             spark = starting.result().sparkContext
             daemons = SparkDaemons(spark, settings, lambda _: told.set(), clock, wal.SystemIds(), beside=room)
             stack.callback(daemons.stop)
@@ -64,16 +76,18 @@ def daemons_for(settings: Settings, starting: Future[SparkSession], room: int) -
             if daemons.failure is not None:
                 raise daemons.failure
             shown, most = Access.of(settings).options(), settings.sink.in_flight_max
+            tasks = sending_tasks(slots_now(spark), settings, pipelines)
             table = RemoteTable(daemons.endpoints, in_flight_max=most, find=find, **shown)
-        yield Placed(stack.enter_context(table), daemons)
+        yield Placed(stack.enter_context(table), daemons, tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A client of daemons on Spark, and the daemons where they were started here."""
+    """A client of daemons on Spark; where they were started here, the daemons, and see `sending_tasks`."""
 
     table: RemoteTable
     daemons: SparkDaemons | None
+    tasks: int | None
 
 
 def _finder(settings: Settings) -> FromNotes:

@@ -39,7 +39,7 @@ from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable, check_topics, read_kafka
 from ingest.listening import check_address
 from ingest.metrics import Scrape
-from ingest.on_spark_run import beside, check_room
+from ingest.on_spark_run import check_room
 from ingest.opening import find_or_create
 from ingest.outage import Outage
 from ingest.progress import Progress, Screen
@@ -96,8 +96,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         owners: dict[str, Owner] = {}  # two pipelines into one table have one
         for settings, board in zip(every, screen.boards, strict=True):
             if settings.table.uri not in owners:
-                owner = owner_of(settings, board.note, starting, beside(settings, every))
-                owners[settings.table.uri] = stack.enter_context(owner)
+                owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note, starting, every))
         runs = [
             _Run(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)
             for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
@@ -308,7 +307,8 @@ class _Run:
     ) -> None:
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
         self._clock, self._pages = clock, pages
-        self._sink = MemWalSink(settings, endpoint=services.owner.table.endpoint, on_batch=self._pages.add)
+        owner = services.owner
+        self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._pages.add, tasks=owner.tasks)
         self._drift = Drift(settings, base, self._sink)
         self._feed_started = False
         source = settings.source

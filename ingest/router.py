@@ -248,7 +248,9 @@ class Router:
         for answered in as_completed(asked):
             if answered.exception() is not None:
                 continue
-            answers[asked[answered]] = answered.result()
+            said = answered.result()
+            if self.table in (None, said.get("table", self.table)):  # ports are used again
+                answers[asked[answered]] = said
             if self._is_news(believed(answers.items(), self.table), before):
                 break
         return answers

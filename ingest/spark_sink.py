@@ -115,15 +115,17 @@ class MemWalSink:
         *,
         endpoint: str | None = None,
         on_batch: Callable[[BatchReceipt], None] | None = None,
+        tasks: int | None = None,
     ) -> None:
         """`config`: TOML path, a dict of its sections, or settings. `endpoint`: of the daemons, with commas between
-        them, instead of `daemon.endpoints`. `on_batch`: told of every finished micro-batch.
+        them, instead of `daemon.endpoints`. `on_batch`: told of every finished micro-batch. `tasks`: that send at
+        the same time at most.
 
         Raises: Invalid for a configuration that is wrong.
         """
         self._settings = config if isinstance(config, Settings) else load(config, os.environ)
         self._endpoint = endpoint or configured_endpoint(self._settings)
-        self._on_batch, self._clock = on_batch, SystemClock()
+        self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
         self._child: KeptChild | None = None
         self._base: BaseTable | None = None
         dlq = self._settings.dlq
@@ -219,7 +221,9 @@ class MemWalSink:
         self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
     ) -> tuple[list[dict[str, Any]], int]:
         """The receipts of a micro-batch that was shuffled, and the letters that rows of `refused` became before."""
-        routed = routed_frame(frame, self._route(refused), self._table().buckets, self._settings.source.order_by)
+        buckets = self._table().buckets
+        most = min(buckets, self._tasks or buckets)
+        routed = routed_frame(frame, self._route(refused), most, self._settings.source.order_by)
         letters = 0
         if refused:
             # Their letters are durable before any region applies the micro-batch without these rows: once it has,
@@ -256,7 +260,8 @@ class MemWalSink:
         if self._endpoint is not None:
             return self._endpoint
         if (find := self._find()) is not None:
-            return by_notes(find)
+            self._endpoint = by_notes(find)
+            return self._endpoint
         if self._child is None or self._child.failure is not None:
             self.close()
             self._child = KeptChild(self._settings)
@@ -300,9 +305,10 @@ def _places(frame: DataFrame) -> list[str]:
     return [name for name in (COORDINATES if OFFSET in frame.columns else PLACE) if name in frame.columns]
 
 
-def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Sequence[str]) -> DataFrame:
+def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequence[str]) -> DataFrame:
     """Steps 1 and 2: rows with the columns `ADDED`, one region's rows together, oldest first.
 
+    `most`: tasks after the shuffle; more than regions are of no use.
     A source without files and without `order_by` is ordered by Spark partition and then arrival.
     """
     from pyspark.sql import functions
@@ -316,7 +322,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, buckets: int, order_by: Seq
         added.append(StructField(LETTER, spark_type(LETTER_TYPE), True))
     passing = [StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in BESIDE]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
-    tasks = min(buckets, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or buckets))
+    tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
     place = _places(frame)
     placed = routed.repartitionById(tasks, by_region)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ class Owner:
     child: KeptChild | None
     table: RemoteTable
     on_spark: SparkDaemons | None = None
+    tasks: int | None = None
 
     def check(self) -> None:
         """Raises: why the child daemon, or those on Spark, are gone for good."""
@@ -37,15 +38,15 @@ class Owner:
 
 @contextmanager
 def owner_of(
-    settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], room: int
+    settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], every: Sequence[Settings]
 ) -> Iterator[Owner]:
     """Start the daemon, or daemons in the Spark that is `starting`, unless some are configured or run there already;
-    stop them at the end. `replaying`: see `start_child`; `room`: see `daemons_for`.
+    stop them at the end. `replaying`: see `start_child`; `every`: the pipelines of that Spark.
     """
     with ExitStack() as stack:
         if settings.daemon.on_spark:
-            placed = stack.enter_context(daemons_for(settings, starting, room))
-            yield Owner(None, placed.table, placed.daemons)
+            placed = stack.enter_context(daemons_for(settings, starting, every))
+            yield Owner(None, placed.table, placed.daemons, placed.tasks)
             return
         endpoint, child = configured_endpoint(settings), None
         if endpoint is None:

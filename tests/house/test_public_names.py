@@ -26,7 +26,7 @@ WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "du
 STEPS: dict[str, list[str]] = {"flush": [], "commit": [], "close": [], "status": []}
 COMMANDS = {
     "run": {"config", "once"},
-    "serve": {"config"},
+    "serve": {"config", "on-spark"},
     "init": {"config"},
     "status": {"config", "json", "watch"},
     "query": {"config", "key", "filter", "near", "match", "columns", "limit", "level", "format"},

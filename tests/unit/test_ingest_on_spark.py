@@ -11,6 +11,7 @@ import pytest
 from ingest.errors import Invalid, Unavailable
 from ingest.on_spark import of_job, on_executors
 from ingest.on_spark_line import Desk, Line
+from ingest.on_spark_run import beside, sending_tasks
 from ingest.on_spark_slots import check_configuration, slots_of
 from ingest.on_spark_task import daemons_of, host_of, offset_of
 from ingest.settings import load
@@ -47,6 +48,14 @@ def test_a_spark_without_room_is_refused_before_it_starts() -> None:
         check_configuration(conf, 2, beside=1)
     with pytest.raises(Invalid, match=r"spark\.dynamicAllocation\.enabled"):
         check_configuration({"spark.master": "yarn", "spark.dynamicAllocation.enabled": "true"}, 2)
+
+
+def test_a_stream_leaves_room_for_the_next_start_of_the_daemons() -> None:
+    one = settings(on_spark=2)
+    other = load({"table": {"uri": "other.lance"}, "daemon": {"on_spark": 3}}, {})
+    assert (beside(one, [one]), beside(one, [one, other]), beside(other, [one, one, other])) == (1, 5, 5)
+    assert [sending_tasks(slots, one, [one]) for slots in (3, 4, 6, 12)] == [1, 1, 2, 5]
+    assert sending_tasks(17, one, [one, other]) == 3
 
 
 def test_tasks_of_one_host_have_ports_of_their_own() -> None:
@@ -88,6 +97,11 @@ def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> N
     [
         ("x\nModuleNotFoundError: No module named 'ingest'\n", Invalid, r"cannot import memwal \(No module named"),
         ('java.io.IOException: Cannot run program "/opt/py": error=2', Invalid, r"no /opt/py: set spark\.pyspark"),
+        (
+            "pyspark.errors.E: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10.\nPlease",
+            Invalid,
+            r"^Python in worker .* 3\.10\. Set spark\.pyspark\.python",
+        ),
         ("x\nExecutorLostFailure (executor 0 exited) Reason: y\nz", Unavailable, r"Spark: ExecutorLostFailure .* y$"),
     ],
 )
@@ -140,6 +154,13 @@ def test_a_new_attempt_ends_the_lines_of_the_one_before(desk: Desk, wait_until: 
     assert line.ended.wait(90)
     line.serves(["b"])  # nobody hears it
     line.close()
+
+
+def test_a_task_that_is_lost_ends_the_others_so_that_all_start_again(desk: Desk) -> None:
+    desk.expect(1, 2, lambda _: None)
+    lost, other = (Line(desk.address, "secret", 1, task) for task in (0, 1))
+    lost.close()
+    assert other.ended.wait(90)
 
 
 def test_a_driver_that_is_gone_is_told_with_what_to_set(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from ingest.attempts import Attempts
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.router import Owner, Router, believed, endpoints_of
-from wal import FakeClock, SeededIds
+from wal import FakeClock, SeededIds, StoreUnavailable
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 IDS = ["r0", "r1"]
@@ -30,8 +30,8 @@ class Daemons:
         self.asked: list[tuple[str, str]] = []
         self.hold: threading.Event | None = None
 
-    def router(self, *endpoints: str) -> Router:
-        made = Router(endpoints or (A,), lambda endpoint: Daemon(self, endpoint), FakeClock(), SeededIds())  # type: ignore[arg-type,return-value]
+    def router(self, *endpoints: str, find: Callable[[], list[str]] | None = None) -> Router:
+        made = Router(endpoints or (A,), lambda endpoint: Daemon(self, endpoint), FakeClock(), SeededIds(), find)  # type: ignore[arg-type,return-value]
         made.describe({}, None)
         return made
 
@@ -115,6 +115,42 @@ def test_owners_that_are_not_known_are_learnt_from_every_daemon() -> None:
     router.learn(router.rounds)
     assert router.sole is not None
     assert router.sole.endpoint == B
+
+
+def test_daemons_that_came_back_elsewhere_are_found() -> None:
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}, endpoints=[A]))
+    noted: list[str] = []
+    router = daemons.router(find=lambda: noted)
+    assert not router.alone
+    daemons.answers[A] = None
+    daemons.answers[C] = answer({"r0": 2, "r1": 2}, endpoints=[C])
+    router.learn(router.rounds)
+    with pytest.raises(Unavailable, match="region r0"):
+        router.owners(IDS)
+    noted.append(C)
+    router.learn(router.rounds)
+    assert router.owners(IDS) == {C: IDS}
+
+
+def test_nobody_is_looked_for_while_every_region_has_an_owner() -> None:
+    def find() -> list[str]:
+        raise AssertionError("it is not called")
+
+    router = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1})).router(find=find)
+    router.learn(router.rounds)
+    assert router.owners(IDS) == {A: ["r0"], B: ["r1"]}
+
+
+def test_storage_that_fails_while_daemons_are_looked_for_is_no_other_error() -> None:
+    def find() -> list[str]:
+        raise StoreUnavailable("away")
+
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}, endpoints=[A]))
+    router = daemons.router(find=find)
+    daemons.answers[A] = None
+    router.learn(router.rounds)
+    with pytest.raises(Unavailable, match="no daemon at"):
+        router.owners(IDS)
 
 
 def test_calls_that_failed_together_ask_once() -> None:
