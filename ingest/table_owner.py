@@ -28,6 +28,7 @@ class Owner:
     table: RemoteTable
     on_spark: SparkDaemons | None = None
     tasks: int | None = None
+    """So many send at once at most, where they share their slots with daemons; None for no limit."""
 
     def check(self) -> None:
         """Raises: why the child daemon, or those on Spark, are gone for good."""
