@@ -206,7 +206,7 @@ def test_an_empty_partition_opens_no_connection(made: Any) -> None:
 
 def test_an_owner_that_does_not_answer_is_unavailable(route: RouteTask, made: Any) -> None:
     rows = shuffled(list(route(iter([placed(made.table(range(3)))]))))
-    assert refused(SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0), [rows]).kind == "UNAVAILABLE"
+    assert refused(SendTask("grpc://127.0.0.1:1", (), "query", 0, 0.5), [rows]).kind == "UNAVAILABLE"
 
 
 def deleting(rows: pa.Table, deletes: Sequence[bool | None]) -> pa.Table:
