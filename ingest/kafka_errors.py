@@ -9,6 +9,8 @@ from ingest.errors import Invalid, MemWalError, Unavailable
 
 _PACKAGE = "org.apache.kafka.common."
 _REFUSED = ("AuthenticationException", "AuthorizationException", "ConfigException")
+SILENT = "source_silent"
+"""Why a run is Unavailable, in the details of the error: the source does not answer, which passes by itself."""
 _NO_TOPIC = "UnknownTopicOrPartitionException"
 
 
@@ -49,5 +51,5 @@ def _told(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
         if short == _NO_TOPIC:
             return Invalid(f"source.topics: a topic is gone: {text}; create it again, or correct topics")
         remedy = "nothing acknowledged is lost; run the same command again when it does"
-        return Unavailable(f"source: Kafka does not answer: {text}; {remedy}")
+        return Unavailable(f"source: Kafka does not answer: {text}; {remedy}", {"reason": SILENT})
     return None

@@ -28,8 +28,6 @@ from py4j.protocol import Py4JError
 from rich.console import Console
 
 from flush import BaseTable
-from ingest.access import Access
-from ingest.client import RemoteTable
 from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.drift import Drift, Grown
@@ -39,10 +37,10 @@ from ingest.feed import Feed
 from ingest.http_pages import RunPages, listening
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable, check_topics, read_kafka
-from ingest.kept_child import KeptChild
 from ingest.listening import check_address
 from ingest.metrics import Scrape
 from ingest.opening import find_or_create
+from ingest.outage import Outage
 from ingest.progress import Progress, Screen
 from ingest.report import print_report
 from ingest.run_metrics import RunMeter
@@ -50,7 +48,8 @@ from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
 from ingest.spark_session import check_java, configuration, start_session
-from ingest.spark_sink import MemWalSink, configured_endpoint
+from ingest.spark_sink import MemWalSink
+from ingest.table_owner import Owner, owner_of
 from ingest.tally import Tally
 from ingest.task_errors import of_spark
 from wal import Clock, SystemClock
@@ -227,20 +226,6 @@ def _mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """Who owns the regions of a table: a child, or the daemons that are configured."""
-
-    child: KeptChild | None
-    table: RemoteTable
-
-    def check(self) -> None:
-        """Raises: why the child daemon is gone for good."""
-        gone = None if self.child is None else self.child.failure
-        if gone is not None:
-            raise gone
-
-
-@dataclass(frozen=True, slots=True)
 class Services:
     """What a pipeline needs beside itself; Spark may still be starting."""
 
@@ -268,21 +253,6 @@ def spark_of(pipelines: Sequence[Settings], tasks: int, *, once: bool) -> Iterat
 def _of_session(pipelines: Sequence[Settings]) -> Settings:
     """Whose settings Spark starts with: its connectors are taken in at the start."""
     return next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
-
-
-@contextmanager
-def owner_of(settings: Settings, replaying: Callable[[str], None]) -> Iterator[Owner]:
-    """Start the daemon, unless one is configured; stop it at the end. `replaying`: see `start_child`."""
-    with ExitStack() as stack:
-        endpoint, child = configured_endpoint(settings), None
-        if endpoint is None:
-            child = KeptChild(settings, replaying)
-            stack.callback(child.stop, settings.daemon.drain_timeout)
-            endpoint = child.endpoint
-        sink, shown = settings.sink, Access.of(settings).options()
-        # One that is not there now is told at once; one that ends later is waited for.
-        table = RemoteTable(endpoint, in_flight_max=sink.in_flight_max, restarts=sink.stream_timeout, **shown)
-        yield Owner(child, stack.enter_context(table))
 
 
 def _stop_spark(starting: Future[SparkSession]) -> None:
@@ -342,6 +312,7 @@ class _Run:
             Feed(local_path(source.feed), local_path(source.path), source.feed_every, clock) if source.feed else None
         )
         self._query: StreamingQuery | None = None
+        self._outage = Outage(settings.table.uri, source.outage_max, pages.health, clock)
         self.drained = threading.Event()
 
     def start(self, *, once: bool) -> None:
@@ -357,7 +328,7 @@ class _Run:
             return
         self._services.owner.check()
         try:
-            self._check()
+            self._go_on()
         except Grown as grown:
             self._progress.phase(f"new columns: {grown}")
             self._base = self._base.latest()
@@ -367,6 +338,22 @@ class _Run:
             self._show()
             if self._query is not None:
                 self._pages.look(self._query)
+                self._look_at_source(self._query)
+
+    def _go_on(self) -> None:
+        """Raises: what ended the query, unless that passes by itself (`ingest.outage`)."""
+        if self._outage.waits:
+            return
+        try:
+            if self._outage.due:
+                self._sink.failure = None
+                self._outage.started()
+                self.start(once=self._once)
+            self._check()
+        except MemWalError as error:
+            self._outage.met(error)
+            self._progress.phase("waiting for the source")
+            self._stop_query()
 
     def finish(self) -> None:
         """Flush and commit what the query has put, once it is drained; its last figures are shown before."""
@@ -461,6 +448,11 @@ class _Run:
             return
         self._services.owner.check()
         raise self._drift.failure or self._sink.failure or of_spark(error)
+
+    def _look_at_source(self, query: StreamingQuery) -> None:
+        with suppress(Py4JError, OSError):  # the JVM is gone, which others find out
+            if query.isActive:
+                self._outage.look(query.status)
 
     def _feed_failure(self) -> MemWalError | None:
         return None if self._feed is None else self._feed.failure

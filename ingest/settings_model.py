@@ -236,6 +236,9 @@ class SourceSettings(Section):
         0, ge=0, description="Kafka: records in one micro-batch at most; 0 = all there are"
     )
     fail_on_data_loss: bool = Field(True, description="Kafka: stop where records were deleted before they were read")
+    outage_max: Duration = Field(
+        600.0, description="Kafka: longest time that brokers which do not answer are asked again; 0 = end the run"
+    )
     value_format: Literal["json", "avro", "raw"] = Field("json", description="Kafka: what the values of records are")
     avro_schema: str = Field("", description="Avro: the schema of every value, as JSON")
     registry: str = Field("", description="Avro: or the URL of a Confluent-style registry that knows the schemas by id")

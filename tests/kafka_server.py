@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from xml.sax.saxutils import quoteattr
 
 LOCK = Path(__file__).with_name("kafka_server.lock")
@@ -34,6 +34,8 @@ _READY_WITHIN = 120.0
 _STARTS = 5
 """Another process may take a port between our look and the broker's bind."""
 _LARGEST_MESSAGE = 16 << 20
+USER, PASSWORD = "flights", "never-to-be-printed"
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _LOGGING = ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl")
 
 
@@ -169,6 +171,15 @@ class Record:
     timestamp: int = 0
 
 
+class Ports(NamedTuple):
+    """Of the broker's listeners on 127.0.0.1."""
+
+    plain: int
+    controller: int
+    sasl: int
+    tls: int
+
+
 @dataclass
 class KafkaServer:
     """A running broker on loopback, with its messages in one directory and its port for as long as it is wanted.
@@ -178,7 +189,7 @@ class KafkaServer:
     """
 
     directory: Path
-    ports: tuple[int, int]
+    ports: Ports
     process: subprocess.Popen[bytes]
 
     @classmethod
@@ -200,11 +211,12 @@ class KafkaServer:
 
         deadline = time.monotonic() + _READY_WITHIN
         for attempt in range(_STARTS):
-            first, second = free_ports(2)
+            ports = Ports(*free_ports(4))
             place = directory.absolute() / str(attempt)
             place.mkdir(parents=True)
-            _configure(place, first, second)
-            server = cls(place, (first, second), _launch(place))
+            _certify(place)
+            _configure(place, ports)
+            server = cls(place, ports, _launch(place))
             if server._answers(deadline):
                 return server
             server.stop()
@@ -213,7 +225,27 @@ class KafkaServer:
     @property
     def brokers(self) -> str:
         """What `source.brokers` and any Kafka client take."""
-        return f"127.0.0.1:{self.ports[0]}"
+        return f"127.0.0.1:{self.ports.plain}"
+
+    @property
+    def sasl_brokers(self) -> str:
+        """The same for clients that log in as USER with PASSWORD (SASL_PLAINTEXT, PLAIN)."""
+        return f"127.0.0.1:{self.ports.sasl}"
+
+    @property
+    def tls_brokers(self) -> str:
+        """The same for clients that come by TLS (SSL) and trust `authority`."""
+        return f"127.0.0.1:{self.ports.tls}"
+
+    @staticmethod
+    def login(password: str = "") -> str:
+        """What `kafka.sasl.jaas.config` takes; `password`: another than PASSWORD."""
+        return f'{_PLAIN} required username="{USER}" password="{password or PASSWORD}";'
+
+    @property
+    def authority(self) -> Path:
+        """PEM file of who vouches for the broker's certificate."""
+        return self.directory / "authority.pem"
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """An empty topic, there when this returns."""
@@ -293,15 +325,35 @@ class KafkaServer:
 _QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 200}
 
 
-def _configure(directory: Path, port: int, controller: int) -> None:
+def _certify(directory: Path) -> None:
+    """An authority, and a certificate of 127.0.0.1 with its key in the form that Java reads (PKCS #8)."""
+    import trustme  # not above: `make kafka` needs neither
+    from cryptography.hazmat.primitives import serialization as form
+
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    key = form.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    packed = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    (directory / "broker.pem").write_bytes(packed + b"".join(each.bytes() for each in issued.cert_chain_pems))
+    authority.cert_pem.write_to_path(str(directory / "authority.pem"))
+
+
+def _configure(directory: Path, ports: Ports) -> None:
     """Write the broker's settings and format its storage."""
+    kinds = {"PLAINTEXT": ports.plain, "SASL_PLAINTEXT": ports.sasl, "SSL": ports.tls}
+    listeners = ",".join(f"{kind}://127.0.0.1:{port}" for kind, port in kinds.items())
     settings = {
         "process.roles": "broker,controller",
         "node.id": 1,
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.quorum.voters": f"1@127.0.0.1:{ports.controller}",
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{ports.controller}",
+        "advertised.listeners": listeners,
         "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": ",".join(f"{kind}:{kind}" for kind in kinds) + ",CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{_PLAIN} required user_{USER}="{PASSWORD}";',
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": directory / "broker.pem",
         "log.dirs": directory / "messages",
         "message.max.bytes": _LARGEST_MESSAGE,
         "replica.fetch.max.bytes": _LARGEST_MESSAGE,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +21,7 @@ from ingest.spark_session import configuration, start_session
 from tests.conftest import ROOT, toml
 from tests.kafka_records import kafka_settings, mapping_of
 from tests.kafka_server import KafkaServer, Record
+from tests.s3_server import free_ports
 from tests.schema_registry import SchemaRegistry
 
 EXAMPLE = ROOT / "configs" / "kafka.toml"
@@ -106,11 +109,11 @@ def rows_at(uri: str) -> dict[int, dict[str, Any]]:
 
 
 def test_a_broker_that_is_down_loses_nothing(
-    stream: Callable[..., Stream], memwal: Callable[..., Any], start: Callable[..., Any]
+    stream: Callable[..., Stream], memwal: Callable[..., Any], start: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
     quick = {
-        "kafka.request.timeout.ms": "10000",
-        "kafka.default.api.timeout.ms": "15000",
+        "kafka.request.timeout.ms": "5000",
+        "kafka.default.api.timeout.ms": "8000",
         "fetchOffset.numRetries": "1",
     }
     flights = stream(options=quick)
@@ -124,20 +127,34 @@ def test_a_broker_that_is_down_loses_nothing(
 
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100)])
-    running = start([sys.executable, "-m", "ingest.cli", "run", str(flights.config)])
+    (port,) = free_ports(1)
+    env = {"MEMWAL__SINK__HTTP_PORT": str(port)}
+    running = start([sys.executable, "-m", "ingest.cli", "run", str(flights.config)], env=env)
     running.line_with("streaming")
     running.line_with(": 100 rows in")
     kafka.stop()
-    assert running.wait() == 1
-    (line,) = [line for line in running.errors if line.strip()]
-    assert "Kafka does not answer" in line
-    assert "run the same command again" in line
-
+    wait_until(lambda: "Kafka does not answer" in "".join(running.errors))
+    assert reasons(port) == ["source_silent"]
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100, 180)])
+    running.line_with(": 180 rows in")
+    wait_until(lambda: reasons(port) == [])
+    running.process.terminate()
+    assert running.wait() == 0
+    assert {line.partition(": ")[0] for line in running.errors} == {flights.uri}, "a line at each attempt, no other"
+
     ran = memwal("run", flights.config, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert sorted(rows_at(flights.uri)) == list(range(180))
+
+
+def reasons(port: int) -> list[str]:
+    """Why a process is not ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/readyz", timeout=30) as answer:
+            return [each["reason"] for each in json.load(answer)["reasons"]]
+    except urllib.error.HTTPError as error:
+        return [each["reason"] for each in json.load(error)["reasons"]]
 
 
 def test_a_topic_that_is_not_there_is_named_before_anything_is_written(

@@ -1,0 +1,64 @@
+"""When the query of a pipeline is started again after its source did not answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest.errors import Invalid, Unavailable
+from ingest.health import Health
+from ingest.kafka_errors import SILENT
+from ingest.outage import PAUSE_MOST, Outage
+from wal import FakeClock
+
+SILENCE = Unavailable("source: Kafka does not answer: no; run it again", {"reason": SILENT})
+
+
+def outage(longest: float) -> tuple[Outage, Health, FakeClock]:
+    health, clock = Health(), FakeClock()
+    return Outage("t", longest, health, clock), health, clock
+
+
+def test_the_query_is_started_again_with_ever_longer_pauses_until_the_time_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found, health, clock = outage(200.0)
+
+    def attempt() -> None:
+        found.met(SILENCE)
+        assert [each["reason"] for each in health.reasons()] == ["source_silent"]
+        assert (found.waits, found.due) == (True, False)
+        clock.advance(PAUSE_MOST)
+        assert found.due
+        found.started()
+        assert not found.due
+
+    for _ in range(6):  # of 30 s each
+        attempt()
+    with pytest.raises(Unavailable) as ended:
+        attempt()
+    assert ended.value is SILENCE
+    pauses = [line.rpartition("again in ")[2].partition(" ")[0] for line in caplog.messages]
+    assert pauses == ["1", "2", "4", "8", "16", "30"]
+
+
+def test_a_source_that_answers_again_has_all_the_time_again() -> None:
+    found, health, clock = outage(100.0)
+    for status in ({"message": "Waiting for data to arrive"}, {"message": "Waiting for next trigger"}):
+        found.met(SILENCE)
+        clock.advance(90.0)
+        found.started()
+        found.look({"message": "Getting offsets from KafkaV2[…]"})
+        assert health.reasons() != []
+        found.look(status)
+        assert health.reasons() == []
+
+
+@pytest.mark.parametrize("error", [Invalid("wrong"), Unavailable("a daemon", {"reason": "lost"})])
+def test_what_does_not_pass_by_itself_ends_the_run(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        outage(100.0)[0].met(error)
+
+
+def test_no_time_means_that_the_run_ends() -> None:
+    with pytest.raises(Unavailable):
+        outage(0.0)[0].met(SILENCE)
