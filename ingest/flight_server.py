@@ -86,9 +86,10 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def told(self, error: MemWalError, table: Table) -> MemWalError:
         """`error` of a call to `table` as the caller is to hear it: a resize is a pause."""
-        left = table.closed and not isinstance(error, UnknownOutcome)
+        if isinstance(error, UnknownOutcome):
+            return error
         try:
-            return coming_back(table.base.uri) if left else table.resizing.told(error)
+            return coming_back(table.base.uri) if table.closed else table.resizing.told(error)
         except Exception:  # noqa: BLE001 - storage does not say more than the error
             return error
 
