@@ -81,6 +81,8 @@ def show_letter(
         raise Invalid(f"{id}: {said} in {settings.dead_letters}")
     for name in ("raw_key", "raw_value"):
         found[0][name] = _readable(found[0][name], in_hex=in_hex)
+    for header in found[0].get("raw_headers") or ():
+        header["value"] = _readable(header["value"], in_hex=in_hex)
     if as_json:
         _print_json(found[0])
     else:

@@ -38,6 +38,7 @@ from ingest.errors import Invalid, Unavailable
 
 T = TypeVar("T")
 
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -56,9 +57,12 @@ SCHEMA = pa.schema(
         pa.field("batch_id", pa.int64(), nullable=False),
         pa.field("raw_key", pa.binary()),
         pa.field("raw_value", pa.binary()),
+        pa.field("raw_headers", HEADERS_TYPE),
     ]
 )
-"""`stage`: one of `STAGES`. `time`: when the letter was written. `landed`: the time of the record, or of its file."""
+"""`stage`: one of `STAGES`. `time`: when the letter was written. `landed`: the time of the record, or of its file.
+`raw_headers`: of a record of Kafka, in their order; null in letters that are older than the column, and of files."""
+_ADDED = ("raw_headers",)  # columns that a table may not have yet
 
 STAGES = ("parse", "map", "fit", "refused")
 _NOTES, _REPLAY, _NAME = "memwal:letters", "memwal:replay", "memwal:letters-id"
@@ -103,7 +107,8 @@ class DeadLetters:
         dataset = open_dataset(store, uri)
         if dataset is None:
             return None
-        if not set(SCHEMA.names) <= set(dataset.schema.names) or _NAME.encode() not in (dataset.schema.metadata or {}):
+        needed, metadata = set(SCHEMA.names) - set(_ADDED), dataset.schema.metadata or {}
+        if not needed <= set(dataset.schema.names) or _NAME.encode() not in metadata:
             raise Invalid(f"dlq.uri: {uri} is a table of something else than dead letters; choose another place")
         return DeadLetters(uri, dataset, store.storage_options, clock)
 
@@ -112,7 +117,7 @@ class DeadLetters:
         """The table at `uri`, made where there is none; of several that make it, one does. Raises: as `find`."""
         found = DeadLetters.find(uri, options, clock)
         if found is not None:
-            return found
+            return found._widened()  # noqa: SLF001 - one of us
         schema = SCHEMA.with_metadata({_NAME: ids.entry_id()})
         known_to_lance = wal.open_store(uri, options).storage_options
         with suppress(OSError):  # another process was faster, or `find` says what is wrong
@@ -120,7 +125,7 @@ class DeadLetters:
         found = DeadLetters.find(uri, options, clock)
         if found is None:
             raise Unavailable(f"{uri}: the table of dead letters could not be made; run the same command again")
-        return found
+        return found._widened()  # noqa: SLF001 - one of us
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
@@ -200,6 +205,18 @@ class DeadLetters:
         self.dataset.checkout_latest()  # type: ignore[no-untyped-call]
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _widened(self) -> DeadLetters:
+        """This table, with every column of `SCHEMA`: an older version made it without some. Raises: Unavailable."""
+
+        def act() -> None:
+            missing = [SCHEMA.field(name) for name in SCHEMA.names if name not in self.dataset.schema.names]
+            if missing:
+                self.dataset.add_columns(missing)
+                self.refresh()
+
+        self._until_alone(act)
+        return self
 
     def _notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = json.loads(self._metadata(_NOTES) or "{}")

@@ -70,12 +70,24 @@ def _of_kind(*, of_topics: bool, read: Map) -> Map:
 
 
 def rows_of_records(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:
-    """Records through `mapping`. Headers are not kept in letters: a mapping that reads them is not replayed."""
-    if mapping.headers or not letters.num_rows:
-        why = BadRow("map", None, "the mapping reads headers, which letters do not hold; produce the record again")
-        return Mapped(pa.RecordBatch.from_pydict({}), [], dict.fromkeys(range(letters.num_rows), why))
-    records = letters.select(["raw_key", "raw_value", "topic", "partition", "offset", "landed"])
-    records = records.rename_columns(["key", "value", "topic", "partition", "offset", "timestamp"])
+    """Records through `mapping`. Letters of an older version have no headers: a mapping that reads them skips those."""
+    kept = np.ones(letters.num_rows, dtype=bool)
+    if mapping.headers:
+        kept = np.asarray(letters["raw_headers"].is_valid()) if "raw_headers" in letters.column_names else ~kept
+    old = BadRow("map", None, "the mapping reads headers, which this letter does not hold; produce the record again")
+    numbers = np.flatnonzero(kept)
+    found = _rows_of(letters.take(pa.array(numbers)), mapping, settings)
+    failed = {int(numbers[at]): each for at, each in found.failed.items()}
+    failed |= {int(at): old for at in np.flatnonzero(~kept)}
+    return Mapped(found.rows, [int(numbers[at]) for at in found.of], failed)
+
+
+def _rows_of(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:
+    if not letters.num_rows:
+        return Mapped(pa.RecordBatch.from_pydict({}), [], {})
+    of_records = {"raw_key": "key", "raw_value": "value", "topic": "topic", "partition": "partition"}
+    of_records |= {"offset": "offset", "landed": "timestamp"} | ({"raw_headers": "headers"} if mapping.headers else {})
+    records = letters.select(list(of_records)).rename_columns(list(of_records.values()))
     rows = _by_spark(records, mapping, settings) if mapping.has_sql else _by_itself(records, mapping)
     failed = problems_of(rows)
     good = [row for row in range(rows.num_rows) if row not in failed]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ingest.dead_letters import HEADERS_TYPE
 from ingest.errors import Internal, Invalid, Unavailable
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_errors import of_java
@@ -25,7 +26,7 @@ from ingest.mapping import KEY, PLAIN, VALUE, Column, RecordMapping
 from ingest.mapping_task import KEY_PROBLEM, MapTask, column_name
 from ingest.references import resolve
 from ingest.settings import SourceSettings
-from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC, spark_type
+from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC, spark_type
 from ingest.spark_try import TRIED, tried
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def read_kafka(
     """
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
-    reader = reader.options(**_reader_options(source, mapping))
+    reader = reader.options(**_reader_options(source, headers=raw or mapping.headers))
     return rows_of(_few(spark, reader.load()), mapping, raw=raw)
 
 
@@ -146,7 +147,7 @@ def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
     return records.coalesce(context.defaultParallelism) if local else records
 
 
-def _reader_options(source: SourceSettings, mapping: RecordMapping) -> dict[str, str]:
+def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
     where = {"subscribe": ",".join(source.topics)} if source.topics else {"subscribePattern": source.topic_pattern}
     limit = source.max_offsets_per_trigger
     given = {name.lower() for name in source.options}
@@ -156,7 +157,7 @@ def _reader_options(source: SourceSettings, mapping: RecordMapping) -> dict[str,
         **where,
         "startingOffsets": source.starting_offsets,
         "failOnDataLoss": str(source.fail_on_data_loss).lower(),
-        "includeHeaders": str(mapping.headers).lower(),
+        "includeHeaders": str(headers).lower(),
         **({"maxOffsetsPerTrigger": str(limit)} if limit else {}),
     }
 
@@ -165,7 +166,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
     """Records as Spark's Kafka source gives them (streaming or not) as rows."""
     from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
 
-    wanted = [KEY, VALUE, *PLAIN, *(["headers"] if mapping.headers else [])]
+    wanted = [KEY, VALUE, *PLAIN, *(["headers"] if raw or mapping.headers else [])]
     mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
     delete, problem = F.col(DELETE), F.col(PROBLEM)
     if mapping.delete_when:
@@ -188,7 +189,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
             found = found[TRIED]
         emptied = mapping.has_sql and not column.key
         columns.append((F.when(~delete, found) if emptied else found).alias(column.name))
-    place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE) if raw else ()))
+    place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE, RAW_HEADERS) if raw else ()))
     return mapped.select(*columns, *place, delete.alias(DELETE), problem.alias(PROBLEM))
 
 
@@ -225,7 +226,7 @@ def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
         KEY_PROBLEM: spark.StringType(),
     }
     if raw:
-        ours |= {RAW_KEY: spark.BinaryType(), RAW_VALUE: spark.BinaryType()}
+        ours |= {RAW_KEY: spark.BinaryType(), RAW_VALUE: spark.BinaryType(), RAW_HEADERS: spark_type(HEADERS_TYPE)}
     return _struct(found | ours)
 
 

@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from pydantic import SecretStr
 
 from ingest.bad_rows import BadRow, as_json, readable_row
-from ingest.dead_letters import SCHEMA, DeadLetters
+from ingest.dead_letters import HEADERS_TYPE, SCHEMA, DeadLetters
 from ingest.errors import MemWalError
 from ingest.references import resolve
-from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, RAW_KEY, RAW_VALUE, TOPIC
+from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC
 from wal import Clock, SystemClock, SystemIds
 
 Mode = Literal["fail", "skip", "table"]
@@ -39,6 +39,7 @@ LETTER_TYPE = pa.struct(
         pa.field("reason", pa.string()),
         pa.field("raw_key", pa.binary()),
         pa.field("raw_value", pa.binary()),
+        pa.field("raw_headers", HEADERS_TYPE),
     ]
 )
 _ID_BYTES = 10
@@ -87,6 +88,8 @@ def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: lis
         letter: dict[str, object] = {"stage": why.stage, "column": why.column, "reason": why.reason}
         if raw:
             letter["raw_key"] = _bytes(batch, RAW_KEY, row)
+            if RAW_HEADERS in batch.schema.names:
+                letter["raw_headers"] = batch[RAW_HEADERS][row].as_py() or []
             value = _bytes(batch, RAW_VALUE, row)
             given = value is not None or (TOPIC in batch.schema.names and batch[TOPIC][row].is_valid)
             letter["raw_value"] = value if given else as_json(readable_row(batch.select(columns), row))
@@ -117,7 +120,7 @@ def as_letters(
     def kept(name: str, kind: pa.DataType) -> pa.Array:
         return batch[name].cast(kind) if name in names else pa.nulls(count, kind)
 
-    parts = {field.name: pc.struct_field(batch[LETTER], field.name) for field in LETTER_TYPE}
+    parts = {field.name: pc.struct_field(batch[LETTER], field.name).cast(field.type) for field in LETTER_TYPE}
     parts |= {
         "id": pa.array(ids, pa.string()),
         "time": pa.array([int(now * 1e6)] * count, pa.timestamp("us", "UTC")),

@@ -24,7 +24,7 @@ from ingest.mapping import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMa
 from ingest.mapping_documents import Document, documents, of_json
 from ingest.mapping_documents import field as field_of
 from ingest.mapping_types import Problems, bytes_column, carried, column, of_text, typed
-from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC
+from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC
 from ingest.task_errors import task_edge
 
 KEY_PROBLEM = "_memwal_key_problem"
@@ -53,10 +53,11 @@ def column_name(number: int) -> str:
 
 
 def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) -> pa.RecordBatch:
-    """The rows of a batch with the columns key, value, topic, partition, offset, timestamp and, if needed, headers.
+    """The rows of a batch with the columns key, value, topic, partition, offset, timestamp; headers where `mapping`
+    reads them, or `raw`.
 
     Columns: `column_name(n)` for those that are no SQL; `inputs` for SQL, a struct for each root that has fields;
-    LANDED, COORDINATES, DELETE, PROBLEM and KEY_PROBLEM; RAW_KEY and RAW_VALUE with `raw`.
+    LANDED, COORDINATES, DELETE, PROBLEM and KEY_PROBLEM; RAW_KEY, RAW_VALUE and RAW_HEADERS with `raw`.
     """
     rows = _Rows(batch, mapping)
     found = {column_name(n): rows.column(c) for n, c in enumerate(mapping.columns) if c.leaf is not None}
@@ -64,7 +65,7 @@ def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) 
     found |= {LANDED: batch["timestamp"], TOPIC: batch["topic"], PARTITION: batch["partition"], OFFSET: batch["offset"]}
     found |= {DELETE: rows.deletes, PROBLEM: rows.problems(), KEY_PROBLEM: rows.problems(of_deletes=True)}
     if raw:
-        found |= {RAW_KEY: batch["key"], RAW_VALUE: batch["value"]}
+        found |= {RAW_KEY: batch["key"], RAW_VALUE: batch["value"], RAW_HEADERS: batch["headers"]}
     return pa.RecordBatch.from_pydict(found)
 
 

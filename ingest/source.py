@@ -42,9 +42,9 @@ DELETE = "_memwal_delete"
 """Column of bools that a frame may have: the row deletes its key (null = false), and needs no other values."""
 PROBLEM = "_memwal_problem"
 """Why a row cannot be used, behind its stage ("parse: …", "map: …"); null where it can."""
-RAW_KEY, RAW_VALUE = "_memwal_raw_key", "_memwal_raw_value"
+RAW_KEY, RAW_VALUE, RAW_HEADERS = "_memwal_raw_key", "_memwal_raw_value", "_memwal_raw_headers"
 """The record's own bytes, for its dead letter; a source has them or has not."""
-BESIDE = (PROBLEM, RAW_KEY, RAW_VALUE)
+BESIDE = (PROBLEM, RAW_KEY, RAW_VALUE, RAW_HEADERS)
 """Columns that end where rows are sorted out, before they are shuffled."""
 OURS = (*PLACE, *COORDINATES, DELETE, *BESIDE)
 """Columns of a row on its way that are none of the table."""

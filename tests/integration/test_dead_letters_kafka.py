@@ -23,7 +23,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
     kafka.create_topic(topic, partitions=1)
     events = [Record(json.dumps({"id": id, "n": id}).encode(), str(id).encode()) for id in range(800)]
     for at in range(8):
-        events[at * 100 + 50] = Record(POISON[at % len(POISON)], b"\xfe %d" % at)
+        events[at * 100 + 50] = Record(POISON[at % len(POISON)], b"\xfe %d" % at, {"from": b"%d" % at} if at else {})
     events.append(Record(None, b"0"))
     kafka.produce(topic, events)
     uri, config = str(tmp_path / "t.lance"), tmp_path / "config.toml"
@@ -52,6 +52,8 @@ def test_a_poison_record_every_100_records_of_a_topic(
     assert [each["offset"] for each in letters] == [at * 100 + 50 for at in range(8)]
     assert [each["raw_value"] for each in letters] == [*POISON, *POISON[:3]]
     assert [each["raw_key"] for each in letters] == [b"\xfe %d" % at for at in range(8)]
+    headers = [[{"key": "from", "value": b"%d" % at}] if at else [] for at in range(8)]
+    assert [each["raw_headers"] for each in letters] == headers
     assert {(each["topic"], each["partition"]) for each in letters} == {(topic, 0)}
     assert {each["stage"] for each in letters} == {"parse", "map"}
     assert letters[4]["reason"] == "column 'twice' (sql) cannot be evaluated: value.n * 2"

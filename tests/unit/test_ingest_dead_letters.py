@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from ingest.dead_letters import SCHEMA, DeadLetters, Replay, digest, moment
+from ingest.dead_letters import SCHEMA, DeadLetters, Note, Replay, digest, moment
 from ingest.errors import Invalid, Unavailable
 from wal import FakeClock, SystemIds
 
@@ -159,3 +159,18 @@ def test_a_table_made_anew_has_another_name(at: str, tmp_path: Path) -> None:
 
 def test_the_digest_is_of_a_set() -> None:
     assert digest(["0a", "0b"]) == digest(["0b", "0a"]) == digest(["0a"]) ^ digest(["0b"])
+
+
+def test_a_table_that_is_older_than_headers_gets_their_column(tmp_path: Path) -> None:
+    at = str(tmp_path / "old.dlq")
+    old = SCHEMA.remove(SCHEMA.get_field_index("raw_headers"))
+    name = {"memwal:letters-id": "same", "memwal:letters": '{"q": [3, "0"]}'}
+    old = old.with_metadata(name)
+    lance.write_dataset(old.empty_table(), at, schema=old)
+    found = DeadLetters.create(at, {}, FakeClock(), SystemIds())
+    assert (found.name, found.note("q"), found.dataset.schema.names) == ("same", Note(3, 0), SCHEMA.names)
+    row = {"id": "a" * 20, "time": 1, "stage": "fit", "reason": "none", "query_id": "q", "batch_id": 4}
+    row |= {"raw_headers": [{"key": "k", "value": b"\xff"}]}
+    assert found.append(pa.Table.from_pylist([row], schema=SCHEMA).to_batches(), "q", 4) == 1
+    assert lance.dataset(at).to_table()["raw_headers"].to_pylist() == [row["raw_headers"]]
+    assert DeadLetters.create(at, {}, FakeClock(), SystemIds()).dataset.version == lance.dataset(at).version

@@ -32,8 +32,8 @@ class World:
     def opened(self) -> DeadLetters:
         return DeadLetters.create(f"{self.uri}.dlq", {}, FakeClock(), SystemIds())
 
-    def write(self, *raws: Any, topic: str | None = None) -> None:
-        """Letters of a file, or of records with the keys 0, 1, …"""
+    def write(self, *raws: Any, topic: str | None = None, headers: list[dict[str, Any]] | None = None) -> None:
+        """Letters of a file, or of records with the keys 0, 1, …; `headers`: of each, None where they were not kept."""
         rows = [
             {
                 "id": f"{number * 977 + 1:020x}",
@@ -44,6 +44,7 @@ class World:
                 "batch_id": 0,
                 **({"file": "f"} if topic is None else {"topic": topic, "partition": 0, "offset": number}),
                 "row": number,
+                "raw_headers": headers,
                 "raw_key": str(number).encode(),
                 "raw_value": raw if isinstance(raw, bytes | None) else json.dumps(raw).encode(),
             }
@@ -199,3 +200,11 @@ def test_letters_that_cannot_be_mapped_stay(
     (reason,) = at.replay(source=source).stay
     assert says in reason
     assert at.left() == [0]
+
+
+def test_headers_are_replayed_where_letters_have_them(world: Callable[..., World]) -> None:
+    at = world(key="id")
+    at.write({"id": 0}, {"id": 1}, topic="orders", headers=[{"key": "n", "value": b"4"}, {"key": "n", "value": b"5"}])
+    outcome = at.replay(source=KAFKA | {"columns": {"n": "headers.n"}})
+    assert (outcome.replayed, list(outcome.stay)) == (2, [])
+    assert sorted((row["id"], row["n"]) for row in at.table.scan().to_pylist()) == [(0, 5), (1, 5)]

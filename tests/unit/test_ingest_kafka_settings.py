@@ -10,7 +10,7 @@ from ingest.errors import Invalid
 from ingest.kafka_source import _check_names, _reader_options, check_reachable, connector
 from ingest.mapping import references
 from ingest.settings_reference import render_settings
-from tests.kafka_records import kafka_settings, mapping_of
+from tests.kafka_records import kafka_settings
 
 TABLE = {"id": "int64", "carrier": "string", "at": "timestamp[us, UTC]", "vector": "vector[4]"}
 
@@ -90,7 +90,7 @@ def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_sparks_source_is_told() -> None:
     settings = kafka_settings(TABLE, max_offsets_per_trigger=50, columns={"carrier": "headers.x"})
-    assert _reader_options(settings.source, mapping_of(settings)) == {
+    assert _reader_options(settings.source, headers=True) == {
         "kafka.max.poll.records": "100000",
         "kafka.bootstrap.servers": "127.0.0.1:9092",
         "subscribe": "t",
@@ -100,10 +100,10 @@ def test_what_sparks_source_is_told() -> None:
         "maxOffsetsPerTrigger": "50",
     }
     pattern = kafka_settings(TABLE, topics=[], topic_pattern="f.*", fail_on_data_loss=False).source
-    told = _reader_options(pattern, mapping_of(settings))
+    told = _reader_options(pattern, headers=False)
     assert (told["subscribePattern"], told["failOnDataLoss"], "subscribe" in told) == ("f.*", "false", False)
     own = kafka_settings(TABLE, options={"kafka.Max.poll.records": "7"})
-    assert "kafka.max.poll.records" not in _reader_options(own.source, mapping_of(own))
+    assert "kafka.max.poll.records" not in _reader_options(own.source, headers=False)
 
 
 def test_the_connector_is_that_of_the_spark_that_runs() -> None:

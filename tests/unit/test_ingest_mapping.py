@@ -12,7 +12,7 @@ from ingest import mapping_json
 from ingest.column_types import parse_type
 from ingest.mapping_task import mapped
 from ingest.mapping_types import column, finished, json_type
-from ingest.source import OFFSET, RAW_KEY, RAW_VALUE
+from ingest.source import OFFSET, RAW_HEADERS, RAW_KEY, RAW_VALUE
 from tests.kafka_records import WHEN, batch_of, kafka_settings, mapping_of, rows_of
 from tests.kafka_server import Record
 
@@ -244,10 +244,14 @@ def test_raw_values_are_taken_as_they_are() -> None:
 
 
 def test_the_bytes_of_a_record_come_along_where_they_are_wanted() -> None:
-    batch, mapping = batch_of([said({"id": 1}, key=b"k"), said(b"no JSON")]), mapping_of(kafka_settings(FLIGHT))
+    batch, mapping = (
+        batch_of([said({"id": 1}, key=b"k", headers={"a": b"\xff"}), said(b"no JSON")]),
+        mapping_of(kafka_settings(FLIGHT)),
+    )
     assert RAW_VALUE not in mapped(batch, mapping).schema.names
     rows = mapped(batch, mapping, raw=True).to_pylist()
     assert [(row[RAW_KEY], row[RAW_VALUE], row[OFFSET]) for row in rows] == [
         (b"k", b'{"id": 1}', 0),
         (None, b"no JSON", 1),
     ]
+    assert [row[RAW_HEADERS] for row in rows] == [[{"key": "a", "value": b"\xff"}], []]
