@@ -113,9 +113,13 @@ class Balancer:
             return [region for region in nobodys if target(region, live) == self._me]
 
     def assure(self) -> None:
-        """Look at the region manifests where this process may have slept: a read must not show what was, unawares."""
+        """Look at the region manifests where this process may have slept: a read must not show what was, unawares.
+
+        Raises: why one of them cannot be looked at.
+        """
         if self._clock.monotonic() - self._stepped >= SLEPT:
-            self._check([writer.region for writer in self._table.regions.alive])
+            if failed := self._check([writer.region for writer in self._table.regions.alive]):
+                raise classify(failed)
             self._stepped = self._clock.monotonic()
 
     def waiting(self) -> list[Waiting]:
@@ -231,13 +235,19 @@ class Balancer:
         if steps.settled and not self._busy:
             self._settled.set()
 
-    def _check(self, regions: Sequence[UUID]) -> None:
-        """Look at the manifests of `regions`, and let go of those that another has claimed."""
+    def _check(self, regions: Sequence[UUID]) -> wal.WalError | None:
+        """Look at the manifests of `regions`, let go of those that another has claimed; why one could not be read."""
+        failed = None
         for region in regions:
-            with suppress(wal.WalError, MemWalError):
+            try:
                 self._table.regions.writer(region).refresh()
+            except (wal.Fenced, MemWalError):
+                continue  # it is let go of below, or has gone meanwhile
+            except wal.WalError as error:
+                failed = error
         if regions:
             self._drop_ended()
+        return failed
 
     def _decided(self) -> Steps:
         now = self._clock.monotonic()

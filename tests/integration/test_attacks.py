@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 import ingest
+import wal
 from flush import resize
 from ingest.balancer import Balancer
 from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
+from ingest.region_writer import RegionWriter
 from ingest.settings import Settings, load
 from ingest.table import Table
 from memtable import TOMBSTONE
@@ -72,7 +74,15 @@ def test_a_put_that_changes_nothing_is_not_acked_by_an_owner_that_was_overtaken(
             assert shown(newer) == {1: 3}
 
 
-def test_a_reader_that_missed_a_resize_is_told_and_not_given_half_of_the_rows(tmp_path: Path) -> None:
+READS: dict[str, Callable[[Any], int]] = {
+    "count": lambda client: client.count("id < 6"),
+    "scan": lambda client: client.scan(["id"], filter="id < 6").num_rows,
+    "get": lambda client: client.get(list(range(6))).num_rows,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: Path, read: str) -> None:
     """Regions keep their ids, so that daemons which were started again at their addresses know those it asks for."""
     uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
     with opened(uri, 2) as table:
@@ -86,17 +96,11 @@ def test_a_reader_that_missed_a_resize_is_told_and_not_given_half_of_the_rows(tm
         client = ends.enter_context(ingest.connect(endpoints))
         assert client.count() == 100
         for service in services:
-            service._table.close()
+            service.table.close()
         resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
         for bucket, service in enumerate(services):
-            service._table = open_share(settings, bucket, ends)
-        reads: list[Callable[[], Any]] = [client.count, client.scan, lambda: client.get([1, 2, 3, 4, 5, 6])]
-        for read in reads:
-            with pytest.raises(ingest.Unavailable) as told:
-                read()
-            assert told.value.details["reason"] == "resized"
-        with ingest.connect(endpoints) as again:
-            assert again.count() == 100
+            service.table = open_share(settings, bucket, ends)
+        assert READS[read](client) == 6
 
 
 class Jumping(SystemClock):
@@ -126,6 +130,28 @@ def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_fi
                     assert asleep.get([1])["n"].to_pylist() == [2]
         finally:
             balancer.stop()
+
+
+def test_an_owner_that_slept_and_cannot_look_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri, clock = str(tmp_path / "t.lance"), Jumping()
+    with opened(uri, 1) as asleep:
+        asleep.put([{"id": 1, "n": 1}])
+        asleep.regions.assure = Balancer(asleep, "grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock).assure
+        with opened(uri) as newer:
+            newer.put([{"id": 1, "n": 2}])
+            clock.ahead = 30.0
+            with monkeypatch.context() as away:
+                away.setattr(RegionWriter, "refresh", storage_is_away)
+                for _ in range(2):
+                    with pytest.raises(ingest.Unavailable, match="storage is away"):
+                        asleep.get([1])
+            with pytest.raises((ingest.Unavailable, ingest.FencedError)):
+                asleep.get([1])
+            assert shown(newer) == {1: 2}
+
+
+def storage_is_away(_: RegionWriter) -> None:
+    raise wal.StoreUnavailable("storage is away")
 
 
 def open_share(settings: Settings, share: int, ends: ExitStack) -> Table:
