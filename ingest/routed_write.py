@@ -6,7 +6,7 @@ again only with their token, which every region knows them by; without one the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,21 +47,20 @@ class RoutedWrite:
         calls = [partial(to.write, rows, request, within + self._grace) for to, rows in parts]
         answers = self._router.side_by_side(calls)
         self._waiting = []
+        failed: list[MemWalError] = []
         for (_, rows), answer in zip(parts, answers, strict=True):
-            if isinstance(answer, UnknownOutcome) and "positions" in answer.details:
+            if not isinstance(answer, MemWalError):
+                self._acks.append(answer)
+            elif (rest := self._rest(rows, answer)) is not None:
                 self._acks.append(answer.details)
-                self._waiting.append(self._without(rows, answer.details["positions"]))
-            elif isinstance(answer, MemWalError):
+                self._waiting.append(rest)
+                failed.append(Unavailable(answer.message, answer.details))  # as it counts for the rows that are left
+            else:
                 self._waiting.append(rows)
                 self._unknown = answer if isinstance(answer, UnknownOutcome) else self._unknown
-            else:
-                self._acks.append(answer)
-        if self._waiting:
-            raise the_worst(
-                [_of_the_rest(answer) for answer in answers],
-                repeatable=self._request["token"] is not None,
-                alone=self._router.alone,
-            )
+                failed.append(answer)
+        if failed:
+            raise the_worst(failed, repeatable=self._request["token"] is not None, alone=self._router.alone)
         return self._receipt()
 
     def outcome(self, error: MemWalError) -> MemWalError:
@@ -83,26 +82,33 @@ class RoutedWrite:
         rows = self._waiting[0] if len(self._waiting) == 1 else pa.concat_tables(self._waiting)
         if self._router.sole is not None:
             return [(self._router.sole, rows)]
-        router = self._router
-        rows, buckets = self._bucketed(rows)
+        router, splitter = self._router, self._splitter()
+        rows, buckets = self._bucketed(rows, splitter)
         self._waiting = [rows]
         present = np.unique(buckets).tolist()
         parts = []
-        for endpoint, regions in router.owners(router.regions[bucket] for bucket in present).items():
-            mine = [bucket for bucket in present if router.regions[bucket] in regions]
+        for endpoint, regions in router.owners(splitter.regions[bucket] for bucket in present).items():
+            mine = [bucket for bucket in present if splitter.regions[bucket] in regions]
             part = rows if len(mine) == len(present) else rows.filter(pa.array(np.isin(buckets, mine)))
             parts.append((router.connection(endpoint), part))
         return parts
 
-    def _without(self, rows: pa.Table, regions: Collection[str]) -> pa.Table:
-        """The rows that are not of `regions`, which have theirs."""
-        rows, buckets = self._bucketed(rows)
-        have = [bucket for bucket, region in enumerate(self._router.regions) if region in regions]
+    def _rest(self, rows: pa.Table, answer: MemWalError) -> pa.Table | None:
+        """The rows that nobody has, where some regions have theirs and `answer` names them; else None.
+
+        The same names are of other rows after a resize: by another routing than ours they tell nothing here.
+        """
+        if not isinstance(answer, UnknownOutcome) or "positions" not in answer.details:
+            return None
+        splitter, acked = self._splitter(), answer.details["positions"]
+        if answer.details.get("routing") != splitter.routing:
+            return None
+        rows, buckets = self._bucketed(rows, splitter)
+        have = [bucket for bucket, region in enumerate(splitter.regions) if region in acked]
         return rows.filter(pa.array(~np.isin(buckets, have)))
 
-    def _bucketed(self, rows: pa.Table) -> tuple[pa.Table, npt.NDArray[np.int32]]:
+    def _bucketed(self, rows: pa.Table, splitter: Splitter) -> tuple[pa.Table, npt.NDArray[np.int32]]:
         """Rows, checked before they are split for the first time, and their buckets."""
-        splitter = self._splitter()
         if not self._checked:
             rows = splitter.checked_keys(rows) if self._request["delete"] else splitter.checked(rows)
             self._checked = True
@@ -114,18 +120,11 @@ class RoutedWrite:
         return Receipt(self._given, applied, positions, sum(ack["skipped"] for ack in self._acks))
 
 
-def _of_the_rest(answer: Any) -> Any:
-    """An answer as it counts for the rows that are left: where some regions have theirs, the others applied nothing."""
-    if isinstance(answer, UnknownOutcome) and "positions" in answer.details:
-        return Unavailable(answer.message, answer.details)
-    return answer
-
-
-def the_worst(answers: Sequence[Any], *, repeatable: bool, alone: bool) -> MemWalError:
-    """Of the failures among `answers` the one that decides what is next: what ends the call before what may pass."""
+def the_worst(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -> MemWalError:
+    """Of several failures the one that decides what is next: what ends the call before what may pass."""
     order = {"raise": 0, "learn": 1, "wait": 2}
 
     def weight(error: MemWalError) -> tuple[int, bool]:
         return order[verdict(error, repeatable=repeatable, alone=alone)], not isinstance(error, UnknownOutcome)
 
-    return min((answer for answer in answers if isinstance(answer, MemWalError)), key=weight)
+    return min(failed, key=weight)

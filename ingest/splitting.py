@@ -29,6 +29,8 @@ class Splitter:
         """`described`: as a daemon describes the table (`ingest.flight_server`, action "schema")."""
         self.routing: int = described["routing_version"]
         """Version of the routing to these buckets."""
+        self.regions: tuple[str, ...] = tuple(described["ids"])
+        """That of bucket n at n."""
         self._key = tuple(key)
         self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
         self._rows = row_schema(schema, key)

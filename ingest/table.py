@@ -321,7 +321,7 @@ class Table(LevelReads):
         has, writes nothing; it takes these over, and is asked once more.
         """
         try:
-            return written(waiting, within=timeout, clock=self._context.clock)
+            return self._written(waiting, timeout)
         except Reshaped:
             self.follow()
         except UnknownOutcome as error:
@@ -331,7 +331,15 @@ class Table(LevelReads):
         again = [
             (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape)) for to, each in waiting
         ]
-        return written(again, within=timeout, clock=self._context.clock)
+        return self._written(again, timeout)
+
+    def _written(self, waiting: Sequence[tuple[RegionWriter, Write]], timeout: float | None) -> dict[str, Ack]:
+        try:
+            return written(waiting, within=timeout, clock=self._context.clock)
+        except UnknownOutcome as error:
+            if "positions" in error.details:  # whoever sends the rest must know it by the routing that these are of
+                error.details["routing"] = self.base.routing_version
+            raise
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
