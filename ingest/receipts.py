@@ -22,7 +22,8 @@ class Receipt:
 @dataclass(frozen=True, slots=True)
 class StreamReceipt:
     """A region's answer to one stream: `applied` is False when its token was applied before; `ack_seconds` is the time
-    from the closing message to the answer; `skipped` as in a `Receipt`."""
+    from the closing message to the answer; `skipped` as in a `Receipt`, `newest` as in an
+    `Ack`."""
 
     region: str
     rows: int
@@ -30,3 +31,4 @@ class StreamReceipt:
     position: int
     ack_seconds: float
     skipped: int = 0
+    newest: int | None = None

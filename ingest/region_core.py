@@ -374,13 +374,15 @@ class RegionCore:
             return False
         return True
 
-    @staticmethod
-    def _acknowledge(group: Sequence[Write], fresh: Sequence[Write], position: int, skipped: Sequence[int]) -> None:
+    def _acknowledge(
+        self, group: Sequence[Write], fresh: Sequence[Write], position: int, skipped: Sequence[int]
+    ) -> None:
         first_time = {id(write) for write in fresh} if len(fresh) < len(group) else None
         left_out = {id(write): number for write, number in zip(fresh, skipped, strict=True)} if skipped else {}
         for write in group:
             applied = first_time is None or id(write) in first_time
-            write.done.set_result(Ack(write.rows.num_rows, applied, position, left_out.get(id(write), 0)))
+            newest = None if applied or write.token is None else self._applied.get(write.token.producer)
+            write.done.set_result(Ack(write.rows.num_rows, applied, position, left_out.get(id(write), 0), newest))
 
     def _without_faulty(self, group: Sequence[Write], error: Exception) -> list[Write]:
         """The group did not pass as a whole, with `error`: answer the writes at fault; returns the others."""

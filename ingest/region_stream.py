@@ -61,7 +61,7 @@ class RegionStream:
         answer = self._patiently(lambda put: put.finish())
         self._kept, took = [], self._clock.monotonic() - started
         acked = (answer["rows"], answer["applied"], answer["position"])
-        return StreamReceipt(self._region, *acked, took, answer["skipped"])
+        return StreamReceipt(self._region, *acked, took, answer["skipped"], answer.get("newest"))
 
     def abort(self) -> None:
         """Drop the stream; the region applies nothing of it."""

@@ -63,7 +63,7 @@ SMALL = 200_000
 @dataclass(frozen=True, slots=True)
 class RegionReceipt:
     """What one region answered to one micro-batch; times in unix seconds, see `spark_tasks.RECEIPT`. `skipped`: rows
-    that the table's rules left out."""
+    that the table's rules left out; `newest`: as in an `Ack`."""
 
     region: str
     rows: int
@@ -74,6 +74,7 @@ class RegionReceipt:
     landed_last: float | None
     acked_at: float
     skipped: int = 0
+    newest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ class MemWalSink:
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
                 receipt = receipt_of(batch_id, rows, letters_added)
+                refuse_older(receipt)
                 self._learn(receipt.rows + receipt.bad)
                 return receipt
             for packed in told:
@@ -268,8 +270,10 @@ class MemWalSink:
         return self._child.endpoint
 
     def _find(self) -> FromNotes | None:
+        if not self._settings.daemon.on_spark:
+            return None
         base = self._table()
-        return FromNotes(base.uri, self._options(), base.regions) if self._settings.daemon.on_spark else None
+        return FromNotes(base.uri, self._options(), base.regions)
 
     def _table(self) -> BaseTable:
         if self._base is None:
@@ -350,6 +354,17 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> B
         letters,
         "; ".join(row["said"] for row in bad),
     )
+
+
+def refuse_older(receipt: BatchReceipt) -> None:
+    """Raises: Invalid for a micro-batch of a checkpoint that was set back; its rows may be others than were applied."""
+    newest = max((each.newest for each in receipt.regions if each.newest is not None), default=receipt.batch_id)
+    if newest > receipt.batch_id:
+        raise Invalid(
+            f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
+            f"of its micro-batch {receipt.batch_id} were left out as applied before; bring the newest checkpoint back, "
+            "or set sink.checkpoint to a new one, which reads the source from its start"
+        )
 
 
 def configured_endpoint(settings: Settings) -> str | None:

@@ -61,6 +61,7 @@ RECEIPT = pa.schema(
         pa.field("landed_last", pa.float64()),
         pa.field("acked_at", pa.float64(), nullable=False),
         pa.field("skipped", pa.int64(), nullable=False),
+        pa.field("newest", pa.int64()),
         pa.field("letters", pa.int64()),
         pa.field("said", pa.string()),
     ]
@@ -340,6 +341,7 @@ class _Sending:
             "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
             "acked_at": acked_at,
             "skipped": answer.skipped,
+            "newest": answer.newest,
         }
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 

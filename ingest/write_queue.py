@@ -33,12 +33,14 @@ Deletes = bool | npt.NDArray[np.bool_]
 class Ack:
     """What a region answers: `rows` of the write, whether this call `applied` them (False: its token was applied
     before), the WAL `position` that made them durable (0: not durable yet), and how many of them it `skipped`, because
-    their keys were there already and stored rows stay as they are (upsert = "insert"), or have a higher version."""
+    their keys were there already and stored rows stay as they are (upsert = "insert"), or have a higher version.
+    `newest`: where the token was applied before, the highest sequence that was applied of its producer."""
 
     rows: int
     applied: bool
     position: int
     skipped: int = 0
+    newest: int | None = None
 
 
 @dataclass(slots=True, eq=False)
