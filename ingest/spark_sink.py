@@ -56,8 +56,11 @@ _ROUNDS = 20
 _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
 
-SMALL = 200_000
-"""Rows up to which a micro-batch is left to one task: a shuffle and a second stage take longer than its rows."""
+SMALL, SMALL_ON_FEW = 200_000, 1_000_000
+"""Rows up to which a micro-batch is left to one task, since a shuffle and a second stage take longer than its rows; and
+where no more than `FEW` tasks run at once, which together move fewer rows through a shuffle and a sort than one does
+without them."""
+FEW = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ class MemWalSink:
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
-        self._small, self._too_many = SMALL, False
+        self._small: int | None = None
+        self._too_many = False
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -201,6 +205,9 @@ class MemWalSink:
 
     def _by_one_task(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """The receipts of a micro-batch that one task took; None where that is not for it, and nothing was sent."""
+        if self._small is None:
+            few = frame.sparkSession.sparkContext.defaultParallelism <= FEW
+            self._small = SMALL_ON_FEW if few else SMALL
         if self._last is None or self._last > self._small:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
@@ -216,7 +223,7 @@ class MemWalSink:
     def _learn(self, rows: int) -> None:
         """A micro-batch had so many rows."""
         if self._too_many:  # they are wide: of half as many all may fit into one task
-            self._small, self._too_many = min(self._small, rows // 2), False
+            self._small, self._too_many = min(self._small or rows, rows // 2), False
         self._last = rows
 
     def _by_regions(

@@ -205,7 +205,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(stream: Callable[..., Stream]
     shutil.rmtree(source.checkpoint)
     shutil.copytree(tmp_path / "copy", source.checkpoint)
     for _ in range(2):
-        with pytest.raises(ingest.Invalid, match="checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
+        with pytest.raises(ingest.Invalid, match=r"checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
             source.run(made.schema)
     assert source.names() == {id: f"row {id} v2" for id in range(30)}
 
