@@ -128,6 +128,7 @@ class Trials:
 
     def freeze(self, endpoint: str, seconds: float) -> None:
         """Stop a daemon for so long, and continue it."""
+        time.sleep(REST)  # a pause begins with an ack
         began = time.perf_counter()
         with self._daemons.frozen(endpoint):
             time.sleep(seconds)
