@@ -30,7 +30,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 """Seconds, doubling. A planned hand-over takes tens of milliseconds, a take-over a second or two."""
 FIRST_PATIENCE = 30.0
 """Seconds that the first attempt may take where another daemon may take the region over, doubling: only a machine that
-vanished without a word, or sleeps, is given up by this. Streams are earlier (`ingest.standstill`)."""
+vanished without a word, or sleeps, is given up by this, if not by `ingest.standstill` before."""
 
 Verdict = Literal["raise", "wait", "learn"]
 

@@ -31,7 +31,7 @@ from ingest.reads import Reads
 from ingest.receipts import Receipt
 from ingest.region_stream import RegionStream
 from ingest.routed_write import RoutedWrite, the_worst
-from ingest.router import PROBE_TIMEOUT, Owner, Router, endpoints_of
+from ingest.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from ingest.rows import as_table
 from ingest.splitting import Splitter, best_of, in_asked_order
 from ingest.standstill import given_up_when
@@ -161,23 +161,21 @@ class RemoteTable(Reads):
         router, seconds = self.router, float("inf") if timeout is None else timeout
         attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
 
-        at: list[Owner | None] = [None]
+        name, asked = str(region), list[Callable[[], bool]]()
 
         def open_put() -> Any:
-            patience = attempts.patience(alone=router.alone)
-            at[:] = [router.believed_owner(str(region))]
-            return router.owner(str(region)).open_put(
-                str(region), token, schema, None if patience == float("inf") else patience, routing
-            )
+            patience, to = attempts.patience(alone=router.alone), router.owner(name)
+            asked[:] = [router.watch(to.endpoint, [name])]
+            return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing)
 
         def again(error: MemWalError) -> None:
             router.before_next(attempts, error, router.rounds)
 
         def moved() -> bool:
-            return at[0] is not None and router.moved(str(region), at[0])
+            return any(each() for each in asked)
 
         within = (lambda call: call()) if router.alone else partial(given_up_when, moved)
-        return RegionStream(str(region), schema, open_put, again, within, router.clock)
+        return RegionStream(name, schema, open_put, again, within, router.clock)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -189,9 +187,7 @@ class RemoteTable(Reads):
     @at_the_edge
     def commit(self) -> CommitReport:
         """As `Table.commit`; the rows never come here. Asked of the owner of bucket 0, who commits for all."""
-        first = self.router.regions[0]
-        done = self._patiently(lambda within: self.router.owner(first).act("commit", None, within), STEP_TIMEOUT)
-        return CommitReport(**done)
+        return CommitReport(**self._patiently(self._commit, STEP_TIMEOUT))
 
     @at_the_edge
     def status(self) -> dict[str, Any]:
@@ -292,7 +288,7 @@ class RemoteTable(Reads):
         if sole is None and request["level"] == "committed":  # which needs no owner: any daemon answers for all regions
             sole = self.router.owner(self.router.regions[0])
         if sole is not None:
-            return sole.read(read, request, rows, within)
+            return self._all_of([Call(sole, self.router.regions, partial(sole.read, read, request, rows, within))])[0]
         if read == "get":
             assert rows is not None
             return self._get(rows, request, within)
@@ -303,18 +299,21 @@ class RemoteTable(Reads):
         """The answers of every owner to a read of all regions, or to the step "flush". Raises: the worst failure."""
         router = self.router
         routing = router.routing  # before the regions: should they change now, the daemons refuse it
-        calls: list[Callable[[], Any]] = []
+        calls: list[Call[Any]] = []
         for endpoint, regions in router.owners(router.regions).items():
-            to = router.connection(endpoint)
-            if name == "flush":
-                calls.append(partial(to.act, name, request, within))
-            else:
-                asking = {**request, "regions": regions, "routing": routing}
-                calls.append(partial(to.read, name, asking, rows, within))
+            to, asking = router.connection(endpoint), {**request, "regions": regions, "routing": routing}
+            make = partial(to.act, name, request) if name == "flush" else partial(to.read, name, asking, rows)
+            calls.append(Call(to, regions, partial(make, timeout=within)))
         return self._all_of(calls)
 
-    def _all_of(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        answers = self.router.side_by_side(calls)
+    def _commit(self, within: float) -> dict[str, Any]:
+        first = self.router.regions[0]
+        to = self.router.owner(first)
+        done: dict[str, Any] = self._all_of([Call(to, [first], partial(to.act, "commit", timeout=within))])[0]
+        return done
+
+    def _all_of(self, calls: Sequence[Call[T]]) -> list[T]:
+        answers = self.router.answers(calls)
         failed = [answer for answer in answers if isinstance(answer, MemWalError)]
         if failed:
             raise the_worst(failed, repeatable=True, alone=self.router.alone)
@@ -326,12 +325,12 @@ class RemoteTable(Reads):
         buckets = splitter.buckets(keys)
         present = np.unique(buckets).tolist() or [0]
         wanted = None if columns is None else [*dict.fromkeys([*columns, *self.key])]
-        calls: list[Callable[[], Any]] = []
+        calls: list[Call[Any]] = []
         for endpoint, regions in router.owners(router.regions[bucket] for bucket in present).items():
             mine = [bucket for bucket in present if router.regions[bucket] in regions]
-            asked = keys.filter(pa.array(np.isin(buckets, mine)))
+            asked, to = keys.filter(pa.array(np.isin(buckets, mine))), router.connection(endpoint)
             asking = {**request, "columns": wanted, "regions": regions, "routing": splitter.routing}
-            calls.append(partial(router.connection(endpoint).read, "get", asking, asked, within))
+            calls.append(Call(to, regions, partial(to.read, "get", asking, asked, within)))
         found = in_asked_order(_alike(self._all_of(calls)), keys)
         return found if columns is None else found.select([*dict.fromkeys(columns)])
 

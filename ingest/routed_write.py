@@ -18,10 +18,14 @@ from ingest.attempts import verdict
 from ingest.connection import Connection
 from ingest.errors import MemWalError, Unavailable, UnknownOutcome
 from ingest.receipts import Receipt
-from ingest.router import Router
+from ingest.router import Call, Router
 from ingest.splitting import Splitter
 
-Part = tuple[Connection, pa.Table]
+Part = tuple[Connection, Sequence[str], pa.Table]
+"""A daemon, its regions, and their rows."""
+
+LIVING = 5.0
+"""Seconds more for a daemon that has lost a region to say what became of rows without a token: nothing else tells."""
 
 
 class RoutedWrite:
@@ -44,11 +48,12 @@ class RoutedWrite:
         request = self._request if self._request["timeout"] is None else {**self._request, "timeout": within}
         if self._checked:
             request = {**request, "routing": self._router.routing}  # rows that were split belong to its regions
-        calls = [partial(to.write, rows, request, within + self._grace) for to, rows in parts]
-        answers = self._router.side_by_side(calls)
+        whole = within + self._grace
+        calls = [Call(to, regions, partial(to.write, rows, request, whole)) for to, regions, rows in parts]
+        answers = self._router.answers(calls, LIVING if request["token"] is None else 0.0)
         self._waiting = []
         failed: list[MemWalError] = []
-        for (_, rows), answer in zip(parts, answers, strict=True):
+        for (_, _, rows), answer in zip(parts, answers, strict=True):
             if not isinstance(answer, MemWalError):
                 self._acks.append(answer)
             elif (rest := self._rest(rows, answer)) is not None:
@@ -81,16 +86,16 @@ class RoutedWrite:
         """What waits, by owner; looked into only where nobody owns all."""
         rows = self._waiting[0] if len(self._waiting) == 1 else pa.concat_tables(self._waiting)
         if self._router.sole is not None:
-            return [(self._router.sole, rows)]
+            return [(self._router.sole, self._router.regions, rows)]
         router, splitter = self._router, self._splitter()
         rows, buckets = self._bucketed(rows, splitter)
         self._waiting = [rows]
         present = np.unique(buckets).tolist()
-        parts = []
+        parts: list[Part] = []
         for endpoint, regions in router.owners(splitter.regions[bucket] for bucket in present).items():
             mine = [bucket for bucket in present if splitter.regions[bucket] in regions]
             part = rows if len(mine) == len(present) else rows.filter(pa.array(np.isin(buckets, mine)))
-            parts.append((router.connection(endpoint), part))
+            parts.append((router.connection(endpoint), regions, part))
         return parts
 
     def _rest(self, rows: pa.Table, answer: MemWalError) -> pa.Table | None:

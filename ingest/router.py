@@ -13,14 +13,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ingest.attempts import Attempts
 from ingest.connection import Connection
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import DRAINING, NOT_OWNER, UNAUTHENTICATED
 from ingest.routings import expect_routing
+from ingest.standstill import awaited, begun
 from wal import Clock, Ids, SystemClock, SystemIds, WalError
 
 T = TypeVar("T")
@@ -38,6 +40,15 @@ class Owner(NamedTuple):
 
     endpoint: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One call to a daemon about `regions`, which it owns as last heard."""
+
+    to: Connection
+    regions: Sequence[str]
+    make: Callable[[], T]
 
 
 def endpoints_of(location: str | Sequence[str]) -> tuple[str, ...]:
@@ -156,22 +167,39 @@ class Router:
         """The connection to the owner of `region`. Raises: as `owners`."""
         return self.sole or self.connection(next(iter(self.owners([region]))))
 
-    def believed_owner(self, region: str) -> Owner | None:
-        """Who owns `region` as last heard."""
-        return self._owners.get(region)
+    def answers(self, calls: Sequence[Call[T]], grace: float = 0.0) -> list[T | MemWalError]:
+        """What each call returned or failed with. One that takes long is given up when another daemon has its regions
+        (`ingest.standstill`; `grace`: as there): the one that was called stands still, or what it does is void.
+        """
+        if self.alone:
+            return self.side_by_side([call.make for call in calls])
+        watches = [self.watch(call.to.endpoint, call.regions) for call in calls]
+        under_way = [begun(call.make) for call in calls]
+        return [_settled(partial(awaited, *each, grace)) for each in zip(under_way, watches, strict=True)]
 
-    def moved(self, region: str, owner: Owner) -> bool:
-        """Ask the daemons other than `owner` whether one has `region` with a higher epoch; it is believed then."""
-        others = [(endpoint, each) for endpoint, each in list(self._connections.items()) if endpoint != owner.endpoint]
+    def watch(self, endpoint: str, regions: Iterable[str]) -> Callable[[], bool]:
+        """Says, from now on, whether another daemon than that at `endpoint` has one of `regions` by a higher epoch.
+
+        The others are asked where that is not known, and believed.
+        """
+        since = {region: self._owners[region] for region in regions if region in self._owners}
+
+        def newer(owners: Mapping[str, Owner]) -> bool:
+            found = ((owners[region], owner) for region, owner in since.items() if region in owners)
+            return any(other.endpoint != endpoint and other.epoch > owner.epoch for other, owner in found)
+
+        return lambda: newer(self._owners) or newer(self._heard_beside(endpoint))
+
+    def _heard_beside(self, endpoint: str) -> Mapping[str, Owner]:
+        """What the daemons but that at `endpoint` own by their own word; where that is newer, it is believed."""
+        others = [(at, each) for at, each in list(self._connections.items()) if at != endpoint]
         answers = self.side_by_side([partial(each.act, "regions", None, PROBE_TIMEOUT) for _, each in others])
-        told = zip((endpoint for endpoint, _ in others), answers, strict=True)
+        told = zip((at for at, _ in others), answers, strict=True)
         heard = believed([(at, answer) for at, answer in told if not isinstance(answer, MemWalError)], self.table)
-        if region not in heard or heard[region].epoch <= owner.epoch:
-            return False
         known = self._owners
         newer = {each: at for each, at in heard.items() if each not in known or at.epoch > known[each].epoch}
-        self._believe({**known, **newer})
-        return True
+        self._believe(known | newer)
+        return heard
 
     def epochs(self) -> dict[str, int]:
         """The epoch of each region whose owner is known."""
@@ -203,13 +231,7 @@ class Router:
     def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
         """What each call returned or failed with; the first one runs in this thread."""
         others: list[Future[T]] = [self._pool.submit(call) for call in calls[1:]]
-        found: list[T | MemWalError] = []
-        for call in (*calls[:1], *(other.result for other in others)):
-            try:
-                found.append(call())
-            except MemWalError as error:
-                found.append(error)
-        return found
+        return [_settled(call) for call in (*calls[:1], *(other.result for other in others))]
 
     def close(self) -> None:
         """Close every connection; the daemons go on."""
@@ -315,3 +337,10 @@ class Router:
             if self.alone:  # it says itself what is wrong
                 only = next(iter(self._connections))
             self.sole = None if only is None else self._connections[only]
+
+
+def _settled(call: Callable[[], T]) -> T | MemWalError:
+    try:
+        return call()
+    except MemWalError as error:
+        return error

@@ -9,7 +9,7 @@ the older owner's appends are refused from their claim on, and rows that it had 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TypeVar
 
@@ -24,22 +24,29 @@ LOOK_AFTER, LOOK_EVERY = 0.5, 0.25
 
 
 def given_up_when(moved: Callable[[], bool], call: Callable[[], T]) -> T:
-    """What `call` returns or raises; where it takes long, and `moved` says so, UnknownOutcome with the reason "moved".
+    """What `call` returns or raises, as `awaited`."""
+    return awaited(begun(call), moved)
 
-    The call goes on then, in a thread of its own, until its own deadline: nobody waits for it.
-    """
+
+def begun(call: Callable[[], T]) -> Future[T]:
+    """What `call` will return or raise, in a thread of its own."""
     done: Future[T] = Future()
-    Worker("stream", partial(_settle, done, call))
-    wait = LOOK_AFTER
-    while True:
-        try:
-            return done.result(wait)
-        except TimeoutError:
-            if not done.done() and moved():
-                raise UnknownOutcome(
-                    "the region has another owner by now; retry with the same token", {"reason": MOVED}
-                ) from None
-        wait = LOOK_EVERY
+    Worker("call", partial(_settle, done, call))
+    return done
+
+
+def awaited(done: Future[T], moved: Callable[[], bool], grace: float = 0.0) -> T:
+    """What `done` returns or raises; where it takes long, and `moved` says so, UnknownOutcome with the reason "moved".
+
+    `grace`: seconds more, for a daemon that lives: what it was asked for is done or refused by then.
+    The call goes on, until its own deadline: nobody waits for it.
+    """
+    patience = LOOK_AFTER
+    while not wait([done], patience).done:
+        patience = LOOK_EVERY
+        if moved() and not wait([done], grace).done:
+            raise UnknownOutcome("the region has another owner by now; retry with the same token", {"reason": MOVED})
+    return done.result()
 
 
 def _settle(done: Future[T], call: Callable[[], T]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import ingest
 from flush import BaseTable
-from ingest import attempts
+from ingest import attempts, client
 from ingest.client import RemoteTable
 from tests import append_rows
 from tests.cluster import spread, start_daemon
@@ -123,6 +123,40 @@ def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
         for batch in rows.filter(pa.array(buckets == 0)).to_batches():
             late.write(batch)
         assert not late.finish().applied, "its region knows the token, whoever has it by now"
+
+
+def test_calls_by_hand_to_a_daemon_that_stands_still_go_to_its_successor(
+    tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoints = spread(2, REGIONS)
+    uri = str(tmp_path / "rows.lance")
+    config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, daemon={"endpoints": endpoints})
+    running = [start_daemon(start, config, endpoint) for endpoint in endpoints]
+    for each in running:
+        each.line_with("serving")
+    # Nothing but the claim of the other daemon ends the wait for the one that stands still.
+    monkeypatch.setattr(attempts, "FIRST_PATIENCE", 3600.0)
+    monkeypatch.setattr(client, "READ_TIMEOUT", 3600.0)
+
+    def shared(table: RemoteTable) -> bool:
+        table.router.asked()
+        return set(table.router.owners(table.router.regions)) == set(endpoints)
+
+    def frozen(number: int, call: Callable[[], Any]) -> Any:
+        wait_until(lambda: shared(table))
+        running[number].process.send_signal(signal.SIGSTOP)
+        try:
+            return call()
+        finally:
+            running[number].process.send_signal(signal.SIGCONT)
+
+    rows, token = append_rows.rows(range(200)), ("by hand", 1)
+    with ingest.connect(endpoints) as table:
+        assert frozen(0, lambda: table.put(rows, token=token, timeout=3600.0)).applied
+        assert frozen(1, lambda: append_rows.counted(table)) == Counter(range(200))
+        wait_until(lambda: shared(table))
+        assert not table.put(rows, token=token).applied, "its regions know the token, whoever has them by now"
+        assert append_rows.counted(table) == Counter(range(200))
 
 
 def test_a_stream_waits_for_the_only_daemon_to_come_back(

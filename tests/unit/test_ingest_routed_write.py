@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from ingest.errors import MemWalError, Unavailable, UnknownOutcome
 from ingest.receipts import Receipt
 from ingest.routed_write import RoutedWrite
-from ingest.router import Router
+from ingest.router import Call, Router
 from ingest.splitting import Splitter
 
 ROWS = pa.table({"id": list(range(8))})
@@ -35,15 +35,15 @@ class Alone:
     """A router and the one daemon behind it, which answers as `answers` say; remembers what it was sent."""
 
     def __init__(self, answers: Sequence[Any]) -> None:
-        self.sole, self.alone, self.routing = self, False, 1
-        self.answers, self.sent = list(answers), list[list[int]]()
+        self.sole, self.alone, self.routing, self.regions = self, False, 1, ("r0", "r1")
+        self._answers, self.sent = list(answers), list[list[int]]()
 
     def write(self, rows: pa.Table, _request: dict[str, Any], _within: float) -> Any:
         self.sent.append(rows["id"].to_pylist())
-        return self.answers.pop(0)
+        return self._answers.pop(0)
 
-    def side_by_side(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        return [call() for call in calls]
+    def answers(self, calls: Sequence[Call[Any]], _grace: float) -> list[Any]:
+        return [call.make() for call in calls]
 
 
 def acked(regions: Sequence[str]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from ingest import standstill
 from ingest.attempts import Attempts
-from ingest.errors import Invalid, MemWalError, Unavailable
-from ingest.router import Owner, Router, believed, endpoints_of
+from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
+from ingest.router import Call, Owner, Router, believed, endpoints_of
 from wal import FakeClock, SeededIds, StoreUnavailable
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
@@ -225,3 +226,59 @@ def test_a_table_that_was_resized_meanwhile_is_told_at_the_next_look() -> None:
     with pytest.raises(Unavailable) as told:
         router.learn(router.rounds)
     assert told.value.details == {"reason": "resized", "routing": 2}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is long at once."""
+    monkeypatch.setattr(standstill, "LOOK_AFTER", 0.01)
+    monkeypatch.setattr(standstill, "LOOK_EVERY", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_call_is_given_up_when_its_regions_have_another_owner_and_not_before() -> None:
+    daemons = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1}))
+    router = daemons.router()
+    router.learn(router.rounds)
+    released, looked = threading.Event(), threading.Event()
+
+    def stands_still() -> str:
+        daemons.answers[A] = None
+        looked.wait(60)  # it is not given up while nobody else has its regions
+        daemons.answers[B] = answer({"r0": 2, "r1": 1})
+        released.wait(60)
+        return "late"
+
+    class Counted(Daemon):
+        def act(self, *args: Any) -> Any:
+            if len(daemons.asked) > 8:
+                looked.set()
+            return super().act(*args)
+
+    router._connections[B] = Counted(daemons, B)  # type: ignore[assignment]
+    calls = [Call(router.connection(A), ["r0"], stands_still), Call(router.connection(B), ["r1"], lambda: "here")]
+    given_up, answered = router.answers(calls)
+    released.set()
+    assert isinstance(given_up, UnknownOutcome)
+    assert given_up.details["reason"] == "moved"
+    assert answered == "here"
+    assert router.owners(IDS) == {B: IDS}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_daemon_that_lives_may_say_what_became_of_a_call_when_its_region_has_moved() -> None:
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}), b=answer({"r0": 2}))
+    router = daemons.router()
+    asked = threading.Event()
+
+    def slow() -> str:
+        asked.wait(60)
+        return "done before it let the region go"
+
+    class Asked(Daemon):
+        def act(self, *args: Any) -> Any:
+            asked.set()
+            return super().act(*args)
+
+    router._connections[B] = Asked(daemons, B)  # type: ignore[assignment]
+    assert router.answers([Call(router.connection(A), IDS, slow)], grace=60.0) == ["done before it let the region go"]
