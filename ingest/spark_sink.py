@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,8 @@ from ingest.kept_child import KeptChild
 from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
 from ingest.owners import FromNotes
 from ingest.settings import Settings, load
-from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
-from ingest.spark_small import MOST_BYTES, TOO_MANY, OneTask
+from ingest.source import BESIDE, COORDINATES, FILE, OFFSET, PLACE, spark_type
+from ingest.spark_small import MOST_BYTES, NAMELESS, TOO_MANY, OneTask
 from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
 from wal import SystemClock, SystemIds
@@ -61,6 +61,10 @@ SMALL, SMALL_ON_FEW = 200_000, 1_000_000
 where no more than `FEW` tasks run at once, which together move fewer rows through a shuffle and a sort than one does
 without them."""
 FEW = 2
+NAMELESS_FROM = 10_000
+"""Rows from which on it is worth a column more in Spark's plan to leave the paths of files out."""
+NAMED_FOR = 100
+"""Micro-batches that come with paths after one that asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ class MemWalSink:
         self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
         self._small: int | None = None
         self._too_many = False
+        self._named = 0
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -214,11 +219,28 @@ class MemWalSink:
         together = frame.coalesce(1)
         if not fits_one_task(together, task):
             return None
-        rows = _collected(together, task)
+        rows = self._nameless(together, task) or _collected(together, task)
         if any(row["said"] == TOO_MANY for row in rows):
             self._too_many = True
             return None
         return rows
+
+    def _nameless(self, frame: DataFrame, task: OneTask) -> list[dict[str, Any]]:
+        """As `_collected`, of rows without the paths of their files; none where these are asked for, or not worth it.
+
+        A source whose rows asked for them is likely to again, so the next ones come with them at once.
+        """
+        from pyspark.sql import functions
+
+        self._named = max(0, self._named - 1)
+        if self._named or not set(PLACE) <= set(frame.columns) or (self._last or 0) < NAMELESS_FROM:
+            return []
+        hashed = frame.withColumn(FILE, functions.xxhash64(FILE))
+        rows = _collected(hashed, replace(task, nameless=True))
+        if not any(row["said"] == NAMELESS for row in rows):
+            return rows
+        self._named = NAMED_FOR
+        return []
 
     def _learn(self, rows: int) -> None:
         """A micro-batch had so many rows."""

@@ -7,6 +7,10 @@ Spark.
 
 What is expected may be wrong: of more bytes than `most` the task sends nothing and says so, and the sink takes the
 other way for this micro-batch.
+
+Rows of files carry the path of theirs, which is longer than most rows are and takes a quarter of a micro-batch of
+100,000. It tells the parts of files apart, for which a hash will do; where more is asked (a row is refused, or files of
+one moment are ordered by it) the task says so, and is run again with paths.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.connection import BATCH_ROWS
-from ingest.source import COORDINATES, OFFSET, PLACE
+from ingest.errors import Invalid
+from ingest.letters import NOWHERE
+from ingest.source import COORDINATES, FILE, LANDED, OFFSET, PLACE
 from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask, without_ack
 from ingest.task_errors import task_edge
 from wal import SystemClock
@@ -26,6 +32,9 @@ from wal import SystemClock
 MOST_BYTES = 64 << 20
 TOO_MANY = "too many rows for one task"
 """What a receipt says where nothing was sent."""
+NAMELESS = "paths of files are wanted"
+"""What a receipt says where rows came without the paths of their files, which are asked for; the others count for
+nothing then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +50,55 @@ class OneTask:
     """Columns that order the rows of a region, before their place does."""
     most: int = MOST_BYTES
 
+    nameless: bool = False
+    """Rows come with a hash (int64) in place of the path of their file."""
+
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
-            kept: list[pa.Table] = []
-            size = 0
-            # Batches are checked while Spark prepares the next ones. All are read, or Spark ends this worker.
-            for batch in self.route(batches):
-                size += batch.nbytes
-                if size <= self.most and batch.num_rows:
-                    kept.append(pa.Table.from_batches([batch]))
-            if size > self.most:
-                yield without_ack(SystemClock().now(), said=TOO_MANY)
-            else:
-                yield from self.send(self._sorted_parts(kept))
+            yield from self._or_names_wanted(batches) if self.nameless else self._receipts(batches)
 
-    def _sorted_parts(self, kept: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
+    def _or_names_wanted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            for receipt in self._receipts(batches):
+                if receipt["said"][0].as_py() not in (None, TOO_MANY):
+                    raise Invalid(NAMELESS)
+                yield receipt
+        except Invalid:  # its message, or the letters of rows that a region refused, would name files
+            for _ in batches:
+                pass
+            yield without_ack(SystemClock().now(), said=NAMELESS)
+
+    def _receipts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kept: list[pa.Table] = []
+        size = 0
+        # Batches are checked while Spark prepares the next ones. All are read, or Spark ends this worker.
+        for batch in self.route.routed(batches):
+            size += batch.nbytes
+            if size <= self.most and batch.num_rows:
+                kept.append(pa.Table.from_batches([batch]))
+        if size > self.most:
+            yield without_ack(SystemClock().now(), said=TOO_MANY)
+            return
         # Batches with bad rows take null where others do not.
         rows = pa.concat_tables(kept, promote_options="default").combine_chunks() if kept else pa.table({})
+        if self.nameless and wants_names(rows):
+            raise Invalid(NAMELESS)
+        yield from self.send.sent(self._sorted_parts(rows))
+
+    def _sorted_parts(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         for batch in rows.to_batches():
             ordered = in_order(batch, self.order_by)
             for start in range(0, ordered.num_rows, BATCH_ROWS):
                 yield ordered.slice(start, BATCH_ROWS)
+
+
+def wants_names(rows: pa.Table) -> bool:
+    """Whether the paths of files are asked for: by dead letters, or by the order of files of one moment."""
+    if FILE not in rows.column_names:
+        return False
+    files = rows.group_by(FILE).aggregate([(LANDED, "min")])
+    alike = pc.count_distinct(files[f"{LANDED}_min"]).as_py() < files.num_rows
+    return alike or bool(pc.any(pc.equal(rows[BUCKET], NOWHERE)).as_py())
 
 
 def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:

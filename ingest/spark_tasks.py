@@ -92,9 +92,13 @@ class RouteTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
-            numbers = RowNumbers()
-            for batch in batches:
-                yield self._routed(batch, numbers.of(batch))
+            yield from self.routed(batches)
+
+    def routed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As a call, without the edge of a task. Raises: Invalid."""
+        numbers = RowNumbers()
+        for batch in batches:
+            yield self._routed(batch, numbers.of(batch))
 
     def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Open the table in this worker; passes batches of any kind through."""
@@ -245,20 +249,24 @@ class SendTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
-            if self.letters.mode != "fail":
-                box = Letterbox(self.letters, ROW, self.producer, self.sequence)
-                written = box.take(batches, BUCKET)
-                if written is not None:
-                    told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
-                    yield without_ack(SystemClock().now(), **told)
-                batches = box.rest(batches)
-            first = next((batch for batch in batches if batch.num_rows), None)
-            if first is None:
-                return
-            table = connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
-            table.refresh(look=False)
-            with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
-                yield from self._send(table, _chain(first, batches), acks)
+            yield from self.sent(batches)
+
+    def sent(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As a call, without the edge of a task. Raises: what the owner answers, Unavailable, UnknownOutcome."""
+        if self.letters.mode != "fail":
+            box = Letterbox(self.letters, ROW, self.producer, self.sequence)
+            written = box.take(batches, BUCKET)
+            if written is not None:
+                told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
+                yield without_ack(SystemClock().now(), **told)
+            batches = box.rest(batches)
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        table = connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
+        table.refresh(look=False)
+        with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
+            yield from self._send(table, _chain(first, batches), acks)
 
     def _send(
         self, table: RemoteTable, batches: Iterator[pa.RecordBatch], acks: Pipelined[pa.RecordBatch]

@@ -165,6 +165,23 @@ def test_a_poison_record_every_100_rows_is_a_letter_each_and_every_other_row_arr
     assert [region.applied for region in source.batches[-1].regions] == [False, False]
 
 
+def test_letters_name_their_files_where_the_paths_had_been_left_out(
+    stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_sink, "NAMELESS_FROM", 10)
+    source = stream("parquet", table={"on_duplicate": "fail"}, mode="table")
+    names = [f"name {n}" for n in range(60)]
+    source.land(pa.table({"id": range(60), "name": names, "price": range(60)}))
+    source.land(pa.table({"id": [*range(60, 110), *range(60, 70)], "name": names, "price": range(60)}))
+    source.run()
+    assert sorted(source.rows()) == list(range(110))
+    letters = source.letters()
+    assert [(each["file"].rsplit("/", 1)[1], each["row"]) for each in letters] == [
+        ("001.parquet", row) for row in range(50, 60)
+    ]
+    assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(60, 0, 0), (50, 10, 10)]
+
+
 def test_rows_that_are_left_out_are_counted_and_kept_nowhere(stream: Callable[..., Stream]) -> None:
     source = stream(mode="skip")
     source.land(poisoned(0, 300))

@@ -337,6 +337,41 @@ def test_a_micro_batch_that_is_too_large_for_one_task_is_shuffled_and_applied_on
     assert source.names() == {id: f"row {id} v{3 if id < 5 else 2}" for id in range(60)}
 
 
+def test_paths_of_files_are_left_out_until_one_is_asked_for(
+    stream: Callable[..., Stream], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task takes each micro-batch but the first; what it is given tells whether paths were."""
+    monkeypatch.setattr(spark_sink, "NAMELESS_FROM", 10)
+    monkeypatch.setattr(spark_sink, "NAMED_FOR", 2)
+    collected, given = spark_sink._collected, list[bool]()
+
+    def noted(frame: Any, task: Any) -> Any:
+        given.append(getattr(task, "nameless", False))
+        return collected(frame, task)
+
+    monkeypatch.setattr(spark_sink, "_collected", noted)
+    source = stream(files_per_trigger=2)
+    for version in range(10):
+        source.land(made.table(range(30), version=version))
+    of_one_moment = sorted(source.source.iterdir())[4:6]
+    for path in of_one_moment:
+        os.utime(path, (path.stat().st_atime, of_one_moment[0].stat().st_mtime))
+    source.run(made.schema)
+    assert given == [False, True, True, False, False, True]
+    assert [batch.rows for batch in source.batches] == [60] * 5
+    assert all(region.applied for batch in source.batches for region in batch.regions)
+    assert source.names() == {id: f"row {id} v9" for id in range(30)}
+
+    nullable = pa.schema([field.with_nullable(True) for field in made.schema])
+    rows = made.rows(range(100, 104))
+    rows[2]["id"] = None
+    source.land(pa.Table.from_pylist(rows, schema=nullable))
+    with pytest.raises(ingest.Invalid, match=r"key column 'id' is null.*row 2 of 010\.parquet"):
+        source.run(made.schema)
+    assert given[6:] == [True, False]
+    assert len(source.names()) == 30
+
+
 def test_one_task_orders_rows_as_spark_does(spark: Any) -> None:
     values = [None, float("nan"), 1.5, -0.5, None, float("inf"), float("-inf")]
     texts = ["b", None, "a\x00", "a", "é", "", "z"]

@@ -12,12 +12,12 @@ import pytest
 from ingest.flight_server import FlightService
 from ingest.letters import Rules
 from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, PROBLEM, TOPIC
-from ingest.spark_small import TOO_MANY, OneTask, in_order
+from ingest.spark_small import NAMELESS, TOO_MANY, OneTask, in_order
 from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
 from ingest.task_errors import TaskError
 
 
-def placed(rows: pa.Table, file: str, landed: int = 1_000_000) -> pa.RecordBatch:
+def placed(rows: pa.Table, file: str | int, landed: int = 1_000_000) -> pa.RecordBatch:
     """Rows as a file source hands them to the sink."""
     n = rows.num_rows
     rows = rows.append_column(LANDED, pa.array([landed] * n, pa.timestamp("us", "UTC")))
@@ -88,6 +88,33 @@ def test_batches_with_bad_rows_and_without_go_together(uri: str, made: Any, serv
     answers = pa.Table.from_batches(both(iter([good, bad]))).to_pylist()
     assert [answer["rows"] for answer in answers if answer["letters"] is not None] == [1]
     assert sorted(table.scan(["id"])["id"].to_pylist()) == [*range(20), *range(21, 40)]
+
+
+def test_rows_without_the_paths_of_their_files_arrive_in_the_same_order(
+    served: tuple[Any, Callable[..., OneTask]], made: Any
+) -> None:
+    table, task = served
+    files = [placed(made.table(range(20), version=n), file, landed=n) for n, file in ((2, -5), (0, 3), (1, 9))]
+    receipts = pa.Table.from_batches(task(nameless=True)(iter(files)))
+    assert sum(receipts["rows"].to_pylist()) == 60
+    assert {row["name"] for row in table.scan(["name"]).to_pylist()} == {f"row {id} v2" for id in range(20)}
+
+
+def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or_order_rows(
+    uri: str, served: tuple[Any, Callable[..., OneTask]], made: Any
+) -> None:
+    table, task = served
+    nullable = pa.schema([field.with_nullable(True) for field in made.schema])
+    bad = placed(pa.Table.from_pylist([{**made.row(7), "id": None}], nullable), 1)
+    good = placed(made.table(range(20)).cast(nullable), 2, landed=5)
+    lenient = OneTask(RouteTask(uri, (), letters="skip"), replace(task().send, letters=Rules("skip")), nameless=True)
+    of_one_moment = [placed(made.table(range(20), version=n), n) for n in range(2)]
+    for asked, batches in ((task(nameless=True), [bad, good]), (lenient, [bad, good]), (lenient, of_one_moment)):
+        left = iter(batches)
+        (receipt,) = asked(left)
+        assert receipt["said"].to_pylist() == [NAMELESS]
+        assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
+    assert not table.scan(["id"]).num_rows
 
 
 def test_no_rows_open_no_connection(uri: str, made: Any, open_small: Callable[..., Any]) -> None:
