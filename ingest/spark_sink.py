@@ -26,6 +26,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ from ingest.task_errors import of_spark
 from wal import SystemClock, SystemIds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _ROUNDS = 20
@@ -230,17 +231,21 @@ class MemWalSink:
 
         A source whose rows asked for them is likely to again, so the next ones come with them at once.
         """
-        from pyspark.sql import functions
-
         self._named = max(0, self._named - 1)
         if self._named or not set(PLACE) <= set(frame.columns) or (self._last or 0) < NAMELESS_FROM:
             return []
-        hashed = frame.withColumn(FILE, functions.xxhash64(FILE))
-        rows = _collected(hashed, replace(task, nameless=True))
+        rows = _collected(frame.withColumn(FILE, self._hash), replace(task, nameless=True))
         if not any(row["said"] == NAMELESS for row in rows):
             return rows
         self._named = NAMED_FOR
         return []
+
+    @cached_property
+    def _hash(self) -> Column:
+        """What stands for the path of a file; made once, since it takes a dozen calls to the JVM."""
+        from pyspark.sql import functions
+
+        return functions.xxhash64(FILE)
 
     def _learn(self, rows: int) -> None:
         """A micro-batch had so many rows."""

@@ -107,12 +107,19 @@ def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:
     """
     names = batch.schema.names
     place = [name for name in (COORDINATES if OFFSET in names else PLACE) if name in names]
-    keys = [key for name in (BUCKET, *order_by, *place, ROW) for key in _keys(batch[name])]
+    # Rows of one part of a file come in their order, which the sort keeps: it is stable.
+    last = () if _ascends(batch[ROW]) else (ROW,)
+    keys = [key for name in (BUCKET, *order_by, *place, *last) for key in _keys(batch[name])]
     if not keys:
         return batch
     by = pa.table(keys, names=[str(at) for at in range(len(keys))])
     sort_keys = [(name, "ascending", "at_start") for name in by.column_names]
     return batch.take(pc.sort_indices(by, sort_keys=sort_keys))
+
+
+def _ascends(column: pa.Array) -> bool:
+    numbers = column.to_numpy()
+    return bool((numbers[1:] >= numbers[:-1]).all())
 
 
 def _keys(column: pa.Array) -> Iterator[pa.Array]:
