@@ -70,7 +70,7 @@ class Table(LevelReads):
 
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `ingest.open`, which claims all and also creates the table."""
-        super().__init__(base, Reader(base, context.store))
+        super().__init__(base, Reader(base, context.store, routing=base.routing_version))
         context = replace(context, find=self._stored)
         self._admission = Admission(context)
         self._former = list[Shape]()
@@ -81,7 +81,9 @@ class Table(LevelReads):
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
-        self.resizing = Resizing(base.uri, self.regions, base.routing_version)
+        self.resizing = Resizing(
+            base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
+        )
         try:
             for region in claim:
                 self.regions.acquire(region, lambda: base.committed)
