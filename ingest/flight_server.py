@@ -121,8 +121,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             token = Token(request["producer"], request["sequence"])
             routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
             return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
-        expect_routing(self.table.base.uri, request.get("routing"), self.table.base.routing_version)
-        write = self.table.delete if request["delete"] else self.table.put
+        table = self.table  # another may take its place at any moment
+        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+        write = table.delete if request["delete"] else table.put
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
         return asdict(write(rows, token=Token.parse(request["token"]), **options))
 
@@ -140,9 +141,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _of(self, request: dict[str, Any]) -> Reads:
         """What the read `request` is about; takes that out of it."""
-        regions, routing = request.pop("regions", None), request.pop("routing", None)
-        expect_routing(self.table.base.uri, routing, self.table.base.routing_version)
-        return self.table if regions is None else self.table.only([UUID(region) for region in regions])
+        regions, routing, table = request.pop("regions", None), request.pop("routing", None), self.table
+        expect_routing(table.base.uri, routing, table.base.routing_version)
+        return table if regions is None else table.only([UUID(region) for region in regions])
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:
         acts: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -14,9 +14,11 @@ import ingest
 import wal
 from flush import resize
 from ingest.balancer import Balancer
+from ingest.connection import Connection
 from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
 from ingest.region_writer import RegionWriter
+from ingest.routings import expect_routing
 from ingest.settings import Settings, load
 from ingest.table import Table
 from memtable import TOMBSTONE
@@ -101,6 +103,60 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
         for bucket, service in enumerate(services):
             service.table = open_share(settings, bucket, ends)
         assert READS[read](client) == 6
+
+
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_format: str
+) -> None:
+    """Nobody writes, so nothing has told them that their claims are gone; they are asked by the routing of before."""
+    uri, stored = str(tmp_path / "t.lance"), {"wal": {"format": wal_format}, **QUIET}
+    settings = load({"table": {"uri": uri}, **stored}, {})
+    with ingest.open(uri, settings=stored, schema=SCHEMA, key="id", regions=2) as table:
+        table.put([{"id": id, "n": 1} for id in range(100)])
+        table.flush()
+        table.commit()
+    with ExitStack() as ends:
+        services = [FlightService(open_share(settings, bucket, ends), "grpc://127.0.0.1:0") for bucket in range(2)]
+        endpoints = [f"grpc://127.0.0.1:{service.port}" for service in services]
+        for service, endpoint in zip(services, endpoints, strict=True):
+            service._place = Place(endpoint, endpoints)
+            ends.callback(service.shutdown)
+        client = ends.enter_context(ingest.connect(endpoints))
+        assert client.count() == 100
+        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        monkeypatch.setattr("ingest.client.READ_TIMEOUT", 0.5)
+        for read in READS.values():
+            with pytest.raises(ingest.Unavailable, match="resized"):
+                read(client)
+        for service in services:  # what a daemon asks itself every second: it begins anew then
+            assert service.table.resizing.done() is not None
+
+
+def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the routing and the look at the regions the table of the new ones takes the place of it."""
+    uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
+    with opened(uri, 2) as table:
+        table.put([{"id": id, "n": 1} for id in range(100)])
+    with ExitStack() as ends:
+        service = FlightService(open_share(settings, 0, ends), "grpc://127.0.0.1:0")
+        ends.callback(service.shutdown)
+        connection = Connection(f"grpc://127.0.0.1:{service.port}")
+        asked = {"regions": [str(service.table.base.regions[0])], "routing": 1, "level": "latest", "filter": None}
+        before = connection.read("count", asked)
+        assert 0 < before < 100
+        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        anew = open_share(settings, 0, ends)
+
+        def begins_anew(*routing: Any) -> None:
+            expect_routing(*routing)
+            service.table = anew
+
+        monkeypatch.setattr("ingest.flight_server.expect_routing", begins_anew)
+        with pytest.raises(ingest.Unavailable, match="resized"):
+            connection.read("count", asked)
 
 
 class Jumping(SystemClock):
