@@ -143,7 +143,6 @@ class MemWalSink:
         """Write one micro-batch; Spark calls this."""
         try:
             receipt = self._written(frame, batch_id)
-            self._refuse_too_bad(receipt)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
             self.failure = self._explained(error)
             raise self.failure from None
@@ -197,6 +196,7 @@ class MemWalSink:
                 receipt = receipt_of(batch_id, rows, letters_added)
                 refuse_older(receipt)
                 self._learn(receipt.rows + receipt.bad)
+                self._refuse_too_bad(receipt, send)
                 return receipt
             for packed in told:
                 refused |= refused_in(packed)
@@ -240,11 +240,18 @@ class MemWalSink:
             letters = _added(_collected(routed.where(f"{BUCKET} < 0"), send))
         return _collected(routed, send), letters
 
-    def _refuse_too_bad(self, receipt: BatchReceipt) -> None:
-        """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then."""
+    def _refuse_too_bad(self, receipt: BatchReceipt, send: SendTask) -> None:
+        """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then.
+
+        It comes again, with other rows maybe: the source may have been mended. What is a letter now stays one, so
+        regions that got no rows of it are to take none either.
+        """
         rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
         if rate is None:
             return
+        if self._settings.dlq.mode == "table":
+            told = {each.region for each in receipt.regions}
+            send.note(region for region in send.regions if str(region) not in told)
         kept = f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "left out"
         raise Invalid(
             f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}, most of them: "

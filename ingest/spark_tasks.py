@@ -10,7 +10,7 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -259,6 +259,14 @@ class SendTask:
             table.refresh(look=False)
             with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
                 yield from self._send(table, _chain(first, batches), acks)
+
+    def note(self, regions: Iterable[UUID]) -> None:
+        """Have regions that got no rows of the micro-batch remember it as applied. Raises: as a stream of rows."""
+        table = connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
+        token = Token(self.producer, self.sequence)
+        for region in regions:
+            columns = table.schema.names
+            opened_stream(table, region, token, self.timeout, columns, self.routing).finish()
 
     def _send(
         self, table: RemoteTable, batches: Iterator[pa.RecordBatch], acks: Pipelined[pa.RecordBatch]
