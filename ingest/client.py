@@ -208,6 +208,12 @@ class RemoteTable(Reads):
         return merged_status(found)
 
     @at_the_edge
+    def newest(self, producer: str) -> int | None:
+        """The highest sequence that a region has applied of `producer`, None where none has applied any."""
+        found = self._patiently(partial(self._of_owners, "newest", {"producer": producer}), READ_TIMEOUT)
+        return max((each for each in found if each is not None), default=None)
+
+    @at_the_edge
     def refresh(self, *, look: bool = True) -> None:
         """Take the table's columns over into `schema`. `look`: have a daemon look first whether they were changed."""
         self._patiently(lambda within: self._describe({"look": True} if look else {}, within), READ_TIMEOUT)

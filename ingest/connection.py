@@ -76,8 +76,8 @@ class Connection:
         self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
     ) -> Any:
         """The answer to a read; `rows`: the keys of a get, the vector of a search."""
-        if read == "count":
-            return self.act("count", request, timeout)
+        if read in ("count", "newest"):
+            return self.act(read, request, timeout)
         ticket = flight.Ticket(pack({"op": read, **request}, rows))
         return self._client.do_get(ticket, self._options(timeout)).read_all()
 

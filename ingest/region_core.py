@@ -141,6 +141,10 @@ class RegionCore:
         """The levels above the base table at this moment. Raises: the error that ended this region."""
         return self.levels.view()
 
+    def newest(self, producer: str) -> int | None:
+        """The highest sequence applied of `producer`."""
+        return self._applied.get(producer)
+
     def refresh(self) -> None:
         """Take over a manifest that the committer pruned. Raises: Fenced, which ends the region."""
         try:

@@ -137,6 +137,7 @@ class MemWalSink:
         self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
         self._small: int | None = None
         self._too_many = False
+        self._goes_on = False  # the micro-batch before was done by this sink
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -144,9 +145,9 @@ class MemWalSink:
         try:
             receipt = self._written(frame, batch_id)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
-            self.failure = self._explained(error)
+            self.failure, self._goes_on = self._explained(error), False
             raise self.failure from None
-        self.failure = None
+        self.failure, self._goes_on = None, True
         if self._on_batch is not None:
             self._on_batch(receipt)
 
@@ -183,6 +184,8 @@ class MemWalSink:
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, self._find())
+        if not self._goes_on:  # else regions that are behind would take rows that others have under other numbers
+            refuse_older(batch_id, send.newest())
         refused: dict[Place, BadRow] = {}
         letters_added = 0
         for _ in range(_ROUNDS):
@@ -194,7 +197,7 @@ class MemWalSink:
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
                 receipt = receipt_of(batch_id, rows, letters_added)
-                refuse_older(receipt)
+                refuse_older(batch_id, max((each.newest or 0 for each in receipt.regions), default=None))
                 self._learn(receipt.rows + receipt.bad)
                 self._refuse_too_bad(receipt, send)
                 return receipt
@@ -370,13 +373,15 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> B
     )
 
 
-def refuse_older(receipt: BatchReceipt) -> None:
-    """Raises: Invalid for a micro-batch of a checkpoint that was set back; its rows may be others than were applied."""
-    newest = max((each.newest for each in receipt.regions if each.newest is not None), default=receipt.batch_id)
-    if newest > receipt.batch_id:
+def refuse_older(batch_id: int, newest: int | None) -> None:
+    """Raises: Invalid for a micro-batch of a checkpoint that was set back; its rows may be others than were applied.
+
+    `newest`: that a region has applied of the query.
+    """
+    if newest is not None and newest > batch_id:
         raise Invalid(
             f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
-            f"of its micro-batch {receipt.batch_id} were left out as applied before; bring the newest checkpoint back, "
+            f"of its micro-batch {batch_id} would be left out as applied before; bring the newest checkpoint back, "
             "or set sink.checkpoint to a new one, which reads the source from its start"
         )
 

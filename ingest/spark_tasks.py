@@ -255,18 +255,24 @@ class SendTask:
             first = next((batch for batch in batches if batch.num_rows), None)
             if first is None:
                 return
-            table = connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
+            table = self._connected()
             table.refresh(look=False)
             with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
                 yield from self._send(table, _chain(first, batches), acks)
 
     def note(self, regions: Iterable[UUID]) -> None:
         """Have regions that got no rows of the micro-batch remember it as applied. Raises: as a stream of rows."""
-        table = connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
-        token = Token(self.producer, self.sequence)
+        table, token = self._connected(), Token(self.producer, self.sequence)
         for region in regions:
             columns = table.schema.names
             opened_stream(table, region, token, self.timeout, columns, self.routing).finish()
+
+    def newest(self) -> int | None:
+        """The newest micro-batch that a region has applied of the query, None for none. Raises: Unavailable."""
+        return self._connected().newest(self.producer)
+
+    def _connected(self) -> RemoteTable:
+        return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
 
     def _send(
         self, table: RemoteTable, batches: Iterator[pa.RecordBatch], acks: Pipelined[pa.RecordBatch]

@@ -230,6 +230,16 @@ class Table(LevelReads):
         """Another process may have committed, or is to be committed for: look soon."""
         self._commits.look()
 
+    @at_the_edge
+    def newest(self, producer: str, regions: Iterable[UUID]) -> int | None:
+        """The highest sequence that one of `regions` has applied of `producer`, None where none has applied any.
+
+        Raises: Unavailable (`not_owner`) where a region is not here.
+        """
+        self._refuse_if_closed()
+        found = (writer.newest(producer) for writer in self.regions.of(regions))
+        return max((each for each in found if each is not None), default=None)
+
     def only(self, regions: Sequence[UUID]) -> LevelReads:
         """The reads of these regions' rows, those of the base table that are theirs among them.
 
