@@ -208,9 +208,12 @@ class RemoteTable(Reads):
         return merged_status(found)
 
     @at_the_edge
-    def newest(self, producer: str) -> int | None:
-        """The highest sequence that a region has applied of `producer`, None where none has applied any."""
-        found = self._patiently(partial(self._of_owners, "newest", {"producer": producer}), READ_TIMEOUT)
+    def newest(self, producer: str, timeout: float = READ_TIMEOUT) -> int | None:
+        """The highest sequence that a region has applied of `producer`, None where none has applied any.
+
+        `timeout`: seconds for which regions without an owner are waited for.
+        """
+        found = self._patiently(partial(self._of_owners, "newest", {"producer": producer}), timeout)
         return max((each for each in found if each is not None), default=None)
 
     @at_the_edge

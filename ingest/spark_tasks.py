@@ -269,7 +269,7 @@ class SendTask:
 
     def newest(self) -> int | None:
         """The newest micro-batch that a region has applied of the query, None for none. Raises: Unavailable."""
-        return self._connected().newest(self.producer)
+        return self._connected().newest(self.producer, self.timeout)
 
     def _connected(self) -> RemoteTable:
         return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
