@@ -86,17 +86,18 @@ class RemoteTable(Reads):
         wait: float = 0.0,
         restarts: float = 0.0,
         table: str | None = None,
+        id: str | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
         find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes. `wait`:
         seconds for which daemons are asked again while none answers (one that is alone: with `restarts` only).
-        `restarts`: see `Attempts`. `table`: its address, None for any.
+        `restarts`: see `Attempts`. `table`, `id`: its address and id, None for any.
         `find`: see `Router`.
         """
         opened = partial(Connection, token=token, tls_ca=tls_ca)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
-        self.clock, self.router.table = self.router.clock, table
+        self.clock, self.router.table, self.router.id = self.router.clock, table, id
         self._in_flight, self._restarts = InFlight(in_flight_max), restarts
         self._patiently(lambda _: self._describe({}, patience), wait)
 

@@ -14,6 +14,8 @@ DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" |
 
 Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
+`table`, on all but "schema" and "regions": the id of the table that is meant. Ports are used again, and regions of all
+tables have the same ids, so a daemon of another one refuses the call, as one that does not own the region.
 `regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all. Beside it
 `routing`: the version by which the asker knows them, since regions of another one have other rows under the same ids.
 """
@@ -35,7 +37,7 @@ from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, cla
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
 from ingest.reads import Reads
 from ingest.resizing import coming_back
-from ingest.routings import expect_routing
+from ingest.routings import expect_routing, of_another_table
 from ingest.security import Guard
 from ingest.table import Table
 from ingest.tokens import Token
@@ -103,19 +105,26 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        request, _ = unpack(descriptor.command)
+        request = self._meant(unpack(descriptor.command)[0])
         rows = _read_closed(reader)
         writer.write(json.dumps(self._write(request, rows)).encode())
 
     @_answering
     def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
         request, rows = unpack(ticket.ticket)
-        return flight.RecordBatchStream(self._read(request, rows))
+        return flight.RecordBatchStream(self._read(self._meant(request), rows))
 
     @_answering
     def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        request, _ = unpack(action.body.to_pybytes())
+        request = self._meant(unpack(action.body.to_pybytes())[0])
         return iter([json.dumps(self._act(action.type, request), default=str).encode()])
+
+    def _meant(self, request: dict[str, Any]) -> dict[str, Any]:
+        """`request` without the table that it is meant for. Raises: Unavailable where that is another one."""
+        meant, table = request.pop("table", None), self.table
+        if meant not in (None, table.id):
+            raise of_another_table(table.base.uri)
+        return request
 
     def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
         if request["op"] == "put":
@@ -175,6 +184,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "schema": base.schema.serialize().to_pybytes().hex(),
             "key": list(base.key),
             "identity": self.table.identity,
+            "id": self.table.id,
             "upsert": self.table.upsert,
             "version": base.rules.version,
             "on_duplicate": base.rules.on_duplicate,

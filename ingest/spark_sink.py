@@ -183,7 +183,8 @@ class MemWalSink:
         sink, letters = self._settings.sink, self._letters()
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
-        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, self._find())
+        found = (self._find(), base.table_id or None)
+        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found)
         if not self._goes_on:  # else regions that are behind would take rows that others have under other numbers
             refuse_older(batch_id, send.newest())
         refused: dict[Place, BadRow] = {}

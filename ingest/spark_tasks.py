@@ -242,6 +242,8 @@ class SendTask:
     letters: Rules = FAIL
     find: FromNotes | None = None
     """Where daemons are that nobody has configured."""
+    table: str | None = None
+    """Id of the table, None for whichever is served there."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -272,7 +274,7 @@ class SendTask:
         return self._connected().newest(self.producer, self.timeout)
 
     def _connected(self) -> RemoteTable:
-        return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
+        return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)
 
     def _send(
         self, table: RemoteTable, batches: Iterator[pa.RecordBatch], acks: Pipelined[pa.RecordBatch]
@@ -362,13 +364,18 @@ class _Sending:
 
 @lru_cache(maxsize=8)
 def connected(
-    endpoint: str, patience: float, _process: int, access: Access, find: FromNotes | None = None
+    endpoint: str,
+    patience: float,
+    _process: int,
+    access: Access,
+    find: FromNotes | None = None,
+    table: str | None = None,
 ) -> RemoteTable:
     """A client of the owners, made once per Python worker: a micro-batch finds its connections and who owns what.
 
     `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
     """
-    return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, **access.options())
+    return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, id=table, **access.options())
 
 
 def opened_stream(

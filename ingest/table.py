@@ -81,6 +81,8 @@ class Table(LevelReads):
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
+        self.id = base.table_id or context.store.url("")
+        """What tells the table from any other, whoever serves it."""
         self.resizing = Resizing(
             base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
         )

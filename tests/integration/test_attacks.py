@@ -14,6 +14,7 @@ import ingest
 import wal
 from flush import resize
 from ingest.balancer import Balancer
+from ingest.client import RemoteTable
 from ingest.connection import Connection
 from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
@@ -157,6 +158,46 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
         monkeypatch.setattr("ingest.flight_server.expect_routing", begins_anew)
         with pytest.raises(ingest.Unavailable, match="resized"):
             connection.read("count", asked)
+
+
+@pytest.mark.parametrize("daemons", [1, 2])
+def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_nothing(
+    tmp_path: Path, wait_until: Callable[..., Any], daemons: int
+) -> None:
+    """Ports are used again, and regions of all tables have the same ids."""
+    with ExitStack() as ends:
+        ours, theirs = (ends.enter_context(opened(str(tmp_path / name), 2)) for name in ("ours", "theirs"))
+        before = FlightService(ours, "grpc://127.0.0.1:0")
+        endpoint = f"grpc://127.0.0.1:{before.port}"
+        before._place = Place(endpoint, [endpoint, "grpc://127.0.0.1:1"][:daemons])
+        client = ends.enter_context(ingest.connect(endpoint))
+        client.put([{"id": 1, "n": 1}])
+        before.shutdown()
+        after = wait_until(lambda: listening(theirs, endpoint))
+        ends.callback(after.shutdown)
+        theirs.put([{"id": 1, "n": 2}])
+        rows, token = pa.table({"id": [1, 2], "n": [3, 3]}, schema=SCHEMA), ingest.Token("query", 1)
+        buckets = ours.base.route(rows)
+        with pytest.raises(ingest.MemWalError):
+            client.put(rows, token=token, timeout=0.5)
+        with pytest.raises(ingest.MemWalError):
+            client.open_stream(ours.base.regions[buckets[0]], token, timeout=0.5).finish()
+        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+            RemoteTable(endpoint, id=ours.id)
+        assert theirs.newest("query", theirs.base.regions) is None
+        assert shown(theirs) == {1: 2}
+        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+            client.router.connection(endpoint).read("count", {"filter": None, "level": "latest"})
+        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+            client.router.connection(endpoint).read("scan", {"level": "latest"})
+
+
+def listening(table: Table, endpoint: str) -> FlightService | None:
+    """A service of `table` at `endpoint`, None while the port is still taken."""
+    try:
+        return FlightService(table, endpoint)
+    except OSError:
+        return None
 
 
 class Jumping(SystemClock):
