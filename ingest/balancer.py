@@ -81,7 +81,7 @@ class Balancer:
         self._peers: dict[str, Peer] = {}
         self._wake, self._stopped, self._settled = threading.Event(), threading.Event(), threading.Event()
         self._jobs = ThreadPoolExecutor(AT_ONCE, "claim")
-        self._stepped = self._checked = clock.monotonic()
+        self._stepped, self._checked = self._instant(), clock.monotonic()
         self._worker: Worker | None = None
 
     def start(self) -> None:
@@ -117,10 +117,14 @@ class Balancer:
 
         Raises: why one of them cannot be looked at.
         """
-        if self._clock.monotonic() - self._stepped >= SLEPT:
+        if max(now - then for now, then in zip(self._instant(), self._stepped, strict=True)) >= SLEPT:
             if failed := self._check([writer.region for writer in self._table.regions.alive]):
                 raise classify(failed)
-            self._stepped = self._clock.monotonic()
+            self._stepped = self._instant()
+
+    def _instant(self) -> tuple[float, float]:
+        """By both clocks: the monotonic one stands still while a machine is suspended, the other may be set back."""
+        return self._clock.monotonic(), self._clock.now()
 
     def waiting(self) -> list[Waiting]:
         """What waits for a commit at the peers that answer; one that has not heard of our last commit counts later."""
@@ -218,7 +222,7 @@ class Balancer:
             try:
                 self.assure()  # first: once we have stepped, nobody would know that we had slept
                 self._step()
-                self._stepped = self._clock.monotonic()
+                self._stepped = self._instant()
             except BaseException as error:  # noqa: BLE001 - ending here would end all take-overs in silence
                 _LOG.warning("placement failed, will try again: %s", classify(error))
             self._wake.wait(LOOK_EVERY)

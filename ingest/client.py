@@ -86,17 +86,18 @@ class RemoteTable(Reads):
         wait: float = 0.0,
         restarts: float = 0.0,
         table: str | None = None,
+        id: str | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
         find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes. `wait`:
         seconds for which daemons are asked again while none answers (one that is alone: with `restarts` only).
-        `restarts`: see `Attempts`. `table`: its address, None for any.
+        `restarts`: see `Attempts`. `table`, `id`: its address and id, None for any.
         `find`: see `Router`.
         """
         opened = partial(Connection, token=token, tls_ca=tls_ca)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
-        self.clock, self.router.table = self.router.clock, table
+        self.clock, self.router.table, self.router.id = self.router.clock, table, id
         self._in_flight, self._restarts = InFlight(in_flight_max), restarts
         self._patiently(lambda _: self._describe({}, patience), wait)
 
@@ -202,6 +203,15 @@ class RemoteTable(Reads):
         if not found:
             raise the_worst(answers, repeatable=True, alone=router.alone)
         return merged_status(found)
+
+    @at_the_edge
+    def newest(self, producer: str, timeout: float = READ_TIMEOUT) -> int | None:
+        """The highest sequence that a region has applied of `producer`, None where none has applied any.
+
+        `timeout`: seconds for which regions without an owner are waited for.
+        """
+        found = self._patiently(partial(self._of_owners, "newest", {"producer": producer}), timeout)
+        return max((each for each in found if each is not None), default=None)
 
     @at_the_edge
     def refresh(self, *, look: bool = True) -> None:

@@ -19,6 +19,8 @@ from ingest.tokens import Token
 P = ParamSpec("P")
 R = TypeVar("R")
 
+ASK_WHO = ("schema", "regions")
+"""Actions whose answers say which table the daemon serves."""
 BATCH_ROWS = 16_384
 """Rows per Flight message: large enough to amortise the call, small enough to stay below gRPC's buffers."""
 
@@ -58,6 +60,8 @@ class Connection:
         Raises: Invalid for an address that is none, and where the token would cross a network in clear.
         """
         self.endpoint = endpoint
+        self.table: str | None = None
+        """Id of the one that is meant by all calls but those that ask which is there; None: whichever is there."""
         self._headers = bearer(endpoint, token)
         try:
             self._client = flight.FlightClient(endpoint, tls_root_certs=tls_ca, generic_options=_CHANNEL)
@@ -67,7 +71,8 @@ class Connection:
     @_through_flight
     def act(self, name: str, request: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
         """The answer to an action."""
-        action = flight.Action(name, pack(request or {}))
+        meant = {} if name in ASK_WHO else self._meant()
+        action = flight.Action(name, pack({**(request or {}), **meant}))
         results = list(self._client.do_action(action, self._options(timeout)))
         return json.loads(results[0].body.to_pybytes())
 
@@ -76,9 +81,9 @@ class Connection:
         self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
     ) -> Any:
         """The answer to a read; `rows`: the keys of a get, the vector of a search."""
-        if read == "count":
-            return self.act("count", request, timeout)
-        ticket = flight.Ticket(pack({"op": read, **request}, rows))
+        if read in ("count", "newest"):
+            return self.act(read, request, timeout)
+        ticket = flight.Ticket(pack({"op": read, **self._meant(), **request}, rows))
         return self._client.do_get(ticket, self._options(timeout)).read_all()
 
     @_through_flight
@@ -104,11 +109,14 @@ class Connection:
         """Close the connection; the daemon goes on."""
         self._client.close()
 
+    def _meant(self) -> dict[str, str]:
+        return {} if self.table is None else {"table": self.table}
+
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def _open_put(self, request: Mapping[str, Any], schema: pa.Schema, timeout: float | None) -> OpenPut:
-        descriptor = flight.FlightDescriptor.for_command(pack(request))
+        descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._meant()}))
         return OpenPut(self.endpoint, *self._client.do_put(descriptor, schema, self._options(timeout)))
 
 

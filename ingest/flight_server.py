@@ -5,6 +5,7 @@ DoPut      {"op": "put", "region", "producer", "sequence", "routing"}  rows of o
            "routing" too where the sender has split them itself
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
 DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
+           "newest" {"producer", "regions", "routing"}   the highest sequence that one of them has applied
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
            "release" {"region", "flush"}   hands a region over: lets go of it, so that the asker can claim it
@@ -13,6 +14,8 @@ DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" |
 
 Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
+`table`, on all but "schema" and "regions": the id of the table that is meant. Ports are used again, and regions of all
+tables have the same ids, so a daemon of another one refuses the call, as one that does not own the region.
 `regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all. Beside it
 `routing`: the version by which the asker knows them, since regions of another one have other rows under the same ids.
 """
@@ -34,7 +37,7 @@ from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, cla
 from ingest.flight_wire import closed_rows, raise_over_flight, unpack
 from ingest.reads import Reads
 from ingest.resizing import coming_back
-from ingest.routings import expect_routing
+from ingest.routings import expect_routing, of_another_table
 from ingest.security import Guard
 from ingest.table import Table
 from ingest.tokens import Token
@@ -102,27 +105,35 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        request, _ = unpack(descriptor.command)
+        request = self._meant(unpack(descriptor.command)[0])
         rows = _read_closed(reader)
         writer.write(json.dumps(self._write(request, rows)).encode())
 
     @_answering
     def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
         request, rows = unpack(ticket.ticket)
-        return flight.RecordBatchStream(self._read(request, rows))
+        return flight.RecordBatchStream(self._read(self._meant(request), rows))
 
     @_answering
     def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        request, _ = unpack(action.body.to_pybytes())
+        request = self._meant(unpack(action.body.to_pybytes())[0])
         return iter([json.dumps(self._act(action.type, request), default=str).encode()])
+
+    def _meant(self, request: dict[str, Any]) -> dict[str, Any]:
+        """`request` without the table that it is meant for. Raises: Unavailable where that is another one."""
+        meant, table = request.pop("table", None), self.table
+        if meant not in (None, table.id):
+            raise of_another_table(table.base.uri)
+        return request
 
     def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
         if request["op"] == "put":
             token = Token(request["producer"], request["sequence"])
             routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
             return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
-        expect_routing(self.table.base.uri, request.get("routing"), self.table.base.routing_version)
-        write = self.table.delete if request["delete"] else self.table.put
+        table = self.table  # another may take its place at any moment
+        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+        write = table.delete if request["delete"] else table.put
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
         return asdict(write(rows, token=Token.parse(request["token"]), **options))
 
@@ -140,13 +151,14 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _of(self, request: dict[str, Any]) -> Reads:
         """What the read `request` is about; takes that out of it."""
-        regions, routing = request.pop("regions", None), request.pop("routing", None)
-        expect_routing(self.table.base.uri, routing, self.table.base.routing_version)
-        return self.table if regions is None else self.table.only([UUID(region) for region in regions])
+        regions, routing, table = request.pop("regions", None), request.pop("routing", None), self.table
+        expect_routing(table.base.uri, routing, table.base.routing_version)
+        return table if regions is None else table.only([UUID(region) for region in regions])
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:
         acts: dict[str, Callable[[dict[str, Any]], Any]] = {
             "count": lambda request: self._of(request).count(**request),
+            "newest": self._newest,
             "status": lambda _: self.table.status(),
             "flush": lambda _: self.table.flush(),
             "commit": lambda _: asdict(self.table.commit()),
@@ -159,6 +171,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             raise Invalid(f"unknown action {name!r}")
         return acts[name](request)
 
+    def _newest(self, request: dict[str, Any]) -> int | None:
+        table = self.table
+        expect_routing(table.base.uri, request["routing"], table.base.routing_version)
+        return table.newest(request["producer"], map(UUID, request["regions"]))
+
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has columns that it does not know
             self.table.look()
@@ -167,6 +184,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "schema": base.schema.serialize().to_pybytes().hex(),
             "key": list(base.key),
             "identity": self.table.identity,
+            "id": self.table.id,
             "upsert": self.table.upsert,
             "version": base.rules.version,
             "on_duplicate": base.rules.on_duplicate,

@@ -28,6 +28,7 @@ from py4j.protocol import Py4JError
 from rich.console import Console
 
 from flush import BaseTable
+from ingest.checkpoint_lock import held
 from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.drift import Drift, Grown
@@ -92,6 +93,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         for settings in every:
             if settings.source.format == KAFKA:
                 check_topics(starting.result(), settings.source)
+        stack.enter_context(held([settings.checkpoint for settings in every]))
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
         owners: dict[str, Owner] = {}  # two pipelines into one table have one
         for settings, board in zip(every, screen.boards, strict=True):

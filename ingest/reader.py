@@ -5,7 +5,8 @@ In order, for every read:
 1. The caller captures the levels above the base (`RegionView`), newest first.
 2. Only then is the latest base version opened. A level whose generation the base has committed meanwhile is
 skipped: the base holds its rows. Opened the other way round, rows committed in between would be in neither.
-3. Columns, key and indexes are those of this version. A view of memtables in another shape is given back (`Reshaped`).
+3. Columns, key and indexes are those of this version. A view of memtables in another shape is given back (`Reshaped`),
+one of regions that a resize has replaced is refused.
 4. Levels are read and merged by the rules of `ingest.moment`.
 """
 
@@ -33,6 +34,7 @@ from ingest.moment import Moment, Ranking
 from ingest.predicates import unknown_column
 from ingest.read_request import checked_columns, checked_k, checked_limit, checked_text, checked_vector, indexed
 from ingest.reshaping import said
+from ingest.routings import expect_routing
 from ingest.sst_cache import CACHE_BYTES, SstCache
 from ingest.sst_loader import load_sst
 from ingest.top_k import concatenate, in_order, merge
@@ -76,9 +78,13 @@ class Reader:
     otherwise.
     """
 
-    def __init__(self, base: BaseTable, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
-        """`base`: any version of the table. `cache_bytes`: of loaded SSTs."""
-        self._store, self._cache = store, SstCache(cache_bytes)
+    def __init__(
+        self, base: BaseTable, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES, routing: int | None = None
+    ) -> None:
+        """`base`: any version of the table. `cache_bytes`: of loaded SSTs. `routing`: version of the routing by which
+        all views and buckets are known, None where nobody has claimed them.
+        """
+        self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
         self._lock = threading.Lock()
         self._base = base
         self._columns = _Columns.of(base)
@@ -267,7 +273,12 @@ class Reader:
         buckets: Collection[int] | None,
         *ranked: str,
     ) -> Moment:
-        """The levels of `views` over `base`; `ranked`: columns that are searched or matched."""
+        """The levels of `views` over `base`; `ranked`: columns that are searched or matched.
+
+        Raises: Unavailable (reason "resized") where `base` routes by another version than that of views and buckets.
+        """
+        if self._routing is not None and (views or buckets is not None):
+            expect_routing(base.uri, self._routing, base.routing_version)
         stacks = tuple(self._stack(view, base, known, frozenset(ranked)) for view in views)
         below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
         return Moment(below, stacks, known.key)

@@ -10,7 +10,7 @@ What the core promises, whatever storage answers:
 2. A write is visible as a whole or not at all, and not before all its rows are checked and copied.
 3. A durable write is acknowledged only after the entry that closes it is on storage.
 4. Of two writes of one producer only the one with the higher sequence is applied; the map that says so is in the same
-   entry as the rows.
+   entry as the rows. A write of no rows has an entry of its own, which is nothing but the map.
 5. Every write handed in is answered: acknowledged, or given the error that kept it out. Nothing is in between.
 6. A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
 7. Generations are published in ascending order; a failed flush changes nothing and blocks those behind it.
@@ -140,6 +140,10 @@ class RegionCore:
     def view(self) -> RegionView:
         """The levels above the base table at this moment. Raises: the error that ended this region."""
         return self.levels.view()
+
+    def newest(self, producer: str) -> int | None:
+        """The highest sequence applied of `producer`."""
+        return self._applied.get(producer)
 
     def refresh(self) -> None:
         """Take over a manifest that the committer pruned. Raises: Fenced, which ends the region."""
@@ -316,7 +320,7 @@ class RegionCore:
             checked = self._admission.gather(fresh) if fresh else None
         except Exception as error:  # noqa: BLE001 - handed on to the writes at fault
             return self._without_faulty(group, error)
-        if checked is not None and self._resolver is not None:
+        if checked is not None and checked.num_rows and self._resolver is not None:
             for write in fresh:
                 write.copied = True  # storage may take its time now
             try:
@@ -345,7 +349,7 @@ class RegionCore:
         try:
             self._keep_generation_small(checked)
             if durable:
-                position = self._append(checked, applied)
+                position = self._append(checked, applied, alone=_is_note(fresh))
         except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
             if isinstance(error, NOT_ENCODED) and self.lingers:
                 raise  # visible rows among them: they could never be appended
@@ -417,9 +421,9 @@ class RegionCore:
                 write.done.set_exception(refused.errors[number])
         return [write for write in group if not write.done.done()]
 
-    def _append(self, checked: Checked | None, applied: dict[str, int]) -> int:
+    def _append(self, checked: Checked | None, applied: dict[str, int], *, alone: bool = False) -> int:
         rows, size = (None, 0) if checked is None else (checked.rows, checked.size)
-        return self._log.append(rows, size, applied=applied, generation=self.levels.active.generation)
+        return self._log.append(rows, size, applied=applied, generation=self.levels.active.generation, alone=alone)
 
     def _append_lingering(self) -> None:
         if self.lingers:
@@ -476,6 +480,11 @@ class RegionCore:
             self.levels.freeze(self._frozen_to)
             if self._index_at_once:
                 self._index()
+
+
+def _is_note(writes: Sequence[Write]) -> bool:
+    """Whether they have no rows, and one a token: all that there is to remember of them."""
+    return any(write.token for write in writes) and not any(write.rows.num_rows for write in writes)
 
 
 def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.WalAppender:

@@ -54,15 +54,21 @@ class RegionLog:
         """Write entries by another codec from now on; nothing may linger."""
         self._appender.recode(codec)
 
-    def append(self, rows: pa.Table | None, size: int, *, applied: Mapping[str, int], generation: int) -> int:
+    def append(
+        self, rows: pa.Table | None, size: int, *, applied: Mapping[str, int], generation: int, alone: bool = False
+    ) -> int:
         """Make what lingers and then `rows` (of `size` bytes) durable; `applied` is the map once they are.
 
         Returns the position that closes them, the newest one when there is nothing to write; where `rows` came to
-        nothing by what is stored, nobody has claimed the region since. Raises: as `WalAppender.append`; what lingers is
-        kept then.
+        nothing by what is stored, nobody has claimed the region since. `alone`: of no rows the map is made durable all
+        the same. Raises: as `WalAppender.append`; what lingers is kept then.
         """
         together = joined([*self._waiting, *([] if rows is None else [rows])])
         if together is None or not together.num_rows:
+            if alone:
+                position = self._appender.append(None, generation=generation, applied=applied)
+                self._applied = applied
+                return position
             if rows is not None:
                 self._appender.expect_unfenced()
             return self.position

@@ -145,6 +145,10 @@ class RegionWriter:
                 self._queue.break_off(self._core.failure)
             raise
 
+    def newest(self, producer: str) -> int | None:
+        """The highest sequence applied of `producer`."""
+        return self._core.newest(producer)
+
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`."""
         waiting = self._core.waiting()

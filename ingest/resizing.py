@@ -8,7 +8,7 @@ new routing are claimed in their place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 import wal
@@ -29,20 +29,21 @@ class Resizing:
     Thread safety. Any thread.
     """
 
-    def __init__(self, uri: str, regions: RegionSet, routing: int) -> None:
-        """`routing`: the version by which the regions were claimed."""
-        self._uri, self._regions, self._routing = uri, regions, routing
+    def __init__(self, uri: str, regions: RegionSet, routing: int, met: Callable[[], int]) -> None:
+        """`routing`: the version by which the regions were claimed; `met`: that of the base that was opened last."""
+        self._uri, self._regions, self._routing, self._met = uri, regions, routing, met
         self._looked = regions.context.clock.monotonic()
         self._told = False
 
     def done(self) -> str | None:
         """Why these regions are of no use any more, where another routing was decided; else None.
 
-        Asks storage, for one small object, every few seconds, and always where a region was fenced. Raises: as a read.
+        Asks storage, for one small object, every few seconds, and always where a region was fenced, or a read or commit
+        met another routing. Raises: as a read.
         """
         now = self._regions.context.clock.monotonic()
         fenced = self._fenced()
-        if not fenced and now - self._looked < LOOK_EVERY:
+        if not fenced and self._met() == self._routing and now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
         following = decided(self._regions.context.store, self._routing + 1)

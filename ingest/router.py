@@ -21,7 +21,7 @@ from ingest.attempts import Attempts
 from ingest.connection import Connection
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import DRAINING, NOT_OWNER, UNAUTHENTICATED
-from ingest.routings import expect_routing
+from ingest.routings import expect_routing, of_another_table
 from ingest.standstill import awaited, begun
 from wal import Clock, Ids, SystemClock, SystemIds, WalError
 
@@ -108,6 +108,9 @@ class Router:
         self.routing = 1
         """Version of the routing of rows to them."""
         self.table: str | None = None
+        """Its address."""
+        self.id: str | None = None
+        """What tells it from any other; calls of regions' rows name it."""
         self.sole: Connection | None = None
 
     @property
@@ -130,7 +133,9 @@ class Router:
         with self._changing:
             if endpoint not in self._connections:
                 self._connections[endpoint] = self._connect(endpoint)
-            return self._connections[endpoint]
+            found = self._connections[endpoint]
+            found.table = self.id
+            return found
 
     def describe(self, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
         """The table as the first daemon that answers describes it. Raises: what the last one said if none does."""
@@ -308,11 +313,16 @@ class Router:
         """The table as this daemon describes it, and what that says of others. Raises: Invalid for another table."""
         described: dict[str, Any] = connection.act("schema", request, patience)
         there = described["identity"]["table"]
+        if self.id not in (None, described.get("id", self.id)):
+            raise of_another_table(there)
         with self._changing:
             if self.table not in (None, there):
                 raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")
             self.regions, self.table = tuple(described["ids"]), there
             self.routing = described["routing_version"]
+            self.id = described.get("id", self.id)
+            for each in self._connections.values():
+                each.table = self.id
         self._meet([described])
         if not self._owners:
             self._believe(believed([(connection.endpoint, described)], there))

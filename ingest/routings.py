@@ -1,8 +1,11 @@
-"""Who routes rows by an older routing of the table than the one that holds: a resize came in between."""
+"""Who means other regions than those that it has found, though they have the same ids: those of the routing before a
+resize, or those of another table.
+"""
 
 from __future__ import annotations
 
 from ingest.errors import Unavailable
+from ingest.flight_wire import NOT_OWNER, RESIZED
 
 
 def resized(uri: str, ours: int, theirs: int) -> Unavailable:
@@ -10,7 +13,16 @@ def resized(uri: str, ours: int, theirs: int) -> Unavailable:
     return Unavailable(
         f"{uri}: the table was resized: routing version {theirs} holds, not {ours}; open it again, and send the rows "
         "again with the same token",
-        {"reason": "resized", "routing": theirs},
+        {"reason": RESIZED, "routing": theirs},
+    )
+
+
+def of_another_table(uri: str) -> Unavailable:
+    """The error of a call that is meant for another table than the one at `uri`, which is served where it arrived."""
+    return Unavailable(
+        f"the daemon there serves another table, {uri}: its port is used again, or daemon.endpoints are those of that "
+        "one; retry with the same token",
+        {"reason": NOT_OWNER, "owner": None},
     )
 
 

@@ -34,6 +34,10 @@ _PACKAGE = "openjdk-17-jre-headless (Debian, Ubuntu), java-17-openjdk-headless (
 _KEPT_LINES = 50
 _RENAMING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """Writes and renames as the default one does, which starts a dozen processes (`chmod`, `readlink`) a micro-batch."""
+_FILE_PARTS = "64"
+"""Parts of the files of a micro-batch, of 4 to 128 MB each. By itself Spark makes as many as there are cores at that
+moment; a dead letter knows its row by the part that it is in, so where executors come and go a replay would cut the
+files elsewhere and write each letter again."""
 _VERSION = re.compile(r'"?(?:1\.)?(\d+)')
 
 
@@ -116,6 +120,8 @@ def configuration(settings: Settings, tasks: int, *, once: bool, local_checkpoin
         # Spark's own choice asks programs (readlink, chmod) ten times for a file of a checkpoint, 50 ms, twice a
         # micro-batch. This one writes beside and renames too, and refuses a file that is there, by Java's own calls.
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = _RENAMING
+    if not settings.source.spark.get("spark.master", "local[2]").startswith("local["):
+        defaults["spark.sql.files.minPartitionNum"] = _FILE_PARTS
     return defaults | spark_try.CONFIGURATION | connector(settings.source) | settings.source.spark
 
 

@@ -143,17 +143,17 @@ class MemWalSink:
         self._small: int | None = None
         self._too_many = False
         self._named = 0
+        self._goes_on = False  # the micro-batch before was done by this sink
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls this."""
         try:
             receipt = self._written(frame, batch_id)
-            self._refuse_too_bad(receipt)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
-            self.failure = self._explained(error)
+            self.failure, self._goes_on = self._explained(error), False
             raise self.failure from None
-        self.failure = None
+        self.failure, self._goes_on = None, True
         if self._on_batch is not None:
             self._on_batch(receipt)
 
@@ -189,7 +189,10 @@ class MemWalSink:
         sink, letters = self._settings.sink, self._letters()
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
-        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, self._find())
+        found = (self._find(), base.table_id or None)
+        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found)
+        if not self._goes_on:  # else regions that are behind would take rows that others have under other numbers
+            refuse_older(batch_id, send.newest())
         refused: dict[Place, BadRow] = {}
         letters_added = 0
         for _ in range(_ROUNDS):
@@ -201,8 +204,9 @@ class MemWalSink:
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
                 receipt = receipt_of(batch_id, rows, letters_added)
-                refuse_older(receipt)
+                refuse_older(batch_id, max((each.newest or 0 for each in receipt.regions), default=None))
                 self._learn(receipt.rows + receipt.bad)
+                self._refuse_too_bad(receipt, send)
                 return receipt
             for packed in told:
                 refused |= refused_in(packed)
@@ -267,11 +271,18 @@ class MemWalSink:
             letters = _added(_collected(routed.where(f"{BUCKET} < 0"), send))
         return _collected(routed, send), letters
 
-    def _refuse_too_bad(self, receipt: BatchReceipt) -> None:
-        """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then."""
+    def _refuse_too_bad(self, receipt: BatchReceipt, send: SendTask) -> None:
+        """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then.
+
+        It comes again, with other rows maybe: the source may have been mended. What is a letter now stays one, so
+        regions that got no rows of it are to take none either.
+        """
         rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
         if rate is None:
             return
+        if self._settings.dlq.mode == "table":
+            told = {each.region for each in receipt.regions}
+            send.note(region for region in send.regions if str(region) not in told)
         kept = f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "left out"
         raise Invalid(
             f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}, most of them: "
@@ -390,13 +401,15 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> B
     )
 
 
-def refuse_older(receipt: BatchReceipt) -> None:
-    """Raises: Invalid for a micro-batch of a checkpoint that was set back; its rows may be others than were applied."""
-    newest = max((each.newest for each in receipt.regions if each.newest is not None), default=receipt.batch_id)
-    if newest > receipt.batch_id:
+def refuse_older(batch_id: int, newest: int | None) -> None:
+    """Raises: Invalid for a micro-batch of a checkpoint that was set back; its rows may be others than were applied.
+
+    `newest`: that a region has applied of the query.
+    """
+    if newest is not None and newest > batch_id:
         raise Invalid(
             f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
-            f"of its micro-batch {receipt.batch_id} were left out as applied before; bring the newest checkpoint back, "
+            f"of its micro-batch {batch_id} would be left out as applied before; bring the newest checkpoint back, "
             "or set sink.checkpoint to a new one, which reads the source from its start"
         )
 

@@ -10,7 +10,7 @@ Both are pickled with plain strings and numbers only; what they need beside is o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -246,6 +246,8 @@ class SendTask:
     letters: Rules = FAIL
     find: FromNotes | None = None
     """Where daemons are that nobody has configured."""
+    table: str | None = None
+    """Id of the table, None for whichever is served there."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -263,10 +265,24 @@ class SendTask:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
-        table = connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find)
+        table = self._connected()
         table.refresh(look=False)
         with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
             yield from self._send(table, _chain(first, batches), acks)
+
+    def note(self, regions: Iterable[UUID]) -> None:
+        """Have regions that got no rows of the micro-batch remember it as applied. Raises: as a stream of rows."""
+        table, token = self._connected(), Token(self.producer, self.sequence)
+        for region in regions:
+            columns = table.schema.names
+            opened_stream(table, region, token, self.timeout, columns, self.routing).finish()
+
+    def newest(self) -> int | None:
+        """The newest micro-batch that a region has applied of the query, None for none. Raises: Unavailable."""
+        return self._connected().newest(self.producer, self.timeout)
+
+    def _connected(self) -> RemoteTable:
+        return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)
 
     def _send(
         self, table: RemoteTable, batches: Iterator[pa.RecordBatch], acks: Pipelined[pa.RecordBatch]
@@ -356,13 +372,18 @@ class _Sending:
 
 @lru_cache(maxsize=8)
 def connected(
-    endpoint: str, patience: float, _process: int, access: Access, find: FromNotes | None = None
+    endpoint: str,
+    patience: float,
+    _process: int,
+    access: Access,
+    find: FromNotes | None = None,
+    table: str | None = None,
 ) -> RemoteTable:
     """A client of the owners, made once per Python worker: a micro-batch finds its connections and who owns what.
 
     `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
     """
-    return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, **access.options())
+    return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, id=table, **access.options())
 
 
 def opened_stream(

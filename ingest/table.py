@@ -70,7 +70,7 @@ class Table(LevelReads):
 
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `ingest.open`, which claims all and also creates the table."""
-        super().__init__(base, Reader(base, context.store))
+        super().__init__(base, Reader(base, context.store, routing=base.routing_version))
         context = replace(context, find=self._stored)
         self._admission = Admission(context)
         self._former = list[Shape]()
@@ -81,7 +81,11 @@ class Table(LevelReads):
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
-        self.resizing = Resizing(base.uri, self.regions, base.routing_version)
+        self.id = base.table_id or context.store.url("")
+        """What tells the table from any other, whoever serves it."""
+        self.resizing = Resizing(
+            base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
+        )
         try:
             for region in claim:
                 self.regions.acquire(region, lambda: base.committed)
@@ -227,6 +231,16 @@ class Table(LevelReads):
     def look_at_commits(self) -> None:
         """Another process may have committed, or is to be committed for: look soon."""
         self._commits.look()
+
+    @at_the_edge
+    def newest(self, producer: str, regions: Iterable[UUID]) -> int | None:
+        """The highest sequence that one of `regions` has applied of `producer`, None where none has applied any.
+
+        Raises: Unavailable (`not_owner`) where a region is not here.
+        """
+        self._refuse_if_closed()
+        found = (writer.newest(producer) for writer in self.regions.of(regions))
+        return max((each for each in found if each is not None), default=None)
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
         """The reads of these regions' rows, those of the base table that are theirs among them.

@@ -84,7 +84,7 @@ class WalAppender:
 
     def append(
         self,
-        rows: pa.Table,
+        rows: pa.Table | None,
         *,
         generation: int,
         applied: Mapping[str, int],
@@ -92,8 +92,9 @@ class WalAppender:
     ) -> int:
         """Append one entry and return its position once it is durable.
 
-        `rows` has the row schema; `generation` is that of the memtable they go to; `applied` is the whole
-        map, with this entry's batch in it if and only if `part` closes it (or `part` is None).
+        `rows` has the row schema, None: the entry carries the map alone, in the form of a sentinel, which every reader
+        passes over; `generation` is that of the memtable they go to; `applied` is the whole map, with this entry's
+        batch in it if and only if `part` closes it (or `part` is None).
         Raises Fenced, Poisoned, ConcurrentUse; StoreUnavailable or StoreRefused (nothing written, the same
         call may be made again); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows
         not in the row schema.
@@ -102,8 +103,9 @@ class WalAppender:
             raise ConcurrentUse(f"region {self._region_id}: two threads append at once; give each region one thread")
         try:
             self._check_alive()
-            header = EntryHeader(self._guard.epoch, generation, self._ids.entry_id(), applied, part)
-            return self._put(self._codec.encode(header, rows))
+            alone = rows is None
+            header = EntryHeader(self._guard.epoch, generation, self._ids.entry_id(), applied, part, sentinel=alone)
+            return self._put(self._codec.encode(header, self._codec.no_rows if rows is None else rows))
         finally:
             self._in_use.release()
 

@@ -14,9 +14,12 @@ import ingest
 import wal
 from flush import resize
 from ingest.balancer import Balancer
+from ingest.client import RemoteTable
+from ingest.connection import Connection
 from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
 from ingest.region_writer import RegionWriter
+from ingest.routings import expect_routing
 from ingest.settings import Settings, load
 from ingest.table import Table
 from memtable import TOMBSTONE
@@ -103,19 +106,118 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
         assert READS[read](client) == 6
 
 
-class Jumping(SystemClock):
-    """A clock that a suspended machine's processes see."""
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_format: str
+) -> None:
+    """Nobody writes, so nothing has told them that their claims are gone; they are asked by the routing of before."""
+    uri, stored = str(tmp_path / "t.lance"), {"wal": {"format": wal_format}, **QUIET}
+    settings = load({"table": {"uri": uri}, **stored}, {})
+    with ingest.open(uri, settings=stored, schema=SCHEMA, key="id", regions=2) as table:
+        table.put([{"id": id, "n": 1} for id in range(100)])
+        table.flush()
+        table.commit()
+    with ExitStack() as ends:
+        services = [FlightService(open_share(settings, bucket, ends), "grpc://127.0.0.1:0") for bucket in range(2)]
+        endpoints = [f"grpc://127.0.0.1:{service.port}" for service in services]
+        for service, endpoint in zip(services, endpoints, strict=True):
+            service._place = Place(endpoint, endpoints)
+            ends.callback(service.shutdown)
+        client = ends.enter_context(ingest.connect(endpoints))
+        assert client.count() == 100
+        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        monkeypatch.setattr("ingest.client.READ_TIMEOUT", 0.5)
+        for read in READS.values():
+            with pytest.raises(ingest.Unavailable, match="resized"):
+                read(client)
+        for service in services:  # what a daemon asks itself every second: it begins anew then
+            assert service.table.resizing.done() is not None
 
-    ahead = 0.0
+
+def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the routing and the look at the regions the table of the new ones takes the place of it."""
+    uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
+    with opened(uri, 2) as table:
+        table.put([{"id": id, "n": 1} for id in range(100)])
+    with ExitStack() as ends:
+        service = FlightService(open_share(settings, 0, ends), "grpc://127.0.0.1:0")
+        ends.callback(service.shutdown)
+        connection = Connection(f"grpc://127.0.0.1:{service.port}")
+        asked = {"regions": [str(service.table.base.regions[0])], "routing": 1, "level": "latest", "filter": None}
+        before = connection.read("count", asked)
+        assert 0 < before < 100
+        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        anew = open_share(settings, 0, ends)
+
+        def begins_anew(*routing: Any) -> None:
+            expect_routing(*routing)
+            service.table = anew
+
+        monkeypatch.setattr("ingest.flight_server.expect_routing", begins_anew)
+        with pytest.raises(ingest.Unavailable, match="resized"):
+            connection.read("count", asked)
+
+
+@pytest.mark.parametrize("daemons", [1, 2])
+def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_nothing(
+    tmp_path: Path, wait_until: Callable[..., Any], daemons: int
+) -> None:
+    """Ports are used again, and regions of all tables have the same ids."""
+    with ExitStack() as ends:
+        ours, theirs = (ends.enter_context(opened(str(tmp_path / name), 2)) for name in ("ours", "theirs"))
+        before = FlightService(ours, "grpc://127.0.0.1:0")
+        endpoint = f"grpc://127.0.0.1:{before.port}"
+        before._place = Place(endpoint, [endpoint, "grpc://127.0.0.1:1"][:daemons])
+        client = ends.enter_context(ingest.connect(endpoint))
+        client.put([{"id": 1, "n": 1}])
+        before.shutdown()
+        after = wait_until(lambda: listening(theirs, endpoint))
+        ends.callback(after.shutdown)
+        theirs.put([{"id": 1, "n": 2}])
+        rows, token = pa.table({"id": [1, 2], "n": [3, 3]}, schema=SCHEMA), ingest.Token("query", 1)
+        buckets = ours.base.route(rows)
+        with pytest.raises(ingest.MemWalError):
+            client.put(rows, token=token, timeout=0.5)
+        with pytest.raises(ingest.MemWalError):
+            client.open_stream(ours.base.regions[buckets[0]], token, timeout=0.5).finish()
+        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+            RemoteTable(endpoint, id=ours.id)
+        assert theirs.newest("query", theirs.base.regions) is None
+        assert shown(theirs) == {1: 2}
+        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+            client.router.connection(endpoint).read("count", {"filter": None, "level": "latest"})
+        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+            client.router.connection(endpoint).read("scan", {"level": "latest"})
+
+
+def listening(table: Table, endpoint: str) -> FlightService | None:
+    """A service of `table` at `endpoint`, None while the port is still taken."""
+    try:
+        return FlightService(table, endpoint)
+    except OSError:
+        return None
+
+
+class Jumping(SystemClock):
+    """Clocks as a process finds them that was stopped, or whose machine was suspended: one of them stood still then."""
+
+    def __init__(self, *, suspended: bool) -> None:
+        self.ahead, self._suspended = 0.0, suspended
 
     def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
+        return super().monotonic() + (0.0 if self._suspended else self.ahead)
+
+    def now(self) -> float:
+        return super().now() + self.ahead
 
 
+@pytest.mark.parametrize("suspended", [False, True])
 def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_first(
-    tmp_path: Path, wait_until: Callable[..., Any]
+    tmp_path: Path, wait_until: Callable[..., Any], suspended: bool
 ) -> None:
-    uri, clock = str(tmp_path / "t.lance"), Jumping()
+    uri, clock = str(tmp_path / "t.lance"), Jumping(suspended=suspended)
     with opened(uri, 1) as asleep:
         asleep.put([{"id": 1, "n": 1}])
         balancer = Balancer(asleep, "grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock)
@@ -124,8 +226,8 @@ def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_fi
             with opened(uri) as newer:
                 newer.put([{"id": 1, "n": 2}])
                 clock.ahead = 30.0
-                woke = clock.monotonic()
-                wait_until(lambda: balancer._stepped > woke)
+                woke = clock.now()
+                wait_until(lambda: balancer._stepped[1] > woke)
                 with suppress(ingest.Unavailable, ingest.FencedError):  # unless it has taken the region back
                     assert asleep.get([1])["n"].to_pylist() == [2]
         finally:
@@ -133,7 +235,7 @@ def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_fi
 
 
 def test_an_owner_that_slept_and_cannot_look_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri, clock = str(tmp_path / "t.lance"), Jumping()
+    uri, clock = str(tmp_path / "t.lance"), Jumping(suspended=False)
     with opened(uri, 1) as asleep:
         asleep.put([{"id": 1, "n": 1}])
         asleep.regions.assure = Balancer(asleep, "grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock).assure

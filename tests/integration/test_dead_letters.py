@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,23 @@ def test_too_many_bad_rows_end_the_stream_and_nothing_is_lost(stream: Callable[.
     source.run()
     assert len(source.rows()) == 198 + 180 + 99
     assert len(source.letters()) == 2 + 20 + 1
+
+
+def test_a_source_that_is_mended_does_not_bring_the_rows_of_letters_as_well(stream: Callable[..., Stream]) -> None:
+    """All rows of a micro-batch are bad, so no region has it; it comes again, and its letters are replayed besides."""
+    source = stream(mode="table", max_bad_percent=5, bad_window=10)
+    source.land([line(id).replace('"price": ', '"price": "about "') for id in range(20)])
+    with pytest.raises(ingest.Invalid, match="20 of the last 20 rows"):
+        source.run()
+    assert len(source.letters()) == 20
+    for file in source.at.glob("*/000.json"):
+        landed = file.stat()
+        file.write_text("\n".join(line(id) for id in range(20)) + "\n")
+        os.utime(file, ns=(landed.st_atime_ns, landed.st_mtime_ns))
+    source.land([line(20)])
+    source.run()
+    assert sorted(source.rows()) == [20]
+    assert len(source.letters()) == 20
 
 
 def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_others(

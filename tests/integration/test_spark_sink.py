@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -208,6 +209,30 @@ def test_a_checkpoint_that_was_set_back_is_refused(stream: Callable[..., Stream]
         with pytest.raises(ingest.Invalid, match=r"checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
             source.run(made.schema)
     assert source.names() == {id: f"row {id} v2" for id in range(30)}
+
+
+def test_of_a_checkpoint_that_was_set_back_no_region_takes_anything(
+    stream: Callable[..., Stream], made: Any, tmp_path: Path
+) -> None:
+    """Not one that is behind the others either: it would take the rows once more when the newest checkpoint is back."""
+    source = stream(files_per_trigger=3)
+    rows, more = made.table(range(30)), made.table(range(30), version=1)
+    source.land(rows)
+    source.run(made.schema)
+    shutil.copytree(source.checkpoint, tmp_path / "copy")
+    buckets = pa.array(source.sink._table().route(rows))
+    for _ in range(2):
+        source.land(more.filter(pc.equal(buckets, 0)))
+        source.run(made.schema)
+    before = source.names()
+    shutil.rmtree(source.checkpoint)
+    shutil.copytree(tmp_path / "copy", source.checkpoint)
+    source.land(more.filter(pc.equal(buckets, 1)))
+    source.sink.close()
+    source.sink = MemWalSink(source.config, on_batch=source.batches.append)
+    with pytest.raises(ingest.Invalid, match=r"checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
+        source.run(made.schema)
+    assert source.names() == before
 
 
 def test_a_region_that_missed_a_micro_batch_gets_it_from_the_replay(stream: Callable[..., Stream], made: Any) -> None:

@@ -280,6 +280,19 @@ def test_only_the_write_at_fault_is_refused_and_its_token_may_be_used_again(regi
     assert seen(region.core) == seen(region.again()) == {1: "", 2: "", 6: ""}
 
 
+def test_a_write_of_no_rows_is_remembered_by_its_token(region: Region) -> None:
+    """Whoever has none for a region of a micro-batch, and wants it to have none either when that comes again."""
+    none, again = write(token=Token("query", 7)), write(1, token=Token("query", 7))
+    region.core.serve([none])
+    assert none.done.result().position == 1
+    taken = region.again()
+    taken.serve([again])
+    assert not again.done.result().applied
+    assert seen(taken) == {}
+    taken.serve([write(2, token=Token("query", 8))])
+    assert seen(taken) == seen(region.again()) == {2: ""}
+
+
 def test_a_write_that_its_caller_withdrew_is_not_written(region: Region) -> None:
     kept, withdrawn = write(1), write(2)
     assert withdrawn.take()

@@ -64,3 +64,10 @@ def test_how_checkpoints_are_written_is_left_to_spark_unless_all_are_on_local_di
     settings, name = load({"table": {"uri": "t"}}, {}), "spark.sql.streaming.checkpointFileManagerClass"
     assert name in configuration(settings, 1, once=True)
     assert name not in configuration(settings, 1, once=True, local_checkpoints=False)
+
+
+def test_on_a_cluster_files_are_cut_alike_however_many_executors_there_are() -> None:
+    """A letter of a file's row is told by the part that the row is in."""
+    name, cluster = "spark.sql.files.minPartitionNum", {"spark": {"spark.master": "spark://host:7077"}}
+    assert name in configuration(load({"table": {"uri": "t"}, "source": cluster}, {}), 1, once=True)
+    assert name not in configuration(load({"table": {"uri": "t"}}, {}), 1, once=True)

@@ -1,0 +1,41 @@
+"""One run at a time with a checkpoint: the second is told, a run that was killed is in nobody's way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingest import Invalid
+from ingest.checkpoint_lock import held
+
+
+def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    one, other = str(tmp_path / "one"), f"file://{tmp_path}/other"
+    with held([one, "s3a://bucket/checkpoint"]):
+        for again in (one, f"file://{one}"):
+            with pytest.raises(Invalid, match=r"sink\.checkpoint: another run is under way with .*/one; stop it"):
+                held([other, again]).__enter__()
+        with held([other, "s3a://bucket/checkpoint"]):
+            pass
+    with held([one]):
+        pass
+
+
+def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    holds = "import sys; from ingest.checkpoint_lock import held; run = held([sys.argv[1]])"
+    run = subprocess.Popen(
+        [sys.executable, "-c", f"{holds}; run.__enter__(); print(flush=True); input()", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        with pytest.raises(Invalid, match="another run is under way"):
+            held([str(tmp_path)]).__enter__()
+        run.kill()
+    with held([str(tmp_path)]):
+        pass
