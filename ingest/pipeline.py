@@ -32,6 +32,7 @@ from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.drift import Drift, Grown
 from ingest.edge import at_the_edge
+from ingest.elsewhere import anywhere
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
 from ingest.http_pages import RunPages, listening
@@ -417,7 +418,7 @@ class _Run:
         return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _frame(self) -> DataFrame:
-        source, dlq = self._settings.source, self._settings.dlq
+        source, dlq = anywhere(self._settings).source, self._settings.dlq
         spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
             raw = dlq.mode == "table" or source.schema_drift != "ignore"
