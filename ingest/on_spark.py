@@ -30,6 +30,7 @@ from ingest.on_spark_slots import check_configuration, patience_of, slots_now, w
 from ingest.on_spark_task import DaemonTask, Told
 from ingest.opening import find_or_create
 from ingest.settings import Settings
+from ingest.spark_master import check_master
 from ingest.spark_session import check_java, configuration, start_context
 from ingest.task_errors import of_spark
 from ingest.workers import PAUSE_FIRST, PAUSE_MOST, STEADY
@@ -166,6 +167,7 @@ def serve_on_spark(settings: Settings, environ: Mapping[str, str], ready: Callab
     conf = session_of(settings)
     check_configuration(conf, settings.daemon.on_spark)
     check_java(environ)
+    check_master(conf)
     find_or_create(settings, environ)
     stop = stop_signals(None)
     with ThreadPoolExecutor(1, "spark-start") as starter:  # Spark takes signals over in the main thread
