@@ -116,10 +116,7 @@ class SparkDaemons:
 
     def _attempt(self) -> MemWalError | None:
         """One job, from its start to its end; returns what ended it. Raises: Invalid where there is no room."""
-        within = patience_of(self._spark) if not self.endpoints else float("inf")
-        if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
-            _LOG.warning("waiting for room for %d daemons, there are %d slots", self._count, slots)
-        wait_for_slots(self._spark, self._count, self._beside, self._clock, self._stopping, within)
+        self._wait_for_room()
         self._attempts += 1
         self._unserved += 1
         self._desk.expect(self._attempts, self._count, self._serving)
@@ -136,6 +133,23 @@ class SparkDaemons:
             return of_job(error, self._spark)
         self.code = max(abs(int(answer.get("code", 1))) for answer in answers)
         return next((from_wire(answer) for answer in answers if "kind" in answer), None)
+
+    def _wait_for_room(self) -> None:
+        """Raises: Invalid, Unavailable where there is none. Once they have served it is waited for as long as sinks
+        wait for them: a cluster whose master was started anew has forgotten this Spark, and gives it nothing any more.
+        """
+        within = self._settings.sink.stream_timeout if self.endpoints else patience_of(self._spark)
+        if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
+            _LOG.warning("waiting for room for %d daemons, there are %d slots", self._count, slots)
+        try:
+            wait_for_slots(self._spark, self._count, self._beside, self._clock, self._stopping, within)
+        except MemWalError as error:
+            if not self.endpoints:
+                raise
+            raise Unavailable(
+                f"the daemons on Spark ended, and there was no room to start them again for {within:.0f} s "
+                f"(sink.stream_timeout); start this again, what was acknowledged is in the log; {error}"
+            ) from None
 
     def _serving(self, endpoints: list[str]) -> None:
         self.endpoints, self._unserved = tuple(endpoints), 0
