@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ingest.errors import Invalid, Unavailable
+from ingest.spark_master import standing_of
 from wal import Clock
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ def too_few(slots: int, master: str, daemons: int, beside: int) -> Invalid:
 
 
 def slots_now(spark: SparkContext) -> int:
-    """Tasks that the executors which are registered now run at the same time."""
+    """Tasks that the executors which are registered now run at the same time. Raises: Unavailable for a Spark that has
+    ended.
+    """
     jvm: Any = spark._jsc.sc()  # noqa: SLF001 - PySpark has no public way to it
+    if jvm.isStopped():
+        standing = standing_of({"spark.master": str(spark.master)})
+        raise Unavailable(f"Spark ended; see the log of its master, and start this again{standing}")
     return int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
 
 

@@ -25,6 +25,16 @@ def check_master(conf: Mapping[str, str]) -> None:
         )
 
 
+def standing_of(conf: Mapping[str, str]) -> str:
+    """What else to look at where Spark does not start or ends, of a standalone master."""
+    from pyspark import __version__
+
+    master = conf.get("spark.master", "")
+    if not master.startswith(STANDALONE):
+        return ""
+    return f", and see that a master of Spark {__version__} listens at {master}: its page has another port"
+
+
 def _problem_of(address: str, master: str) -> str:
     """Why a master does not answer, "" where it does."""
     host, _, port = address.rpartition(":")

@@ -19,6 +19,7 @@ def spark(slots: int, **conf: str) -> Any:
     """As much of a Spark as is asked for its executors, which are waited for not at all."""
     conf = {"spark.executor.memory": "3g", "spark.driver.host": "10.0.0.9", **conf}
     jvm = SimpleNamespace(
+        isStopped=lambda: False,
         maxNumConcurrentTasks=lambda _: slots,
         resourceProfileManager=lambda: SimpleNamespace(defaultResourceProfile=lambda: None),
         conf=lambda: SimpleNamespace(getTimeAsSeconds=lambda *_: 0),
