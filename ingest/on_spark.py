@@ -18,19 +18,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wal
 from ingest.daemon import stop_signals
-from ingest.errors import Internal, Invalid, MemWalError, Unavailable, from_wire
+from ingest.elsewhere import anywhere
+from ingest.errors import Internal, MemWalError, Unavailable, from_wire
 from ingest.logs import configure_logs
 from ingest.on_spark_line import Desk
 from ingest.on_spark_slots import check_configuration, patience_of, slots_now, wait_for_slots
 from ingest.on_spark_task import DaemonTask, Told
 from ingest.opening import find_or_create
 from ingest.settings import Settings
-from ingest.source import is_remote, local_path
+from ingest.spark_master import check_master
 from ingest.spark_session import check_java, configuration, start_context
 from ingest.task_errors import of_spark
 from ingest.workers import PAUSE_FIRST, PAUSE_MOST, STEADY
@@ -45,9 +45,6 @@ TRIES = 3
 ENDS_WITHIN = 15.0
 """Seconds that a job has to end beyond what its daemons have to drain."""
 _CAUSE = re.compile(r"(?:ExecutorLostFailure|SparkException: |Exception: |Error: )[^\n]*")
-_NO_MODULE = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
-_OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*?\.)\s")
-_NO_PROGRAM = re.compile(r'Cannot run program "([^"]*)"')
 
 
 class SparkDaemons:
@@ -119,17 +116,14 @@ class SparkDaemons:
 
     def _attempt(self) -> MemWalError | None:
         """One job, from its start to its end; returns what ended it. Raises: Invalid where there is no room."""
-        within = patience_of(self._spark) if not self.endpoints else float("inf")
-        if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
-            _LOG.warning("waiting for room for %d daemons, there are %d slots", self._count, slots)
-        wait_for_slots(self._spark, self._count, self._beside, self._clock, self._stopping, within)
+        self._wait_for_room()
         self._attempts += 1
         self._unserved += 1
         self._desk.expect(self._attempts, self._count, self._serving)
         if self._stopping.is_set():
             self._desk.forget()
             return None
-        task = DaemonTask(on_executors(self._settings), self._desk.address, self._secret, self._attempts)
+        task = DaemonTask(anywhere(self._settings), self._desk.address, self._secret, self._attempts)
         self._spark.setJobGroup(self._group, f"daemons of {self._settings.table.uri}", interruptOnCancel=True)
         try:
             rows = self._spark.parallelize(range(self._count), self._count)
@@ -139,6 +133,23 @@ class SparkDaemons:
             return of_job(error, self._spark)
         self.code = max(abs(int(answer.get("code", 1))) for answer in answers)
         return next((from_wire(answer) for answer in answers if "kind" in answer), None)
+
+    def _wait_for_room(self) -> None:
+        """Raises: Invalid, Unavailable where there is none. Once they have served it is waited for as long as sinks
+        wait for them: a cluster whose master was started anew has forgotten this Spark, and gives it nothing any more.
+        """
+        within = self._settings.sink.stream_timeout if self.endpoints else patience_of(self._spark)
+        if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
+            _LOG.warning("waiting for room for %d daemons, there are %d slots", self._count, slots)
+        try:
+            wait_for_slots(self._spark, self._count, self._beside, self._clock, self._stopping, within)
+        except MemWalError as error:
+            if not self.endpoints:
+                raise
+            raise Unavailable(
+                f"the daemons on Spark ended, and there was no room to start them again for {within:.0f} s "
+                f"(sink.stream_timeout); start this again, what was acknowledged is in the log; {error}"
+            ) from None
 
     def _serving(self, endpoints: list[str]) -> None:
         self.endpoints, self._unserved = tuple(endpoints), 0
@@ -170,6 +181,7 @@ def serve_on_spark(settings: Settings, environ: Mapping[str, str], ready: Callab
     conf = session_of(settings)
     check_configuration(conf, settings.daemon.on_spark)
     check_java(environ)
+    check_master(conf)
     find_or_create(settings, environ)
     stop = stop_signals(None)
     with ThreadPoolExecutor(1, "spark-start") as starter:  # Spark takes signals over in the main thread
@@ -201,39 +213,18 @@ def session_of(settings: Settings) -> dict[str, str]:
     return configuration(settings.model_copy(update={"source": plain}), 1, once=False)
 
 
-def on_executors(settings: Settings) -> Settings:
-    """The same for processes that have another working directory."""
-    uri = settings.table.uri
-    if is_remote(uri):
-        return settings
-    table = settings.table.model_copy(update={"uri": str(Path(local_path(uri)).absolute())})
-    return settings.model_copy(update={"table": table})
-
-
 def of_job(error: BaseException, spark: Any = None) -> MemWalError:
     """What ended a barrier job, in one line; `details["spark"]` where it was Spark, and may pass."""
-    text = str(error)
     if isinstance(error, MemWalError):
         return error
     if spark is not None and _is_over(spark):
         return Unavailable(
             "Spark ended, and the daemons on its executors with it; start it again: what was acknowledged is in the log"
         )
-    if module := _NO_MODULE.search(text):
-        return Invalid(
-            f"executors cannot import memwal ({module[1]}): install it where they run, or bring it by "
-            "spark.submit.pyFiles, spark.archives or spark.executorEnv.PYTHONPATH in [source.spark]"
-        )
-    if python := _OTHER_PYTHON.search(text):
-        return Invalid(f"{python[1]} Set spark.pyspark.python in [source.spark] to the Python that has memwal")
-    if program := _NO_PROGRAM.search(text):
-        return Invalid(
-            f"executors have no {program[1]}: set spark.pyspark.python in [source.spark] to the Python that has memwal"
-        )
     found = of_spark(error)
     if not isinstance(found, Internal):
         return found
-    cause = _CAUSE.findall(text)
+    cause = _CAUSE.findall(str(error))
     return Unavailable(f"Spark: {cause[-1] if cause else found}", {"spark": True})
 
 

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ingest.errors import Invalid
+from ingest.errors import Invalid, Unavailable
+from ingest.spark_master import standing_of
 from wal import Clock
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ def too_few(slots: int, master: str, daemons: int, beside: int) -> Invalid:
 
 
 def slots_now(spark: SparkContext) -> int:
-    """Tasks that the executors which are registered now run at the same time."""
+    """Tasks that the executors which are registered now run at the same time. Raises: Unavailable for a Spark that has
+    ended.
+    """
     jvm: Any = spark._jsc.sc()  # noqa: SLF001 - PySpark has no public way to it
+    if jvm.isStopped():
+        standing = standing_of({"spark.master": str(spark.master)})
+        raise Unavailable(f"Spark ended; see the log of its master, and start this again{standing}")
     return int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
 
 
@@ -77,7 +83,29 @@ def wait_for_slots(
     ends = clock.monotonic() + within
     while (slots := slots_now(spark)) < daemons + beside and not stop.wait(LOOK_EVERY):
         if clock.monotonic() > ends:
-            raise too_few(slots, str(spark.master), daemons, beside)
+            raise too_few(slots, str(spark.master), daemons, beside) if slots else no_executor(spark, within)
+
+
+def wait_for_executors(spark: SparkContext, clock: Clock, stop: threading.Event) -> None:
+    """Return once the cluster has given an executor, or `stop` is set. Raises: Unavailable where it gives none."""
+    if spark.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # they come with the first task
+    within = patience_of(spark)
+    ends = clock.monotonic() + within
+    while not slots_now(spark) and not stop.wait(LOOK_EVERY):
+        if clock.monotonic() > ends:
+            raise no_executor(spark, within)
+
+
+def no_executor(spark: SparkContext, within: float) -> Unavailable:
+    """What to say of a cluster that gives no executor."""
+    conf = dict(spark.getConf().getAll())
+    cores, memory = conf.get("spark.executor.cores", "all"), conf.get("spark.executor.memory", "1g")
+    return Unavailable(
+        f"Spark at {spark.master} gave no executor within {within:.0f} s; see on its page whether a worker has room "
+        f"for one of {cores} cores and {memory} beside other applications, and whether executors end because they "
+        f"cannot reach this host at {conf.get('spark.driver.host')} (spark.driver.host in [source.spark])"
+    )
 
 
 def _number(text: str | None, otherwise: int) -> int:

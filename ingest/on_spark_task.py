@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingest import addresses
-from ingest.errors import Invalid, classify, from_wire, to_wire
+from ingest.errors import Invalid, from_wire, to_wire
 from ingest.listening import is_loopback
 from ingest.logs import configure_logs, silence_grpc
 from ingest.on_spark_line import Line
 from ingest.settings import Settings
+from ingest.task_errors import on_executor
 from ingest.workers import Supervisor, ports_of
 from wal import SystemClock
 
@@ -104,7 +105,7 @@ class _Serving:
             line = Line(self._task.desk, self._task.secret, self._task.attempt, self._number)
             answer = self._serve(line)
         except Exception as error:  # noqa: BLE001 - the edge of this process
-            answer = to_wire(classify(error))
+            answer = to_wire(on_executor(error))
         finally:
             if line is not None:
                 line.close()

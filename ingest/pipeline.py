@@ -33,6 +33,7 @@ from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.drift import Drift, Grown
 from ingest.edge import at_the_edge
+from ingest.elsewhere import anywhere
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.feed import Feed
 from ingest.http_pages import RunPages, listening
@@ -41,6 +42,7 @@ from ingest.kafka_source import check_reachable, check_topics, read_kafka
 from ingest.listening import check_address
 from ingest.metrics import Scrape
 from ingest.on_spark_run import check_room
+from ingest.on_spark_slots import wait_for_executors
 from ingest.opening import find_or_create
 from ingest.outage import Outage
 from ingest.progress import Progress, Screen
@@ -49,6 +51,7 @@ from ingest.run_metrics import RunMeter
 from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source, is_remote, local_path, read_stream
+from ingest.spark_master import check_master
 from ingest.spark_session import check_java, configuration, start_session
 from ingest.spark_sink import MemWalSink
 from ingest.table_owner import Owner, owner_of
@@ -89,7 +92,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
                 console.print(f"metrics, health and status at {url}", highlight=False, soft_wrap=True)
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
-        starting = stack.enter_context(spark_of(every, _regions(every, found), once=once))
+        starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
         for settings in every:
             if settings.source.format == KAFKA:
                 check_topics(starting.result(), settings.source)
@@ -153,6 +156,7 @@ def check_apart(pipelines: Sequence[Settings]) -> None:
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     """The table as it is, None when it is to be created. Reads only. Raises: Invalid."""
     check_java(environ)
+    check_master(settings.source.spark)
     _check_checkpoint(settings)
     guard = _guard(settings, environ)
     if settings.sink.http_port >= 0:
@@ -243,12 +247,24 @@ class Services:
 
 
 @contextmanager
-def spark_of(pipelines: Sequence[Settings], tasks: int, *, once: bool) -> Iterator[Future[SparkSession]]:
+def spark_of(
+    pipelines: Sequence[Settings], tasks: int, *, once: bool, stop: threading.Event
+) -> Iterator[Future[SparkSession]]:
     """Begin to start Spark; it is stopped at the end. `tasks`: regions of one table at most."""
     local = not any(is_remote(settings.checkpoint) for settings in pipelines)
     conf = configuration(_of_session(pipelines), tasks, once=once, local_checkpoints=local)
+
+    def started() -> SparkSession:
+        spark = start_session(conf)
+        try:
+            wait_for_executors(spark.sparkContext, SystemClock(), stop)
+        except MemWalError:
+            spark.stop()
+            raise
+        return spark
+
     with ThreadPoolExecutor(1, "spark-start") as starter:
-        starting = starter.submit(start_session, conf)
+        starting = starter.submit(started)
         try:
             yield starting
         finally:
@@ -419,7 +435,7 @@ class _Run:
         return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _frame(self) -> DataFrame:
-        source, dlq = self._settings.source, self._settings.dlq
+        source, dlq = anywhere(self._settings).source, self._settings.dlq
         spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
             raw = dlq.mode == "table" or source.schema_drift != "ignore"

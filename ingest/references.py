@@ -17,7 +17,10 @@ from ingest.errors import Invalid
 
 HIDDEN = "(hidden)"
 _SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|jaas|proxy", re.IGNORECASE)
-_SCHEMES = ("env:", "file:")
+FROM_FILE = "file:"
+_SCHEMES = ("env:", FROM_FILE)
+UNRESOLVED = "unresolved"
+"""Reason of an error about a reference that points to nothing where it was resolved."""
 
 
 def check_reference(value: SecretStr) -> SecretStr:
@@ -45,7 +48,7 @@ def resolve_one(setting: str, value: SecretStr, environ: Mapping[str, str]) -> s
     try:
         found = _resolve(text, environ).strip()
     except ValueError as problem:
-        raise Invalid(f"{setting}: {problem}") from None
+        raise Invalid(f"{setting}: {problem}", {"reason": UNRESOLVED}) from None
     if text and not found:
         raise Invalid(f"{setting}: {text} is empty; put the secret there, or take the setting out")
     return found
@@ -66,7 +69,7 @@ def resolve(
         except ValueError as problem:
             problems.append(f"{setting}.{name}: {problem}")
     if problems:
-        raise Invalid.of(problems)
+        raise Invalid("\n".join(problems), {"reason": UNRESOLVED})
     return resolved
 
 
@@ -82,8 +85,8 @@ def _resolve(text: str, environ: Mapping[str, str]) -> str:
         if name not in environ:
             raise ValueError(f"the environment variable {name} is not set; set it or correct the reference")
         return environ[name]
-    if text.startswith("file:"):
-        path = text.removeprefix("file:")
+    if text.startswith(FROM_FILE):
+        path = text.removeprefix(FROM_FILE)
         try:
             return Path(path).read_text(encoding="utf-8").rstrip("\n")
         except OSError as error:

@@ -16,14 +16,17 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from py4j.protocol import Py4JError
 
 from ingest import spark_try
 from ingest.errors import Invalid, Unavailable
 from ingest.kafka_source import connector
 from ingest.settings import Settings
+from ingest.spark_master import standing_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -132,7 +135,13 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession() or SparkSession(start_context(conf))
+    if active := SparkSession.getActiveSession():
+        return active
+    context = start_context(conf)
+    try:
+        return SparkSession(context)
+    except Py4JError as error:  # it has been ended meanwhile, as by a cluster that does not take it
+        raise Unavailable(f"Spark ended while it started; check [source] spark{standing_of(conf)}") from error
 
 
 def start_context(conf: Mapping[str, str]) -> SparkContext:
@@ -157,11 +166,18 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
             spark_conf, {"stdout": write_end, "stderr": write_end}
         )
         return SparkContext(conf=spark_conf, gateway=gateway)
-    except (PySparkException, OSError) as error:
-        said = next((line for line in reversed(tail) if line.strip()), str(error).splitlines()[0])
-        raise Unavailable(f"Spark did not start: {said.strip()}; check [source] spark") from error
+    except (PySparkException, Py4JError, OSError) as error:
+        raise _not_started(error, conf, tail) from error
     finally:
         os.close(write_end)
+
+
+def _not_started(error: Exception, conf: Mapping[str, str], tail: Sequence[str]) -> Unavailable:
+    """Why Spark did not start, in one line; `tail`: what its JVM wrote last."""
+    of_java = [line.strip(": ") for line in str(error).splitlines() if line.startswith(":")]
+    written = [line.strip() for line in reversed(tail) if line.strip()]
+    said = next(iter((*of_java, *written, *str(error).splitlines())), type(error).__name__)
+    return Unavailable(f"Spark did not start: {said}; check [source] spark{standing_of(conf)}")
 
 
 def _drain(output: IO[str], tail: deque[str]) -> None:

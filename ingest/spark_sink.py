@@ -36,6 +36,7 @@ from ingest.addresses import expanded
 from ingest.attempts import Attempts
 from ingest.bad_rate import BadRate
 from ingest.bad_rows import BadRow
+from ingest.elsewhere import anywhere
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import NOT_OWNER, RESIZED
 from ingest.kept_child import KeptChild
@@ -132,7 +133,7 @@ class MemWalSink:
 
         Raises: Invalid for a configuration that is wrong.
         """
-        self._settings = config if isinstance(config, Settings) else load(config, os.environ)
+        self._settings = anywhere(config if isinstance(config, Settings) else load(config, os.environ))
         self._endpoint = endpoint or configured_endpoint(self._settings)
         self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
         self._child: KeptChild | None = None

@@ -13,12 +13,15 @@ told by Spark's error condition, never by their text.
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ingest.errors import Internal, Invalid, MemWalError, classify, from_wire, to_wire
 from ingest.kafka_errors import of_captured
+from ingest.references import UNRESOLVED
 from ingest.task_memory import keep_what_is_imported
 
 MARK = "memwal-task-error:"
@@ -40,13 +43,26 @@ _REMEDIES = {
 }
 
 
+_NO_MODULE = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
+_OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*?\.)\s")
+_NO_PROGRAM = re.compile(r'Cannot run program "([^"]*)"')
+
+
 class TaskError(Exception):
     """A `MemWalError` on its way out of a Spark task. Its message is the marked line."""
 
 
 def carried(error: BaseException) -> TaskError:
     """`error`, classified and packed for the way from a task to the driver."""
-    return TaskError(MARK + json.dumps(to_wire(classify(error)), default=str))
+    return TaskError(MARK + json.dumps(to_wire(on_executor(error)), default=str))
+
+
+def on_executor(error: BaseException) -> MemWalError:
+    """`error`, classified, with the place where that is what must be known: the driver had what is missing there."""
+    found = classify(error)
+    if found.details.get("reason") != UNRESOLVED:
+        return found
+    return Invalid(f"{found.message} (this is said by an executor, on {socket.gethostname()})", found.details)
 
 
 @contextmanager
@@ -84,7 +100,7 @@ def of_spark(error: BaseException) -> MemWalError:
 
     if isinstance(error, MemWalError):
         return error
-    ours = found_in(str(error))
+    ours = found_in(str(error)) or _of_executors(str(error))
     if ours is not None:
         return ours
     if not isinstance(error, PySparkException):
@@ -97,6 +113,22 @@ def of_spark(error: BaseException) -> MemWalError:
     if remedy:
         return Invalid(f"Spark: {_first_line(error)}; {remedy}", {"condition": condition})
     return Internal(f"Spark: {_first_line(error)}", {"condition": condition})
+
+
+def _of_executors(text: str) -> Invalid | None:
+    """What executors lack for any task of ours, before one can say anything."""
+    if module := _NO_MODULE.search(text):
+        return Invalid(
+            f"executors cannot import memwal ({module[1]}): install it where they run, or bring it by "
+            "spark.submit.pyFiles, spark.archives or spark.executorEnv.PYTHONPATH in [source.spark]"
+        )
+    if python := _OTHER_PYTHON.search(text):
+        return Invalid(f"{python[1]} Set spark.pyspark.python in [source.spark] to the Python that has memwal")
+    if program := _NO_PROGRAM.search(text):
+        return Invalid(
+            f"executors have no {program[1]}: set spark.pyspark.python in [source.spark] to the Python that has memwal"
+        )
+    return None
 
 
 def _condition(error: BaseException) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingest.access import Access
+from ingest.elsewhere import anywhere
 from ingest.errors import Invalid, Unavailable
-from ingest.on_spark import of_job, on_executors
+from ingest.on_spark import of_job
 from ingest.on_spark_line import Desk, Line
 from ingest.on_spark_run import beside, sending_tasks
 from ingest.on_spark_slots import check_configuration, slots_of
@@ -81,8 +84,23 @@ def test_daemons_listen_where_they_are_told_to() -> None:
     assert (found[0].daemon.host, found[0].daemon.advertise) == ("0.0.0.0", "grpc://10.0.0.5:7000")
 
 
-def test_executors_get_a_path_that_does_not_depend_on_where_they_run() -> None:
-    assert on_executors(settings()).table.uri == os.path.abspath("t.lance")  # noqa: PTH100 - what is expected
+def test_executors_get_paths_that_do_not_depend_on_where_they_run() -> None:
+    found = anywhere(settings(tls_cert="c.pem", tls_key="/etc/k.pem", tls_ca="ca.pem", token="file:token"))
+    here = Path.cwd()
+    assert found.table.uri == str(here / "t.lance")
+    assert found.dead_letters == str(here / "t.lance.dlq")
+    assert (found.daemon.tls_cert, found.daemon.tls_key) == (str(here / "c.pem"), "/etc/k.pem")
+    assert Access.of(found) == Access(f"file:{here / 'token'}", str(here / "ca.pem"))
+    assert found.daemon.token.get_secret_value() == f"file:{here / 'token'}"
+
+
+def test_addresses_and_secrets_that_are_no_paths_stay_as_they_are() -> None:
+    sections = {
+        "table": {"uri": "s3://lake/t", "storage_options": {"secret_access_key": "env:KEY", "region": "eu-west-1"}},
+        "dlq": {"uri": "s3://lake/bad"},
+    }
+    found = load(sections, {})
+    assert anywhere(found) == found
 
 
 @pytest.mark.parametrize("given", ["endpoints", "advertise"])

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 
 from ingest.errors import Invalid
 from ingest.settings import load
-from ingest.spark_session import check_java, configuration
+from ingest.spark_session import _not_started, check_java, configuration
 
 
 def java(directory: Path, version: str, *, release: bool) -> Path:
@@ -71,3 +72,22 @@ def test_on_a_cluster_files_are_cut_alike_however_many_executors_there_are() -> 
     name, cluster = "spark.sql.files.minPartitionNum", {"spark": {"spark.master": "spark://host:7077"}}
     assert name in configuration(load({"table": {"uri": "t"}, "source": cluster}, {}), 1, once=True)
     assert name not in configuration(load({"table": {"uri": "t"}}, {}), 1, once=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "tail", "said"),
+    [
+        (
+            Py4JError("An error occurred while calling X.\n: java.lang.X: no memory\n\tat y"),
+            ["z\n"],
+            "java.lang.X: no memory",
+        ),
+        (OSError("no java"), ["Exception in thread\n", "bad option\n", "\n"], "bad option"),
+        (OSError("no java"), [], "no java"),
+    ],
+)
+def test_why_spark_did_not_start_is_one_line(error: Exception, tail: list[str], said: str) -> None:
+    told = _not_started(error, {"spark.master": "spark://h:8080"}, tail).lines
+    assert len(told) == 1
+    assert told[0].startswith(f"Spark did not start: {said}; check [source] spark, and see that a master of Spark ")
+    assert _not_started(error, {"spark.master": "local[2]"}, tail).message.endswith("check [source] spark")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import traceback
 
 import pytest
+from pydantic import SecretStr
 from pyspark.errors import PySparkException
 
 from ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
 from ingest.kafka_errors import of_captured
+from ingest.references import resolve
 from ingest.task_errors import MARK, TaskError, carried, found_in, of_spark, task_edge
 from memtable import InvalidRows
 from wal import Fenced
@@ -113,3 +116,17 @@ def test_what_kafkas_client_throws_is_told_by_its_class(name: str, kind: type[Me
     assert says in str(found)
     assert len(found.lines) == 1
     assert of_captured(Captured("java.lang.IllegalStateException: org.apache.kafka.common.errors.X: y")) is None
+
+
+def test_a_reference_to_nothing_tells_that_it_is_an_executor_who_misses_it() -> None:
+    with pytest.raises(TaskError) as raised, task_edge():
+        resolve({"secret_access_key": SecretStr("env:ONLY_ON_THE_DRIVER")}, {})
+    found = found_in(str(raised.value))
+    assert isinstance(found, Invalid)
+    assert "ONLY_ON_THE_DRIVER is not set; " in str(found)
+    assert str(found).endswith(f"(this is said by an executor, on {socket.gethostname()})")
+
+
+def test_an_executor_without_memwal_is_told_as_one() -> None:
+    printed = "Traceback\nModuleNotFoundError: No module named 'ingest'\n\tat org.apache.spark.Task"
+    assert "executors cannot import memwal" in str(of_spark(PySparkException(printed)))

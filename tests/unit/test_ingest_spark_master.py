@@ -1,0 +1,60 @@
+"""A standalone master that is not there, and a cluster that gives no executor."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ingest.errors import Invalid, Unavailable
+from ingest.on_spark_slots import wait_for_executors, wait_for_slots
+from ingest.spark_master import check_master
+from wal import SystemClock
+
+
+def spark(slots: int, **conf: str) -> Any:
+    """As much of a Spark as is asked for its executors, which are waited for not at all."""
+    conf = {"spark.executor.memory": "3g", "spark.driver.host": "10.0.0.9", **conf}
+    jvm = SimpleNamespace(
+        isStopped=lambda: False,
+        maxNumConcurrentTasks=lambda _: slots,
+        resourceProfileManager=lambda: SimpleNamespace(defaultResourceProfile=lambda: None),
+        conf=lambda: SimpleNamespace(getTimeAsSeconds=lambda *_: 0),
+    )
+    shown = SimpleNamespace(getAll=conf.items, get=conf.get)
+    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: jvm), getConf=lambda: shown, master="spark://m:7077")
+
+
+def test_one_master_of_several_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as master, socket.create_server(("127.0.0.1", 0)) as gone:
+        there, nowhere = (each.getsockname()[1] for each in (master, gone))
+        gone.close()
+        check_master({"spark.master": f"spark://127.0.0.1:{nowhere},127.0.0.1:{there}"})
+        with pytest.raises(Unavailable, match=r"does not answer at spark://\S+ \(Connection refused\); start"):
+            check_master({"spark.master": f"spark://127.0.0.1:{nowhere}"})
+    check_master({"spark.master": "yarn"})
+
+
+@pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://host:ui", "spark://127.0.0.1:1,b"])
+def test_a_master_without_a_port_is_refused(master: str) -> None:
+    with pytest.raises((Invalid, Unavailable)) as raised:
+        check_master({"spark.master": master})
+    assert isinstance(raised.value, Invalid)
+    assert "write spark://host:port" in str(raised.value)
+
+
+def test_a_cluster_without_executors_is_told_with_what_to_look_at() -> None:
+    stop = threading.Event()
+    with pytest.raises(Unavailable, match=r"no executor within 0 s; .* all cores and 3g .* host at 10\.0\.0\.9 "):
+        wait_for_executors(spark(0), SystemClock(), stop)
+    with pytest.raises(Unavailable, match="no executor"):
+        wait_for_slots(spark(0), 2, 1, SystemClock(), stop, within=0)
+    with pytest.raises(Invalid, match="2 daemons need 2 slots and 1 for the stream at the same time"):
+        wait_for_slots(spark(2), 2, 1, SystemClock(), stop, within=0)
+    wait_for_executors(spark(1), SystemClock(), stop)
+    wait_for_executors(spark(0, **{"spark.dynamicAllocation.enabled": "true"}), SystemClock(), stop)
+    stop.set()
+    wait_for_executors(spark(0), SystemClock(), stop)
