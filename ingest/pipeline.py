@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,6 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     one pipeline ends all.
     """
     every = list(pipelines.values())
-    check_apart(every)
     found = [check(settings, os.environ) for settings in every]
     check_room(every)
     clock = SystemClock()
@@ -83,9 +82,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         stop = stack.enter_context(stop_signals())
         pages = [RunPages(Scrape(), RunMeter(), Tally(clock), settings.table.uri) for settings in every]
         for settings, shown in zip(every, pages, strict=True):
-            url = stack.enter_context(_http(settings, shown))
-            if url is not None:
-                console.print(f"metrics, health and status at {url}", highlight=False, soft_wrap=True)
+            stack.enter_context(_http(settings, shown, console))
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once))
@@ -106,10 +103,24 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
             for each in runs:
                 each.finish()
         screen.__exit__(None, None, None)
-        for each, source in zip(runs, pipelines, strict=True) if drained else ():
-            each.report(console)
-            console.print(f"query it: {_program()} query {source} --help", highlight=False, soft_wrap=True)
+        if drained:
+            _report(runs, list(pipelines), console)
+    if not drained:
+        console.out(_stopped(pages), highlight=False)
     return 0
+
+
+def _report(runs: Sequence[_Run], sources: Sequence[str], console: Console) -> None:
+    """What came of pipelines that are drained; `sources`: where their settings are."""
+    for each, source in zip(runs, sources, strict=True):
+        each.report(console)
+        console.out(f"query it: {_program()} query {source} --help", highlight=False)
+
+
+def _stopped(pages: Sequence[RunPages]) -> str:
+    """The last line of a run that a signal ended."""
+    rows = sum(each.tally.figures().rows for each in pages)
+    return f"stopped after {rows:,} rows, all durable; the same command goes on from there"
 
 
 def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:
@@ -118,10 +129,14 @@ def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -
     return max(settings.regions.count if base is None else base.buckets for settings, base in both)
 
 
-def _http(settings: Settings, pages: RunPages) -> AbstractContextManager[str | None]:
-    """Serve a pipeline's pages; see `http_pages.listening`."""
+@contextmanager
+def _http(settings: Settings, pages: RunPages, console: Console) -> Iterator[None]:
+    """Serve a pipeline's pages, and say where; see `http_pages.listening`."""
     sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
-    return listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port")
+    with listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port") as url:
+        if url is not None:
+            console.out(f"metrics, health and status at {url}", highlight=False)
+        yield
 
 
 def _program() -> str:
@@ -130,22 +145,6 @@ def _program() -> str:
 
 
 # ---- 1: checks -----------------------------------------------------------------------------------------------------
-
-
-def check_apart(pipelines: Sequence[Settings]) -> None:
-    """Refuse pipelines that would get in each other's way. Raises: Invalid."""
-    ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
-    for what, values in (
-        ("checkpoint", [settings.checkpoint for settings in pipelines]),
-        ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
-        ("sink.http_port", ports),
-    ):
-        for value in {each for each in values if values.count(each) > 1}:
-            raise Invalid(f"two pipelines have the same {what}, {value}; give each its own")
-    if any(settings.source.spark != pipelines[0].source.spark for settings in pipelines):
-        raise Invalid(
-            "source.spark: pipelines of one file share a Spark session; set it in the file's own [source] only"
-        )
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
@@ -375,6 +374,8 @@ class _Run:
 
     def stop(self) -> None:
         """End the feed and the query, which may have ended."""
+        if not self.drained.is_set():
+            self._progress.phase("stopping")
         if self._feed is not None:
             self._feed.stop()
         self._stop_query()
