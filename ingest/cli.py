@@ -253,8 +253,8 @@ def check(config: Config) -> int:
     """Check a configuration, every pipeline of a file with several, and say what is wrong with it."""
     from ingest.settings import load_every
 
-    load_every(config, os.environ)
-    _console().out(f"{config}: ok", highlight=False)
+    for each in load_every(config, os.environ):
+        _console().out(f"{each}: ok", highlight=False)
     return 0
 
 

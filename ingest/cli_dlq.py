@@ -87,7 +87,7 @@ def show_letter(
         _print_json(found[0])
     else:
         for name, value in found[0].items():
-            console.out(f"{name:<10} {value}", highlight=False)
+            console.out(f"{name:<11} {value}", highlight=False)
     return 0
 
 

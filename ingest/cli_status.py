@@ -59,7 +59,7 @@ def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent
 def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     """The status in the form of `Table.status()`.
 
-    From storage also `unanswered`: the last owners, where they went without a word and do not answer.
+    From storage also `served_last_by`: the owners of before, where they went without a word.
     """
     table = open_for_reading(settings, environ)
     if isinstance(table, RemoteTable):
@@ -68,7 +68,7 @@ def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     assert isinstance(table, StoredTable)
     store = wal.open_store(settings.table.uri, settings.storage_options(environ))
     notes = owners.find(store, table.base.regions)
-    return status_from_storage(table.base, store) | {"unanswered": list(notes.endpoints if notes else ())}
+    return status_from_storage(table.base, store) | {"served_last_by": list(notes.endpoints if notes else ())}
 
 
 def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def _owners(status: Mapping[str, Any]) -> list[str]:
     lines = [f"{owner} serves {_regions(buckets)}" for owner, buckets in served.items()]
     if unowned:
         lines.append(f"nobody serves {_regions(unowned)}; this is what storage holds")
-    if status.get("unanswered"):
-        lines.append(f"no answer from {', '.join(status['unanswered'])}, which served last")
+    if status.get("served_last_by"):
+        lines.append(f"served last by {', '.join(status['served_last_by'])}")
     return lines
 
 

@@ -38,6 +38,7 @@ from ingest.http_pages import RunPages, listening
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable, check_topics, read_kafka
 from ingest.listening import check_address
+from ingest.logs import configure_logs
 from ingest.metrics import Scrape
 from ingest.on_spark_run import check_room
 from ingest.opening import find_or_create
@@ -75,6 +76,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     one pipeline ends all.
     """
     every = list(pipelines.values())
+    configure_logs(every[0].log.level, every[0].log.format)
     found = [check(settings, os.environ) for settings in every]
     check_room(every)
     clock = SystemClock()
@@ -284,6 +286,8 @@ def stream(runs: Sequence[_Run], *, once: bool, stop: threading.Event) -> bool:
     """Stream until every source is drained (`once`: True) or a signal came (False). Raises: what ended a query."""
     try:
         for each in runs:
+            if stop.is_set():
+                return False
             each.start(once=once)
         looks = 0
         while not stop.wait(_LOOK_EVERY):
@@ -294,8 +298,16 @@ def stream(runs: Sequence[_Run], *, once: bool, stop: threading.Event) -> bool:
             looks += 1
         return False
     finally:
+        _stop_all(runs, told_to=stop.is_set())
+
+
+def _stop_all(runs: Sequence[_Run], *, told_to: bool) -> None:
+    """Side by side: a query whose source does not answer takes as long as Spark waits for it."""
+    for each in runs if told_to else ():
+        each.phase("stopping")
+    with ThreadPoolExecutor(len(runs), "stopping") as stopping:
         for each in runs:
-            each.stop()
+            stopping.submit(each.stop)
 
 
 class _Run:
@@ -324,6 +336,10 @@ class _Run:
         self._query = self._start(available_now=once and self._feed is None)
         if once:
             threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
+
+    def phase(self, text: str) -> None:
+        """Say that the pipeline goes on to something else."""
+        self._progress.phase(text)
 
     def look(self, *, show: bool) -> None:
         """See whether it still runs, and `show` how far it is. Raises: what ended the query."""
@@ -374,8 +390,6 @@ class _Run:
 
     def stop(self) -> None:
         """End the feed and the query, which may have ended."""
-        if not self.drained.is_set():
-            self._progress.phase("stopping")
         if self._feed is not None:
             self._feed.stop()
         self._stop_query()
