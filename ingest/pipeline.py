@@ -122,7 +122,7 @@ def _report(runs: Sequence[_Run], sources: Sequence[str], console: Console) -> N
 def _stopped(pages: Sequence[RunPages]) -> str:
     """The last line of a run that a signal ended."""
     rows = sum(each.tally.figures().rows for each in pages)
-    return f"stopped after {rows:,} rows, all durable; the same command goes on from there"
+    return f"stopped after {rows:,} rows of finished micro-batches, all durable; the same command goes on from there"
 
 
 def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:

@@ -85,7 +85,7 @@ def test_operating_system_errors_name_path_and_fix() -> None:
 
 @pytest.mark.parametrize("kind", [OSError, pa.ArrowInvalid])
 def test_an_error_of_the_operating_system_is_known_in_what_lance_says_of_it(kind: type[Exception]) -> None:
-    found = classify(kind("t: LanceError(IO): Permission denied (os error 13), /home/x/lance/local.rs:274:24"))
+    found = classify(kind("t: LanceError(IO): Permission denied (os error 13), /lance/local.rs:274:24"))
     assert type(found) is Invalid
     assert found.lines == (
         "t: LanceError(IO): Permission denied (os error 13); give this user the permission or choose another path",
