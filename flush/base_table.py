@@ -129,7 +129,7 @@ class BaseTable:
         except OSError as error:
             if open_dataset(store, uri) is not None:
                 raise TableExists(f"{uri}: another process created the table just now; open it") from error
-            raise
+            raise OSError(f"{uri}: {error}") from error
         complete(dataset, setup)
         return BaseTable.open(uri, storage_options)
 

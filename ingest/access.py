@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ingest.settings import Settings
 
 
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+
+
 def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
     """The headers of a Flight call to `endpoint` that show a token.
 
@@ -33,6 +36,20 @@ def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
     if not endpoint.startswith(TLS) and not is_loopback(_host(endpoint)):
         raise Invalid(f"{endpoint}: the token would travel in clear; write {TLS}host:port, where the daemon has TLS")
     return [(b"authorization", f"Bearer {token}".encode())]
+
+
+def authority(given: str | Path | bytes, name: str = "tls_ca") -> bytes:
+    """The certificates of a PEM file, or those given as they are. Raises: Invalid, which begins with `name`."""
+    try:
+        pem = given if isinstance(given, bytes) else Path(given).read_bytes()
+    except OSError as error:
+        raise Invalid(f"{name}: {given!s}: {error.strerror}; give the path of a PEM file") from None
+    if _CERTIFICATE not in pem:
+        what = "it" if isinstance(given, bytes) else str(given)
+        raise Invalid(
+            f"{name}: {what} holds no certificate in PEM; give that of the authority, or of the daemon itself"
+        )
+    return pem
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +75,7 @@ class Access:
         return {"token": token or None, "tls_ca": self._authority()}
 
     def _authority(self) -> bytes | None:
-        if not self.tls_ca:
-            return None
-        try:
-            return Path(self.tls_ca).read_bytes()
-        except OSError as error:
-            raise Invalid(f"daemon.tls_ca: {self.tls_ca}: {error.strerror}; give the path of a PEM file") from None
+        return authority(self.tls_ca, "daemon.tls_ca") if self.tls_ca else None
 
 
 def _host(endpoint: str) -> str:

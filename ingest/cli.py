@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from ingest.errors import Invalid, MemWalError, classify
+from ingest.errors import Internal, Invalid, MemWalError, classify
 from ingest.logs import silence_grpc
 
 if TYPE_CHECKING:
@@ -37,8 +37,24 @@ app.add_typer(dlq_app, name="dlq")
 regions_app = typer.Typer(help="Change how many regions a table has.", no_args_is_help=True)
 app.add_typer(regions_app, name="regions")
 
+
+@app.callback(invoke_without_command=True)
+def versions(
+    version: Annotated[bool, typer.Option("--version", help="print the versions that matter, and exit")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        others = ", ".join(f"{name} {installed(name)}" for name in ("pylance", "pyarrow", "pyspark"))
+        _console().out(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})", highlight=False)
+        raise typer.Exit
+
+
 Config = Annotated[
-    Path, typer.Argument(help="TOML file, see configs/; FILE:NAME of one with several pipelines", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="CONFIG", help="TOML file, see configs/; FILE:NAME of one with several pipelines", show_default=False
+    ),
 ]
 Format = Literal["table", "json", "csv"]
 Stage = Annotated[str | None, typer.Option(help="only letters of this stage: parse, map, fit or refused")]
@@ -48,17 +64,16 @@ Stage = Annotated[str | None, typer.Option(help="only letters of this stage: par
 def run(config: Config, once: Annotated[bool, typer.Option(help="process what is there, commit, exit")] = False) -> int:
     """Run the pipeline: source -> regions -> base table; every one of a file with several."""
     from ingest.pipeline import run as run_pipelines
-    from ingest.settings import load, pipelines_of
+    from ingest.settings import load_every
 
-    pipelines = {path: load(path, os.environ) for path in pipelines_of(config)}
-    return run_pipelines(pipelines, once=once, console=Console())
+    return run_pipelines(load_every(config, os.environ), once=once, console=_console())
 
 
 @app.command()
 def serve(
     config: Config,
     on_spark: Annotated[
-        int | None, typer.Option(min=1, help="so many daemons on the executors of [source.spark]", show_default=False)
+        int | None, typer.Option(min=1, help="so many daemons, on the executors of source.spark", show_default=False)
     ] = None,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
@@ -68,24 +83,28 @@ def serve(
     from ingest.settings import load
 
     chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}
-    settings, console = load(config, os.environ | chosen), Console()
+    settings, console = load(config, os.environ | chosen), _console()
 
     def say(*endpoints: str) -> None:
-        console.print(f"serving {settings.table.uri} at {', '.join(endpoints)}", soft_wrap=True, highlight=False)
+        console.out(f"serving {settings.table.uri} at {', '.join(endpoints)}", highlight=False)
 
     if settings.daemon.on_spark:
         from ingest.on_spark import serve_on_spark
 
-        return serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints))
-    from ingest.daemon import serve as serve_table
+        code = serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints))
+    else:
+        from ingest.daemon import serve as serve_table
 
-    return serve_table(
-        settings,
-        os.environ,
-        lifeline=None,
-        ready=say,
-        http_ready=lambda url: console.print(f"metrics, health and status at {url}", soft_wrap=True),
-    )
+        code = serve_table(
+            settings,
+            os.environ,
+            lifeline=None,
+            ready=say,
+            http_ready=lambda url: console.out(f"metrics, health and status at {url}", highlight=False),
+        )
+    if not code:
+        console.out("stopped; every acknowledged row is kept, whoever serves next goes on from there", highlight=False)
+    return code
 
 
 @app.command()
@@ -97,11 +116,11 @@ def init(config: Config) -> int:
     base, done = initialise(settings, os.environ)
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
-    Console().print(
+    _console().out(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
         f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
         f"(routing version {base.routing_version}), indexes: {indexes}{rules}",
-        soft_wrap=True,
+        highlight=False,
     )
     return 0
 
@@ -115,7 +134,7 @@ def status(
     """Show regions, epochs, owners, the WAL, SSTs and what is pending."""
     from ingest.cli_status import show
 
-    return show(_load(config), os.environ, Console(), as_json=as_json, watch=watch)
+    return show(_load(config), os.environ, _console(), as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -140,7 +159,7 @@ def query(
     from ingest.cli_query import Query, answer
 
     asked = Query(tuple(key or ()), filter, near, match, _columns(columns), limit, level)
-    return answer(_load(config), os.environ, asked, format, Console())
+    return answer(_load(config), os.environ, asked, format, _console())
 
 
 @app.command()
@@ -148,7 +167,7 @@ def flush(config: Config) -> int:
     """Flush memtables to SSTs: by the daemon that owns the regions, else by claiming them for a moment."""
     from ingest.cli_steps import flush_table
 
-    return flush_table(_load(config), os.environ, Console())
+    return flush_table(_load(config), os.environ, _console())
 
 
 @app.command()
@@ -156,7 +175,7 @@ def commit(config: Config, as_json: Annotated[bool, typer.Option("--json", help=
     """Commit flushed rows into the base table and maintain it; safe while writers run."""
     from ingest.cli_steps import commit as commit_table
 
-    return commit_table(_load(config), os.environ, Console(), as_json=as_json)
+    return commit_table(_load(config), os.environ, _console(), as_json=as_json)
 
 
 @app.command()
@@ -168,7 +187,7 @@ def gc(
     """Delete what nobody can need again: WAL entries, SSTs, orphan files; safe while writers run."""
     from ingest.cli_gc import show
 
-    return show(_load(config), os.environ, Console(), dry_run=dry_run, as_json=as_json)
+    return show(_load(config), os.environ, _console(), dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -186,8 +205,8 @@ def log(
     from ingest.cli_log import show_diff, show_log
 
     if diff is None:
-        return show_log(_load(config), os.environ, Console(), limit=limit, as_json=as_json)
-    return show_diff(_load(config), os.environ, Console(), between=diff, keys=keys, as_json=as_json)
+        return show_log(_load(config), os.environ, _console(), limit=limit, as_json=as_json)
+    return show_diff(_load(config), os.environ, _console(), between=diff, keys=keys, as_json=as_json)
 
 
 @app.command()
@@ -199,19 +218,21 @@ def verify(
     """Check everything on storage; exit 1 and say what is wrong and how to mend it. Safe while writers run."""
     from ingest.cli_verify import show
 
-    return show(_load(config), os.environ, Console(), deep=deep, as_json=as_json)
+    return show(_load(config), os.environ, _console(), deep=deep, as_json=as_json)
 
 
 @app.command()
 def inspect(
-    path: Annotated[str, typer.Argument(help="a manifest, WAL entry, SST, region or table", show_default=False)],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="a manifest, WAL entry, SST, region or table", show_default=False)
+    ],
     config: Annotated[Path | None, typer.Option(help="TOML file with the storage options of a URL")] = None,
 ) -> int:
     """Print what is stored at a path or URL; reads only, safe while writers run."""
     from ingest.dump import describe
 
     options = _load(config).storage_options(os.environ) if config is not None else None
-    Console().print(describe(path, options))
+    _console().print(describe(path, options))
     return 0
 
 
@@ -224,14 +245,16 @@ def resize(
     """Give the table another number of regions; writers start again after a pause. Finishes one that broke off."""
     from ingest.cli_regions import resize as resize_table
 
-    return resize_table(_load(config), os.environ, Console(), to=to, as_json=as_json)
+    return resize_table(_load(config), os.environ, _console(), to=to, as_json=as_json)
 
 
 @config_app.command()
 def check(config: Config) -> int:
-    """Check a configuration and say what is wrong with it."""
-    _load(config)
-    Console().print(f"{config}: ok", soft_wrap=True)
+    """Check a configuration, every pipeline of a file with several, and say what is wrong with it."""
+    from ingest.settings import load_every
+
+    for each in load_every(config, os.environ):
+        _console().out(f"{each}: ok", highlight=False)
     return 0
 
 
@@ -254,20 +277,20 @@ def dlq_list(
     """Count dead letters by stage and reason, and show the newest."""
     from ingest.cli_dlq import list_letters
 
-    return list_letters(_load(config), os.environ, Console(), stage=stage, limit=limit, form=format)
+    return list_letters(_load(config), os.environ, _console(), stage=stage, limit=limit, form=format)
 
 
 @dlq_app.command("show")
 def dlq_show(
     config: Config,
-    id: Annotated[str, typer.Argument(help="id of a letter, or its beginning", show_default=False)],
+    id: Annotated[str, typer.Argument(metavar="ID", help="id of a letter, or its beginning", show_default=False)],
     hex: Annotated[bool, typer.Option("--hex", help="raw bytes as hexadecimal digits, text too")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Show everything about one dead letter, with its raw bytes."""
     from ingest.cli_dlq import show_letter
 
-    return show_letter(_load(config), os.environ, Console(), id=id, in_hex=hex, as_json=as_json)
+    return show_letter(_load(config), os.environ, _console(), id=id, in_hex=hex, as_json=as_json)
 
 
 @dlq_app.command("replay")
@@ -280,7 +303,7 @@ def dlq_replay(
     """Put dead letters that fit now into the table, each once, and remove them."""
     from ingest.cli_dlq import replay
 
-    return replay(_load(config), os.environ, Console(), ids=id or [], stage=stage, limit=limit)
+    return replay(_load(config), os.environ, _console(), ids=id or [], stage=stage, limit=limit)
 
 
 @dlq_app.command("purge")
@@ -293,7 +316,7 @@ def dlq_purge(
     """Delete old dead letters."""
     from ingest.cli_dlq import purge
 
-    return purge(_load(config), os.environ, Console(), older_than=older_than, stage=stage, dry_run=dry_run)
+    return purge(_load(config), os.environ, _console(), older_than=older_than, stage=stage, dry_run=dry_run)
 
 
 def main() -> None:
@@ -320,11 +343,23 @@ def _report(error: BaseException) -> int:
     if usage is not None and not usage():
         return Invalid.exit_code  # no command was given: its help is on the screen already
     found: MemWalError = Invalid(f"{usage()} (see memwal --help)") if usage is not None else classify(error)
-    for line in found.lines:
+    for line in _said(found):
         print(f"memwal: {line}", file=sys.stderr)
     if os.environ.get("MEMWAL_TRACEBACK"):
         raise error
     return found.exit_code
+
+
+def _said(error: MemWalError) -> tuple[str, ...]:
+    """Every problem of an error; of a fault of ours, whose text may be anything, one line."""
+    if not isinstance(error, Internal):
+        return error.lines
+    return (f"{error.lines[0]}; a fault of memwal: please report it, with what MEMWAL_TRACEBACK=1 shows",)
+
+
+def _console() -> Console:
+    """Standard output. A path such as FILE:a: is no emoji."""
+    return Console(emoji=False)
 
 
 def _load(config: Path) -> Settings:

@@ -87,7 +87,7 @@ def show_letter(
         _print_json(found[0])
     else:
         for name, value in found[0].items():
-            console.print(f"{name:<10} {value}", soft_wrap=True, highlight=False, markup=False)
+            console.out(f"{name:<11} {value}", highlight=False)
     return 0
 
 
@@ -104,7 +104,7 @@ def replay(
     condition = _all_of(_of_stage(stage), among(ids) if ids else None)
     letters = _find(settings, environ)
     if letters is None:
-        console.print(f"no dead letters: {settings.dead_letters} is not there", soft_wrap=True, highlight=False)
+        console.out(f"no dead letters: {settings.dead_letters} is not there", highlight=False)
         return 0
     options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
     target = opened(settings.table.uri, options)
@@ -112,13 +112,10 @@ def replay(
     with _writable(settings, environ) as table:
         replaying = Replaying(letters, target, table, mapping)
         outcome = replaying.replay(condition, limit)
-    console.print(
-        f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} stay",
-        soft_wrap=True,
-        highlight=False,
-    )
+    said = f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} stay"
+    console.out(said, highlight=False)
     for reason, count in outcome.stay.most_common():
-        console.print(f"  {count:,}x {reason}", soft_wrap=True, highlight=False, markup=False)
+        console.out(f"  {count:,}x {reason}", highlight=False)
     return 0
 
 
@@ -146,7 +143,7 @@ def purge(
         gone = letters.dataset.count_rows(filter=condition) if dry_run else letters.delete(condition)
     what = "would be deleted" if dry_run else "deleted"
     said = f"{_counted(gone)} of at least {format_duration(age)} {what} from {settings.dead_letters}"
-    console.print(said, soft_wrap=True, highlight=False)
+    console.out(said, highlight=False)
     return 0
 
 
@@ -209,7 +206,7 @@ def _add(groups: dict[tuple[Any, ...], Group], row: Mapping[str, Any]) -> None:
 def _print_tables(console: Console, uri: str, groups: list[Group], newest: pa.Table) -> None:
     total = sum(each.letters for each in groups)
     if not total:
-        console.print(f"no dead letters in {uri}", soft_wrap=True, highlight=False)
+        console.out(f"no dead letters in {uri}", highlight=False)
         return
     shown = [vars(each) | {"newest": _time(each.newest)} for each in groups]
     names = ("stage", "letters", "newest", "reason")
@@ -219,7 +216,7 @@ def _print_tables(console: Console, uri: str, groups: list[Group], newest: pa.Ta
         for row in newest.to_pylist()
     ]
     console.print(as_rich(pa.Table.from_pylist(rows), _WIDTH))
-    console.print(f"{_counted(total)} in {uri}; the newest {len(rows):,} are shown", soft_wrap=True, highlight=False)
+    console.out(f"{_counted(total)} in {uri}; the newest {len(rows):,} are shown", highlight=False)
 
 
 def _place(row: Mapping[str, Any]) -> str:

@@ -78,7 +78,7 @@ def show_diff(
     kept = versions(store)
     for version in between:
         if version not in kept:
-            raise Invalid(f"version {version} of {base.uri} is not kept; kept are {_ranges(kept)}")
+            raise Invalid(f"version {version} of {base.uri} is not kept; kept are {ranges(kept)}")
     found = diff_versions(store, *between, base.key)
     if as_json:
         _write_json(_diff_json(found, keys))
@@ -111,12 +111,12 @@ def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -
         shown = when.strftime("%m-%d %H:%M:%S" if same_year else "%Y-%m-%d")
         rows, fragments = f"{state.rows:,}", f"{len(state.fragments):,}"
         if newer - state.version > 1:
-            table.add_row("…", *[""] * 4, Text(f"cleaned up: {_ranges(range(state.version + 1, newer))}", style=_PLAIN))
+            table.add_row("…", *[""] * 4, Text(f"cleaned up: {ranges(range(state.version + 1, newer))}", style=_PLAIN))
         table.add_row(str(state.version), Text(shown, style="dim"), rows, fragments, size, _what(change, regions))
         newer = state.version
     notes: list[RenderableType] = [Text(f"{uri}: {_headline(history)}", overflow="fold"), table]
     if history.gone:
-        notes.append(Text(f"cleaned up while being read: versions {_ranges(history.gone)}", style="dim"))
+        notes.append(Text(f"cleaned up while being read: versions {ranges(history.gone)}", style="dim"))
     if history.older:
         more = limit + history.older
         notes.append(Text(f"{history.older:,} older versions; --limit {more} shows them", style="dim"))
@@ -187,7 +187,7 @@ def _together(names: Sequence[str]) -> str:
     numbers = sorted(int(name.removeprefix("bucket-")) for name in names if name.startswith("bucket-"))
     if len(numbers) < 2 or len(numbers) < len(names):
         return ", ".join(sorted(names))
-    return f"buckets {_ranges(numbers)}"
+    return f"buckets {ranges(numbers)}"
 
 
 def _phrase(action: Action) -> Text:
@@ -314,7 +314,7 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """1, 2, 3, 7 as 1–3, 7."""
     return ", ".join(_span(first, last) for first, last in spans(numbers))
 

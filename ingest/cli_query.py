@@ -89,6 +89,8 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
         except MemWalError as error:  # stale notes: nobody answers there any more
             if error.details.get("reason") == UNAUTHENTICATED:
                 raise  # what storage alone shows is not what was asked for
+            if error.details.get("untrusted"):
+                raise Invalid(str(error)) from error  # it lives, and must not be taken for one that ended
     return StoredTable(base, store)
 
 
@@ -138,7 +140,8 @@ def _run(table: Readable, query: Query) -> pa.Table:
 def _column_and_text(option: str, text: str) -> tuple[str, str]:
     column, equals, rest = text.partition("=")
     if not equals or not column or not rest:
-        raise Invalid(f"{option} {text!r}: write COLUMN=…, such as {option} description='web server'")
+        such = "embedding=[0.1, 0.2, …] or embedding=key:17" if option == "--near" else "description='web server'"
+        raise Invalid(f"{option} {text!r}: write COLUMN=…, such as {option} {such}")
     return column, rest
 
 

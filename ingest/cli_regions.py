@@ -44,7 +44,7 @@ def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, 
     if as_json:
         sys.stdout.write(json.dumps({"table": uri} | asdict(report), indent=2) + "\n")
     else:
-        console.print(describe(uri, report), soft_wrap=True, highlight=False)
+        console.out(describe(uri, report), highlight=False)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -12,9 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table as RichTable
+from rich.text import Text
 
 import flush
 import wal
+from ingest import owners
+from ingest.cli_log import ranges
 from ingest.cli_query import open_for_reading
 from ingest.client import RemoteTable
 from ingest.settings import Settings
@@ -54,14 +57,18 @@ def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent
 
 
 def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The status in the form of `Table.status()`."""
+    """The status in the form of `Table.status()`.
+
+    From storage also `served_last_by`: the owners of before, where they went without a word.
+    """
     table = open_for_reading(settings, environ)
     if isinstance(table, RemoteTable):
         with table:
             return table.status()
     assert isinstance(table, StoredTable)
     store = wal.open_store(settings.table.uri, settings.storage_options(environ))
-    return status_from_storage(table.base, store)
+    notes = owners.find(store, table.base.regions)
+    return status_from_storage(table.base, store) | {"served_last_by": list(notes.endpoints if notes else ())}
 
 
 def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
@@ -118,14 +125,13 @@ def _region(
 def render(status: Mapping[str, Any]) -> RenderableType:
     """A status for people."""
     table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("region", "id", "epoch", "owner", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
-        table.add_column(name, justify="left" if name in ("id", "owner") else "right", no_wrap=True)
+    for name in ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
+        table.add_column(name, justify="left" if name == "id" else "right", no_wrap=True)
     for region in status["regions"]:
         table.add_row(
             str(region["bucket"]),
             UUID(region["id"]).hex[:8],
             str(region["epoch"]),
-            region["owner"] or "none",
             str(region["wal_position"]),
             str(region["replay_after"]),
             str(region["generation"]),
@@ -140,7 +146,26 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         for each in status["regions"]
         if (text := _trouble(each))
     ]
-    return Group(head, table, *troubles, pending(status), *_resizing(status))
+    above, below = [head, *_owners(status)], [*troubles, pending(status), *_resizing(status)]
+    return Group(Text("\n".join(above)), table, Text("\n".join(below)))
+
+
+def _owners(status: Mapping[str, Any]) -> list[str]:
+    """Who serves which regions: a line for each daemon, since addresses are too long for a column."""
+    served: dict[str | None, list[int]] = {}
+    for region in status["regions"]:
+        served.setdefault(region["owner"], []).append(region["bucket"])
+    unowned = served.pop(None, [])
+    lines = [f"{owner} serves {_regions(buckets)}" for owner, buckets in served.items()]
+    if unowned:
+        lines.append(f"nobody serves {_regions(unowned)}; this is what storage holds")
+    if status.get("served_last_by"):
+        lines.append(f"served last by {', '.join(status['served_last_by'])}")
+    return lines
+
+
+def _regions(buckets: Sequence[int]) -> str:
+    return f"{'region' if len(buckets) == 1 else 'regions'} {ranges(buckets)}"
 
 
 def _trouble(region: Mapping[str, Any]) -> str | None:

@@ -40,7 +40,7 @@ def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, 
         sys.stdout.write(json.dumps(asdict(report) | {"maintenance": list(done)}, default=str, indent=2) + "\n")
     else:
         for line in (describe(uri, report), *done):
-            console.print(line, soft_wrap=True, highlight=False)
+            console.out(line, highlight=False)
     return 0
 
 
@@ -92,7 +92,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
                 table.flush()
         by = "this process, no daemon answers"
     said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"
-    console.print(f"{said} ({by})", soft_wrap=True, highlight=False)
+    console.out(f"{said} ({by})", highlight=False)
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -19,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from flush import CommitReport
+from ingest.access import authority
 from ingest.admission import size_bound
 from ingest.attempts import Attempts
 from ingest.connection import Connection, as_vector
@@ -55,17 +57,18 @@ def connect(
     location: str | Sequence[str],
     *,
     token: str | None = None,
-    tls_ca: bytes | None = None,
+    tls_ca: str | Path | bytes | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
 ) -> RemoteTable:
     """Connect to the daemons of a table.
 
     `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or with commas between them, of which
-    any may be down: they name each other. `token`: sent as a bearer token. `tls_ca`: PEM bytes. `in_flight_max`: bytes
-    of rows on their way at the same time; a put that finds no room waits.
+    any may be down: they name each other. `token`: sent as a bearer token. `tls_ca`: a PEM file, or its bytes.
+    `in_flight_max`: bytes of rows on their way at the same time; a put that finds no room waits.
     Raises: Invalid for a location that is none, Unavailable when nobody answers.
     """
-    return RemoteTable(location, token=token, tls_ca=tls_ca, in_flight_max=in_flight_max)
+    trusted = None if tls_ca is None else authority(tls_ca)
+    return RemoteTable(location, token=token, tls_ca=trusted, in_flight_max=in_flight_max)
 
 
 class RemoteTable(Reads):

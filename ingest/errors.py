@@ -97,7 +97,8 @@ KINDS: Mapping[str, type[MemWalError]] = {
 
 
 def classify(error: BaseException) -> MemWalError:
-    """The kind a package's exception belongs to, decided by its type and never by its text.
+    """The kind a package's exception belongs to, decided by its type and never by its text, but for the number of an
+    error of the operating system, which Lance's exceptions have nowhere else.
 
     A MemWalError is returned as it is; everything else keeps its message. `__cause__` is the original.
     A lost connection counts as UNAVAILABLE here; whoever knows that rows were already on their way raises
@@ -127,6 +128,8 @@ def _of_type(error: BaseException) -> MemWalError:
         if isinstance(error, types):
             reason = getattr(error, "reason", None) if kind is Unavailable else None
             return kind(str(error), details if reason is None else details | {"reason": reason})
+    if _NUMBER.search(str(error)):  # a read of Lance's that Arrow hands on
+        return _of_os_error(error)
     return Internal(f"{type(error).__name__}: {error}", details)
 
 
@@ -190,17 +193,23 @@ _OS_INVALID = {
 _SOURCE_PLACE = re.compile(r",? /\S+\.rs:\d+(:\d+)?")
 """Where in its source Lance found the error: of no use to whoever reads the message."""
 
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+"""How Lance, which is Rust, says which error of the operating system it met: its exceptions have no errno."""
+
 _ANSWER_TEXT = re.compile(r":? *<\?xml.*", re.DOTALL)
 """The whole answer of an object store, which Lance puts behind its status."""
 
 
-def _of_os_error(error: OSError) -> MemWalError:
+def _of_os_error(error: BaseException) -> MemWalError:
     """Operating-system errors by number: what the configuration can mend is INVALID, the rest may pass by itself."""
-    message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    name, said, number = (getattr(error, part, None) for part in ("filename", "strerror", "errno"))
+    message = f"{name}: {said}" if name else str(said or error)
     message = _ANSWER_TEXT.sub("", _SOURCE_PLACE.sub("", message))
-    remedy = _OS_INVALID.get(error.errno or 0)
+    by_lance = _NUMBER.search(message)
+    number = int(by_lance[1]) if by_lance and number is None else number
+    remedy = _OS_INVALID.get(number or 0)
     if remedy is not None:
         return Invalid(f"{message}; {remedy}")
-    if error.errno == errno.ENOSPC:
+    if number == errno.ENOSPC:
         return Unavailable(f"{message}; free some space")
     return Unavailable(message)

@@ -70,6 +70,10 @@ def raise_over_flight(error: MemWalError) -> None:
     raise flight.FlightServerError(error.message, extra_info=json.dumps(to_wire(error), default=str).encode())
 
 
+_UNTRUSTED = "certificate verify failed"
+"""What TLS says of a certificate that no authority vouches for; Flight has no error of its own for that."""
+
+
 def from_flight(error: Exception, endpoint: str) -> MemWalError:
     """The error a client meets: the server's own, or Unavailable when there was no answer."""
     extra = getattr(error, "extra_info", b"")
@@ -81,7 +85,9 @@ def from_flight(error: Exception, endpoint: str) -> MemWalError:
             {"reason": UNAUTHENTICATED},
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
-        known = ", if daemon.tls_ca vouches for its certificate" if endpoint.startswith("grpc+tls") else ""
-        text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token{known}"
+        if _UNTRUSTED in str(error):
+            text = f"the daemon at {endpoint} shows a certificate that daemon.tls_ca does not vouch for; correct tls_ca"
+            return Unavailable(text, {"reason": LOST, "untrusted": True})
+        text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token"
         return Unavailable(text, {"reason": LOST})
     return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {str(error).splitlines()[0]}")

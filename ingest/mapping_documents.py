@@ -66,7 +66,7 @@ def of_json(value: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
+        raise ValueError(f"no JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
     except RecursionError:
         raise ValueError("no JSON that can be read: too deep") from None
 

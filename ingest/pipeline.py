@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from ingest.http_pages import RunPages, listening
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable, check_topics, read_kafka
 from ingest.listening import check_address
+from ingest.logs import configure_logs
 from ingest.metrics import Scrape
 from ingest.on_spark_run import check_room
 from ingest.on_spark_slots import wait_for_executors
@@ -79,7 +80,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     one pipeline ends all.
     """
     every = list(pipelines.values())
-    check_apart(every)
+    configure_logs(every[0].log.level, every[0].log.format)
     found = [check(settings, os.environ) for settings in every]
     check_room(every)
     clock = SystemClock()
@@ -87,9 +88,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         stop = stack.enter_context(stop_signals())
         pages = [RunPages(Scrape(), RunMeter(), Tally(clock), settings.table.uri) for settings in every]
         for settings, shown in zip(every, pages, strict=True):
-            url = stack.enter_context(_http(settings, shown))
-            if url is not None:
-                console.print(f"metrics, health and status at {url}", highlight=False, soft_wrap=True)
+            stack.enter_context(_http(settings, shown, console))
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
@@ -111,10 +110,24 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
             for each in runs:
                 each.finish()
         screen.__exit__(None, None, None)
-        for each, source in zip(runs, pipelines, strict=True) if drained else ():
-            each.report(console)
-            console.print(f"query it: {_program()} query {source} --help", highlight=False, soft_wrap=True)
+        if drained:
+            _report(runs, list(pipelines), console)
+    if not drained:
+        console.out(_stopped(pages), highlight=False)
     return 0
+
+
+def _report(runs: Sequence[_Run], sources: Sequence[str], console: Console) -> None:
+    """What came of pipelines that are drained; `sources`: where their settings are."""
+    for each, source in zip(runs, sources, strict=True):
+        each.report(console)
+        console.out(f"query it: {_program()} query {source} --help", highlight=False)
+
+
+def _stopped(pages: Sequence[RunPages]) -> str:
+    """The last line of a run that a signal ended."""
+    rows = sum(each.tally.figures().rows for each in pages)
+    return f"stopped after {rows:,} rows of finished micro-batches, all durable; the same command goes on from there"
 
 
 def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:
@@ -123,10 +136,14 @@ def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -
     return max(settings.regions.count if base is None else base.buckets for settings, base in both)
 
 
-def _http(settings: Settings, pages: RunPages) -> AbstractContextManager[str | None]:
-    """Serve a pipeline's pages; see `http_pages.listening`."""
+@contextmanager
+def _http(settings: Settings, pages: RunPages, console: Console) -> Iterator[None]:
+    """Serve a pipeline's pages, and say where; see `http_pages.listening`."""
     sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
-    return listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port")
+    with listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port") as url:
+        if url is not None:
+            console.out(f"metrics, health and status at {url}", highlight=False)
+        yield
 
 
 def _program() -> str:
@@ -135,22 +152,6 @@ def _program() -> str:
 
 
 # ---- 1: checks -----------------------------------------------------------------------------------------------------
-
-
-def check_apart(pipelines: Sequence[Settings]) -> None:
-    """Refuse pipelines that would get in each other's way. Raises: Invalid."""
-    ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
-    for what, values in (
-        ("checkpoint", [settings.checkpoint for settings in pipelines]),
-        ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
-        ("sink.http_port", ports),
-    ):
-        for value in {each for each in values if values.count(each) > 1}:
-            raise Invalid(f"two pipelines have the same {what}, {value}; give each its own")
-    if any(settings.source.spark != pipelines[0].source.spark for settings in pipelines):
-        raise Invalid(
-            "source.spark: pipelines of one file share a Spark session; set it in the file's own [source] only"
-        )
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
@@ -303,6 +304,8 @@ def stream(runs: Sequence[_Run], *, once: bool, stop: threading.Event) -> bool:
     """Stream until every source is drained (`once`: True) or a signal came (False). Raises: what ended a query."""
     try:
         for each in runs:
+            if stop.is_set():
+                return False
             each.start(once=once)
         looks = 0
         while not stop.wait(_LOOK_EVERY):
@@ -313,8 +316,16 @@ def stream(runs: Sequence[_Run], *, once: bool, stop: threading.Event) -> bool:
             looks += 1
         return False
     finally:
+        _stop_all(runs, told_to=stop.is_set())
+
+
+def _stop_all(runs: Sequence[_Run], *, told_to: bool) -> None:
+    """Side by side: a query whose source does not answer takes as long as Spark waits for it."""
+    for each in runs if told_to else ():
+        each.phase("stopping")
+    with ThreadPoolExecutor(len(runs), "stopping") as stopping:
         for each in runs:
-            each.stop()
+            stopping.submit(each.stop)
 
 
 class _Run:
@@ -343,6 +354,10 @@ class _Run:
         self._query = self._start(available_now=once and self._feed is None)
         if once:
             threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
+
+    def phase(self, text: str) -> None:
+        """Say that the pipeline goes on to something else."""
+        self._progress.phase(text)
 
     def look(self, *, show: bool) -> None:
         """See whether it still runs, and `show` how far it is. Raises: what ended the query."""

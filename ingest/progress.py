@@ -61,7 +61,7 @@ class Screen:
             self._print(f"{table}: {text}" if self._many else text)
 
     def _print(self, text: str) -> None:
-        self._console.print(f"memwal: {text}", soft_wrap=True, highlight=False, markup=False)
+        self._console.out(f"memwal: {text}", highlight=False)
 
 
 class Progress:

@@ -64,15 +64,16 @@ def figures_table(figures: Figures, status: Mapping[str, Any]) -> Table:
 
 def _stream_lines(figures: Figures) -> dict[str, str]:
     repeated = f", {figures.repeated:,} of them applied before" if figures.repeated else ""
-    waits = f"p50 {_ms(figures.queryable_p50)}, max {_ms(figures.queryable_max)} from the file's landing"
+    waits = f"p50 {_ms(figures.queryable_p50)}, max {_ms(figures.queryable_max)} from its landing in the source"
     kept = f", {figures.letters:,} new dead letters" if figures.letters else ", no new dead letter"
+    batches = "micro-batch" if figures.micro_batches == 1 else "micro-batches"
     bad = {"bad rows": f"{figures.bad:,} left out{kept}"} if figures.bad else {}
     return {
-        "rows in": f"{figures.rows:,} in {figures.micro_batches:,} micro-batches{repeated}",
+        "rows in": f"{figures.rows:,} in {figures.micro_batches:,} {batches}{repeated}",
         **bad,
         "rows per second": f"{figures.rows_per_second:,.0f} over {figures.seconds:.1f} s, from start to last ack",
         "put ack": f"p50 {_ms(figures.ack_p50)}, p99 {_ms(figures.ack_p99)} from the last row sent",
-        "event to queryable": "not measured: the source has no files" if math.isnan(figures.queryable_max) else waits,
+        "event to queryable": "not measured: the source tells no times" if math.isnan(figures.queryable_max) else waits,
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingest.errors import Invalid
-from ingest.settings_checks import relations
+from ingest.settings_checks import apart, relations
 from ingest.settings_model import (
     CommitSettings,
     DaemonSettings,
@@ -51,6 +51,7 @@ __all__ = [
     "TableSettings",
     "WalSettings",
     "load",
+    "load_every",
     "pipelines_of",
 ]
 
@@ -93,6 +94,24 @@ def pipelines_of(path: str | Path) -> tuple[str, ...]:
         if chosen
         else tuple(f"{file}:{name}" for name in _pipelines(str(file), _read(file))) or (str(path),)
     )
+
+
+def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settings]:
+    """The settings of every pipeline of a file, by what `load` takes for it.
+
+    Raises: Invalid with the problems of all of them, once each, and where they get in each other's way.
+    """
+    found: dict[str, Settings] = {}
+    lines: list[str] = []
+    for each in pipelines_of(path):
+        try:
+            found[each] = load(each, environ)
+        except Invalid as error:
+            lines += error.lines
+    lines = lines or list(apart(list(found.values())))
+    if lines:
+        raise Invalid.of(dict.fromkeys(lines))
+    return found
 
 
 def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ A rule that would judge a value that was refused already is dropped (`Problem.ne
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -31,6 +31,20 @@ def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[
     found += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
     found += [*of_daemon(settings), *of_dlq(settings)]
     return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
+
+
+def apart(pipelines: Sequence[Settings]) -> Iterator[str]:
+    """How pipelines of one file get in each other's way, a line each."""
+    ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
+    for what, values in (
+        ("sink.checkpoint", [settings.checkpoint for settings in pipelines]),
+        ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
+        ("sink.http_port", ports),
+    ):
+        for value in dict.fromkeys(each for each in values if values.count(each) > 1):
+            yield f"two pipelines have the same {what}, {value}; give each its own"
+    if any(settings.source.spark != pipelines[0].source.spark for settings in pipelines):
+        yield "source.spark: pipelines of one file share a Spark session; set it in the file's own [source] only"
 
 
 def of_table(table: TableSettings) -> Iterator[Problem]:

@@ -16,11 +16,11 @@ import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ingest.errors import Internal, Invalid, MemWalError, classify, from_wire, to_wire
-from ingest.kafka_errors import of_captured
+from ingest.kafka_errors import of_captured, of_java
 from ingest.references import UNRESOLVED
 from ingest.task_memory import keep_what_is_imported
 
@@ -96,6 +96,7 @@ def of_spark(error: BaseException) -> MemWalError:
 
     Ours by its mark; Spark's own by its error condition when the user can mend it, else Internal.
     """
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     if isinstance(error, MemWalError):
@@ -103,9 +104,10 @@ def of_spark(error: BaseException) -> MemWalError:
     ours = found_in(str(error)) or _of_executors(str(error))
     if ours is not None:
         return ours
-    if not isinstance(error, PySparkException):
+    if not isinstance(error, PySparkException | Py4JJavaError):
         return classify(error)
-    of_kafka = of_captured(error)
+    java = getattr(error, "java_exception", None)
+    of_kafka = of_captured(error) if java is None else of_java(java)
     if of_kafka is not None:
         return of_kafka
     condition = _condition(error)
@@ -134,6 +136,9 @@ def _of_executors(text: str) -> Invalid | None:
 def _condition(error: BaseException) -> str:
     """Spark's name for an error, of the innermost cause that has one; "" where there is none."""
     found = ""
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        return _condition_of_java(java)
     current: Any = error
     while current is not None:
         name = getattr(current, "getCondition", lambda: None)()
@@ -142,6 +147,19 @@ def _condition(error: BaseException) -> str:
     return found
 
 
+def _condition_of_java(thrown: Any) -> str:
+    from py4j.protocol import Py4JError
+
+    found = ""
+    while thrown is not None:
+        with suppress(Py4JError):  # not one of Spark's own
+            found = str(thrown.getCondition() or "") or found
+        thrown = thrown.getCause()
+    return found
+
+
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    java = getattr(error, "java_exception", None)  # of Py4JJavaError, whose text is the whole stack of the JVM
+    text = str(error) if java is None else str(java.getMessage() or java.toString())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

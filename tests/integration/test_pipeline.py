@@ -93,7 +93,8 @@ def test_the_daemon_killed_in_the_middle_costs_time_only(
                 killed.append(child)
     assert len(killed) == 1
     assert running.wait() == 0, running.errors
-    assert [line for line in running.errors if line.strip()] == ["the daemon ended (signal 9) and is started again"]
+    (said,) = [line for line in running.errors if line.strip()]
+    assert said.endswith(": the daemon ended (signal 9) and is started again")
     assert names(uri) == EXPECTED
 
 
@@ -104,6 +105,7 @@ def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Callabl
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
     assert running.errors == []
+    assert running.lines[-1].startswith("stopped after ")
     _, alive = psutil.wait_procs(below, timeout=60)
     assert alive == []
 

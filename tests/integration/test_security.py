@@ -93,7 +93,15 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     with pytest.raises(ingest.Unavailable, match="does not answer"):
         ingest.connect(endpoint.replace("grpc+tls", "grpc"), token=TOKEN)
 
-    with ingest.connect(endpoint, token=TOKEN, tls_ca=ca) as table:
+    with pytest.raises(ingest.Invalid, match="no certificate in PEM"):
+        ingest.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
+    doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": str(certificates.stranger)}
+    for command in ("status", "flush"):  # a daemon that lives is not taken for one that ended, and fenced
+        ran = memwal(command, config, env=doubtful)
+        assert (ran.code, len(ran.error_lines)) == (2, 1), ran.err
+        assert "tls_ca" in ran.err
+
+    with ingest.connect(endpoint, token=TOKEN, tls_ca=str(certificates.ca)) as table:
         table.put(made.rows(range(10)))
         assert table.count() == 10
     found = memwal("query", config, "--filter", "id < 3", "--columns", "id", "--format", "json", env=ENV)
@@ -116,6 +124,7 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     assert 'token = "env:MEMWAL_TEST_TOKEN"' in shown.out
     running.process.terminate()
     assert running.wait() == 0
+    assert running.lines[-1].startswith("stopped; every acknowledged row is kept")
     said = [json.loads(line) for line in running.errors]
     assert {"claim", "serving", "drain"} <= {each.get("event") for each in said}
     outputs = [*running.lines, *running.errors, found.out, shown.out, wrong.err]

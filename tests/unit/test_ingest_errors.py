@@ -6,6 +6,7 @@ import errno
 import pickle
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 
@@ -80,6 +81,17 @@ def test_invalid_rows_keep_column_and_row() -> None:
 def test_operating_system_errors_name_path_and_fix() -> None:
     found = classify(FileNotFoundError(errno.ENOENT, "No such file or directory", "x.parquet"))
     assert str(found) == "x.parquet: No such file or directory; create it or correct the path"
+
+
+@pytest.mark.parametrize("kind", [OSError, pa.ArrowInvalid])
+def test_an_error_of_the_operating_system_is_known_in_what_lance_says_of_it(kind: type[Exception]) -> None:
+    found = classify(kind("t: LanceError(IO): Permission denied (os error 13), /lance/local.rs:274:24"))
+    assert type(found) is Invalid
+    assert found.lines == (
+        "t: LanceError(IO): Permission denied (os error 13); give this user the permission or choose another path",
+    )
+    assert type(classify(kind("LanceError(IO): Input/output error (os error 5)"))) is Unavailable
+    assert type(classify(wal.errors.StoreUnavailable("Permission denied (os error 13)"))) is Unavailable
 
 
 def test_a_kind_is_not_classified_twice() -> None:

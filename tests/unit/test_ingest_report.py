@@ -50,7 +50,7 @@ def line(lines: list[str], start: str) -> str:
 
 def test_every_figure_is_there(filled: Any, tally: Tally) -> None:
     lines = report(filled, tally)
-    assert "320 in 1 micro-batches" in line(lines, "rows in")
+    assert "320 in 1 micro-batch" in line(lines, "rows in")
     assert "160 over 2.0 s" in line(lines, "rows per second")
     assert "p50 12.5 ms, p99 12.5 ms" in line(lines, "put ack")
     assert "p50 1.50 s, max 1.50 s" in line(lines, "event to queryable")

@@ -6,6 +6,7 @@ import socket
 import traceback
 
 import pytest
+from py4j.protocol import Py4JError, Py4JJavaError
 from pydantic import SecretStr
 from pyspark.errors import PySparkException
 
@@ -79,6 +80,52 @@ def test_what_spark_refuses_by_itself_names_the_setting() -> None:
     found = of_spark(Refused("[PATH_NOT_FOUND] Path does not exist: file:/nowhere.\nand more"))
     assert isinstance(found, Invalid)
     assert "source.path" in str(found)
+    assert len(found.lines) == 1
+
+
+class JavaThrown:
+    """A Java exception as py4j hands it over, of which only some are Spark's own."""
+
+    def __init__(self, said: str | None, condition: str | None = None, cause: JavaThrown | None = None) -> None:
+        self._said, self._condition, self._cause = said, condition, cause
+        self._target_id, self._gateway_client = "o1", self
+
+    def getCondition(self) -> str:  # noqa: N802 - Spark's name
+        if self._condition is None:
+            raise Py4JError("Method getCondition([]) does not exist")
+        return self._condition
+
+    def getMessage(self) -> str | None:  # noqa: N802 - Java's name
+        return self._said
+
+    def getCause(self) -> JavaThrown | None:  # noqa: N802 - Java's name
+        return self._cause
+
+    def getClass(self) -> JavaThrown:  # noqa: N802 - Java's name
+        return self
+
+    def getName(self) -> str:  # noqa: N802 - Java's name
+        return "java.lang.Exception"
+
+    def toString(self) -> str:  # noqa: N802 - Java's name
+        return "java.lang.Exception"
+
+    def send_command(self, _: str) -> str:
+        return "ysjava.lang.Exception\\n\tat org.apache.spark.A\\n\tat org.apache.spark.B"
+
+
+@pytest.mark.parametrize(
+    ("thrown", "kind", "says"),
+    [
+        (JavaThrown("[DATA_SOURCE_NOT_FOUND] no bla", "DATA_SOURCE_NOT_FOUND"), Invalid, "correct source.format"),
+        (JavaThrown("x\nand more", cause=JavaThrown("y", "PATH_NOT_FOUND")), Invalid, "correct source.path"),
+        (JavaThrown(None), Internal, "Spark: java.lang.Exception"),
+    ],
+)
+def test_what_pyspark_has_no_class_for_is_one_line_too(thrown: JavaThrown, kind: type[MemWalError], says: str) -> None:
+    found = of_spark(Py4JJavaError("An error occurred while calling o69.load.\n", thrown))
+    assert isinstance(found, kind)
+    assert says in str(found)
     assert len(found.lines) == 1
 
 
