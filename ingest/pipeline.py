@@ -28,7 +28,7 @@ from py4j.protocol import Py4JError
 from rich.console import Console
 
 from flush import BaseTable
-from ingest.checkpoint_lock import held
+from ingest.checkpoint import check_checkpoint, held, mark_checkpoint, refuse_old_checkpoint
 from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.drift import Drift, Grown
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MARKER = "memwal-table"
-"""File in a checkpoint that holds the id of the table it belongs to; Spark leaves files it does not know alone."""
 _LOOK_EVERY = 0.1
 _SHOW_EVERY = 5  # looks between two status calls to the daemon
 
@@ -158,14 +156,14 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     """The table as it is, None when it is to be created. Reads only. Raises: Invalid."""
     check_java(environ)
     check_master(settings.source.spark)
-    _check_checkpoint(settings)
+    check_checkpoint(settings)
     guard = _guard(settings, environ)
     if settings.sink.http_port >= 0:
         check_address("sink.http_port", settings.sink.http_host, settings.sink.http_port, guard)
     base = BaseTable.find(settings.table.uri, settings.storage_options(environ))
     if base is not None:
         base, _ = find_or_create(settings, environ)
-    _refuse_old_checkpoint(settings, base)
+    refuse_old_checkpoint(settings, base)
     schema = settings.arrow_schema() if base is None else written_schema(settings, base)
     if not schema.names:
         raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
@@ -195,40 +193,6 @@ def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
     if base.rules.upsert != "merge" or not named:
         return base.schema
     return pa.schema([field for field in base.schema if field.name in named])
-
-
-def _check_checkpoint(settings: Settings) -> None:
-    """Raises: Invalid where the default would lie beside a table that only a storage URL reaches."""
-    if not settings.sink.checkpoint and is_remote(settings.table.uri):
-        raise Invalid(
-            "sink.checkpoint is not set, and Spark keeps none beside a table on object storage by itself; "
-            "write a local directory, or a Hadoop URL such as s3a:// for a Spark that has its file system"
-        )
-
-
-def _refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
-    """A checkpoint of another table would skip, in silence, every row that it counts as done.
-
-    `base`: None when the table is to be created. Raises: Invalid.
-    """
-    if is_remote(settings.checkpoint):
-        return
-    checkpoint = local_path(settings.checkpoint)
-    offsets, marker = checkpoint / "offsets", checkpoint / MARKER
-    begun = offsets.is_dir() and any(offsets.iterdir())
-    if begun and (base is None or not marker.exists() or marker.read_text().strip() != base.table_id):
-        raise Invalid(
-            f"sink.checkpoint: {settings.checkpoint} belongs to another table than the one at {settings.table.uri}; "
-            "delete it to read the source from its beginning, or put its table back"
-        )
-
-
-def _mark_checkpoint(settings: Settings, base: BaseTable) -> None:
-    """Note in the checkpoint which table it belongs to, before Spark writes its first offset."""
-    if not is_remote(settings.checkpoint):
-        checkpoint = local_path(settings.checkpoint)
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        (checkpoint / MARKER).write_text(f"{base.table_id}\n")
 
 
 # ---- 2: services ---------------------------------------------------------------------------------------------------
@@ -433,7 +397,7 @@ class _Run:
             if self._feed is not None:
                 self._progress.phase("warming up")
                 self._sink.warm_up(self._services.spark)
-            _mark_checkpoint(self._settings, self._base)
+            mark_checkpoint(self._settings, self._base)
             self._pages.tally.begin()
             query = writer.trigger(**timed).start()
         except Exception as error:

@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ingest.checkpoint import MARKER
 from ingest.errors import Invalid
 from ingest.opening import find_or_create
-from ingest.pipeline import MARKER, check
+from ingest.pipeline import check
 from ingest.settings import load
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ingest import Invalid
-from ingest.checkpoint_lock import held
+from ingest.checkpoint import held
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> No
 
 
 def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
-    holds = "import sys; from ingest.checkpoint_lock import held; run = held([sys.argv[1]])"
+    holds = "import sys; from ingest.checkpoint import held; run = held([sys.argv[1]])"
     run = subprocess.Popen(
         [sys.executable, "-c", f"{holds}; run.__enter__(); print(flush=True); input()", str(tmp_path)],
         stdin=subprocess.PIPE,
