@@ -93,7 +93,7 @@ def _entry(place: Place, key: layout.EntryKey) -> RenderableType:
         "writer epoch": header.writer_epoch,
         "generation": header.generation,
         "entry id": header.entry_id or "none: written by another program",
-        "sentinel": "yes, it fences older writers" if header.sentinel else "no",
+        "sentinel": "yes, it fences older writers, or notes a batch of no rows" if header.sentinel else "no",
         "applied": _applied(header.applied),
         "part of a batch": "no" if part is None else _part(part),
         "rows": entry.rows.num_rows,
