@@ -49,6 +49,7 @@ INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
 LONGEST_FIRST = (
     "integration/test_simulation.py",
     "integration/test_failure_matrix.py",
+    "integration/test_on_spark_standalone.py",
     "e2e/test_kill.py",
     "e2e/test_chaos.py",
     "integration/test_reads_beside_maintenance.py",
