@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 
 import flush
 import wal
+from ingest.cli_query import NO_TABLE
 from ingest.errors import Invalid
 from ingest.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 from ingest.settings import Settings
@@ -27,10 +28,11 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dr
     options = settings.storage_options(environ)
     base = flush.BaseTable.find(settings.table.uri, options)
     if base is None:
-        raise Invalid(f"{settings.table.uri}: no table is there; correct table.uri")
+        raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
     collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-    found = collector.collect(base, Ages.of(settings.gc), dry_run=dry_run)
+    with console.status("looking" if dry_run else "collecting"):
+        found = collector.collect(base, Ages.of(settings.gc), dry_run=dry_run)
     if as_json:
         sys.stdout.write(json.dumps(as_dict(found, base.uri), default=str, indent=2) + "\n")
     else:

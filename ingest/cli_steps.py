@@ -34,8 +34,10 @@ def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, 
     if base is None:
         raise Invalid(f"{uri}: {NO_TABLE}")
     store, commit = wal.open_store(uri, options), settings.commit
-    report = flush.commit(uri, options, store, clock=clock, retries=commit.retries, memory_max=commit.memory_max)
-    done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()
+    with console.status("committing") as shown:
+        report = flush.commit(uri, options, store, clock=clock, retries=commit.retries, memory_max=commit.memory_max)
+        shown.update("maintaining the base table")
+        done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()
     if as_json:
         sys.stdout.write(json.dumps(asdict(report) | {"maintenance": list(done)}, default=str, indent=2) + "\n")
     else:
@@ -79,7 +81,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
     """
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
-        with found:
+        with found, console.status("flushing, by the daemons"):
             rows = _in_memory(found.status()["regions"])
             found.flush()
         by = f"the daemon{'' if found.router.alone else 's'} at {found.endpoint.replace(',', ', ')}"
@@ -88,7 +90,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
         store = wal.open_store(settings.table.uri, settings.storage_options(environ))
         rows = _in_memory(status_from_storage(found.base, store)["regions"])
         if rows:
-            with closing(open_table(by_itself(settings), environ)) as table:
+            with closing(open_table(by_itself(settings), environ)) as table, console.status("flushing"):
                 table.flush()
         by = "this process, no daemon answers"
     said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ingest.client import RemoteTable
 from ingest.tally import Figures
@@ -53,7 +54,11 @@ def figures_table(figures: Figures, status: Mapping[str, Any]) -> Table:
         "base table": f"version {status['base_version']}, {status['rows']:,} rows",
     }
     shown = Table(
-        title=str(status["table"]), title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, show_header=False
+        title=Text(str(status["table"])),
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=False,
     )
     shown.add_column(style="dim")
     shown.add_column(overflow="fold")
@@ -64,7 +69,11 @@ def figures_table(figures: Figures, status: Mapping[str, Any]) -> Table:
 
 def _stream_lines(figures: Figures) -> dict[str, str]:
     repeated = f", {figures.repeated:,} of them applied before" if figures.repeated else ""
+    none = "not measured: no row was sent"
+    acks = f"p50 {_ms(figures.ack_p50)}, p99 {_ms(figures.ack_p99)} from the last row sent"
     waits = f"p50 {_ms(figures.queryable_p50)}, max {_ms(figures.queryable_max)} from its landing in the source"
+    if math.isnan(figures.queryable_max):
+        waits = "not measured: the source tells no times"
     kept = f", {figures.letters:,} new dead letters" if figures.letters else ", no new dead letter"
     batches = "micro-batch" if figures.micro_batches == 1 else "micro-batches"
     bad = {"bad rows": f"{figures.bad:,} left out{kept}"} if figures.bad else {}
@@ -72,8 +81,8 @@ def _stream_lines(figures: Figures) -> dict[str, str]:
         "rows in": f"{figures.rows:,} in {figures.micro_batches:,} {batches}{repeated}",
         **bad,
         "rows per second": f"{figures.rows_per_second:,.0f} over {figures.seconds:.1f} s, from start to last ack",
-        "put ack": f"p50 {_ms(figures.ack_p50)}, p99 {_ms(figures.ack_p99)} from the last row sent",
-        "event to queryable": "not measured: the source tells no times" if math.isnan(figures.queryable_max) else waits,
+        "put ack": acks if figures.rows else none,
+        "event to queryable": waits if figures.rows else none,
     }
 
 

@@ -39,6 +39,7 @@ _REMEDIES = {
     **dict.fromkeys(("UNRESOLVED_ROUTINE", "UNRESOLVED_COLUMN", "DATATYPE_MISMATCH", "PARSE_SYNTAX_ERROR"), _SQL),
     **dict.fromkeys(("WRONG_NUM_ARGS", "FIELD_NOT_FOUND"), _SQL),
     **dict.fromkeys(("DIVIDE_BY_ZERO", "CAST_INVALID_INPUT", "CAST_OVERFLOW", "ARITHMETIC_OVERFLOW"), _ODD_VALUE),
+    "CANNOT_PARSE_JSON_FIELD": "correct the record, or leave such rows out by dlq.mode",
     "MALFORMED_RECORD_IN_PARSING": "correct the record, or set mode in source.options",
 }
 
@@ -106,15 +107,18 @@ def of_spark(error: BaseException) -> MemWalError:
         return ours
     if not isinstance(error, PySparkException | Py4JJavaError):
         return classify(error)
-    java = getattr(error, "java_exception", None)
+    java = getattr(error, "java_exception", None)  # of Py4JJavaError, whose text is the whole stack of the JVM
     of_kafka = of_captured(error) if java is None else of_java(java)
     if of_kafka is not None:
         return of_kafka
-    condition = _condition(error)
-    remedy = _REMEDIES.get(condition.partition(".")[0])
-    if remedy:
-        return Invalid(f"Spark: {_first_line(error)}; {remedy}", {"condition": condition})
-    return Internal(f"Spark: {_first_line(error)}", {"condition": condition})
+    causes = list(_captured(error) if java is None else _thrown(java))
+    named = [name for name, _ in causes if name]
+    condition = next(iter([name for name in reversed(named) if _remedy(name)] or reversed(named)), "")
+    text, innermost = _first_line(str(error) if java is None else causes[0][1]), _first_line(causes[-1][1])
+    said = text if java is None or innermost in text else f"{text}: {innermost}"
+    if remedy := _remedy(condition):
+        return Invalid(f"Spark: {said}; {remedy}", {"condition": condition})
+    return Internal(f"Spark: {said}", {"condition": condition})
 
 
 def _of_executors(text: str) -> Invalid | None:
@@ -133,33 +137,29 @@ def _of_executors(text: str) -> Invalid | None:
     return None
 
 
-def _condition(error: BaseException) -> str:
-    """Spark's name for an error, of the innermost cause that has one; "" where there is none."""
-    found = ""
-    java = getattr(error, "java_exception", None)
-    if java is not None:
-        return _condition_of_java(java)
+def _remedy(condition: str) -> str | None:
+    return _REMEDIES.get(condition.partition(".")[0])
+
+
+def _captured(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Spark's names for what PySpark made an exception of, and for its causes, "" where it has none; with the texts."""
     current: Any = error
     while current is not None:
-        name = getattr(current, "getCondition", lambda: None)()
-        found = name or found
+        yield getattr(current, "getCondition", lambda: None)() or "", str(current)
         current = getattr(current, "_cause", None) or getattr(current, "__cause__", None)
-    return found
 
 
-def _condition_of_java(thrown: Any) -> str:
+def _thrown(java: Any) -> Iterator[tuple[str, str]]:
+    """The same of an exception of the JVM."""
     from py4j.protocol import Py4JError
 
-    found = ""
-    while thrown is not None:
+    while java is not None:
+        condition = ""
         with suppress(Py4JError):  # not one of Spark's own
-            found = str(thrown.getCondition() or "") or found
-        thrown = thrown.getCause()
-    return found
+            condition = str(java.getCondition() or "")
+        yield condition, str(java.getMessage() or java.toString())
+        java = java.getCause()
 
 
-def _first_line(error: BaseException) -> str:
-    java = getattr(error, "java_exception", None)  # of Py4JJavaError, whose text is the whole stack of the JVM
-    text = str(error) if java is None else str(java.getMessage() or java.toString())
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "an error without a text")

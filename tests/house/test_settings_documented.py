@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 
@@ -34,6 +35,16 @@ def test_the_readme_holds_the_reference(texts: Mapping[str, str]) -> None:
 def test_the_readme_holds_the_table_of_metrics(texts: Mapping[str, str]) -> None:
     found = between_markers(texts["README.md"], metrics.BEGIN, metrics.END)
     assert found == metrics.render_reference().strip("\n") + "\n", "run `make docs`"
+
+
+def test_the_readme_names_settings_and_metrics_that_there_are(texts: Mapping[str, str]) -> None:
+    text, sections = texts["README.md"], dict(Settings())
+    named = set(re.findall(r"`(\w+)\.([a-z_]+)\b(?!\()", text)) - {("table", "delete")}
+    assert [pair for pair in named if pair[0] in sections and not hasattr(sections[pair[0]], pair[1])] == []
+    declared = set(re.findall(r"^\| `(memwal_\w+)`", text, re.MULTILINE))
+    said = {name.removesuffix("_bucket") for name in re.findall(r"(?<!_)memwal_[a-z_]+", text)}
+    assert len(declared) > 30
+    assert said <= declared
 
 
 def test_metrics_are_named_as_prometheus_wants_them() -> None:

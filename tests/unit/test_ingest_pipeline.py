@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from flush import BaseTable, WriteRules
 from ingest.child import how_it_ended
-from ingest.pipeline import stop_signals, written_schema
+from ingest.pipeline import stop_signals, stream, written_schema
 from ingest.settings import load
 from ingest.spark_sink import configured_endpoint
 
@@ -24,6 +26,40 @@ def test_a_signal_asks_to_stop_and_the_handlers_before_come_back(number: signal.
         os.kill(os.getpid(), number)
         assert stop.wait(60)
     assert signal.getsignal(number) is before
+
+
+class Streaming:
+    """A pipeline of a run, whose end waits for that of the others."""
+
+    def __init__(self, together: threading.Barrier) -> None:
+        self._together = together
+        self.said: list[str] = []
+        self.drained = threading.Event()
+
+    def phase(self, text: str) -> None:
+        self.said.append(text)
+
+    def start(self, *, once: bool) -> None:
+        self.said.append(f"started, once: {once}")
+
+    def look(self, *, show: bool) -> None:
+        self.drained.set()
+
+    def stop(self) -> None:
+        self._together.wait(60)
+        self.said.append("stopped")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said"), [(True, ["stopping", "stopped"]), (False, ["started, once: True", "stopped"])]
+)
+def test_pipelines_end_side_by_side_and_none_starts_once_a_signal_came(stopped: bool, said: list[str]) -> None:
+    together, stop = threading.Barrier(2), threading.Event()
+    runs: list[Any] = [Streaming(together), Streaming(together)]
+    if stopped:
+        stop.set()
+    assert stream(runs, once=True, stop=stop) is not stopped
+    assert [each.said for each in runs] == [said, said]
 
 
 def test_how_a_daemon_ended_is_told() -> None:

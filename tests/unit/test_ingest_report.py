@@ -90,6 +90,16 @@ def test_an_empty_table_and_a_run_without_rows(open_small: Callable[..., Any]) -
     assert not any(each.startswith("by ") for each in lines)
 
 
+def test_a_run_of_bad_rows_only_measures_nothing(open_small: Callable[..., Any]) -> None:
+    """It has said "p50 nan s"."""
+    counted = Tally(FakeClock())
+    counted.add(BatchReceipt(0, (), 3, 3))
+    lines = report(open_small(), counted)
+    assert "3 left out, 3 new dead letters" in line(lines, "bad rows")
+    assert "no row was sent" in line(lines, "put ack")
+    assert "no row was sent" in line(lines, "event to queryable")
+
+
 def test_texts_with_quotes_and_brackets_are_printed_as_they_are(uri: str) -> None:
     import pyarrow as pa
 

@@ -120,6 +120,11 @@ class JavaThrown:
         (JavaThrown("[DATA_SOURCE_NOT_FOUND] no bla", "DATA_SOURCE_NOT_FOUND"), Invalid, "correct source.format"),
         (JavaThrown("x\nand more", cause=JavaThrown("y", "PATH_NOT_FOUND")), Invalid, "correct source.path"),
         (JavaThrown(None), Internal, "Spark: java.lang.Exception"),
+        (
+            JavaThrown("a.json", "FAILED_READ_FILE.NO_HINT", JavaThrown("not 'x'", "CANNOT_PARSE_JSON_FIELD")),
+            Invalid,
+            "Spark: a.json: not 'x'; correct the record, or leave such rows out by dlq.mode",
+        ),
     ],
 )
 def test_what_pyspark_has_no_class_for_is_one_line_too(thrown: JavaThrown, kind: type[MemWalError], says: str) -> None:
