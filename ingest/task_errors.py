@@ -13,6 +13,7 @@ told by Spark's error condition, never by their text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -39,6 +40,10 @@ _REMEDIES = {
     "CANNOT_PARSE_JSON_FIELD": "correct the record, or leave such rows out by dlq.mode",
     "MALFORMED_RECORD_IN_PARSING": "correct the record, or set mode in source.options",
 }
+
+
+_STATE = re.compile(r"\.?\s*SQLSTATE: \w+")
+"""A code behind Spark's texts that says less than they do."""
 
 
 class TaskError(Exception):
@@ -99,7 +104,7 @@ def of_spark(error: BaseException) -> MemWalError:
     named = [name for name, _ in causes if name]
     condition = next(iter([name for name in reversed(named) if _remedy(name)] or reversed(named)), "")
     text, innermost = _first_line(str(error) if java is None else causes[0][1]), _first_line(causes[-1][1])
-    said = text if java is None or innermost in text else f"{text}: {innermost}"
+    said = _STATE.sub("", text if java is None or innermost in text else f"{text}: {innermost}")
     if remedy := _remedy(condition):
         return Invalid(f"Spark: {said}; {remedy}", {"condition": condition})
     return Internal(f"Spark: {said}", {"condition": condition})
