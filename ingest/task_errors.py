@@ -47,6 +47,8 @@ _REMEDIES = {
 _NO_MODULE = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*?\.)\s")
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]*)"')
+_STATE = re.compile(r"\.?\s*SQLSTATE: \w+")
+"""A code behind Spark's texts that says less than they do."""
 
 
 class TaskError(Exception):
@@ -115,7 +117,7 @@ def of_spark(error: BaseException) -> MemWalError:
     named = [name for name, _ in causes if name]
     condition = next(iter([name for name in reversed(named) if _remedy(name)] or reversed(named)), "")
     text, innermost = _first_line(str(error) if java is None else causes[0][1]), _first_line(causes[-1][1])
-    said = text if java is None or innermost in text else f"{text}: {innermost}"
+    said = _STATE.sub("", text if java is None or innermost in text else f"{text}: {innermost}")
     if remedy := _remedy(condition):
         return Invalid(f"Spark: {said}; {remedy}", {"condition": condition})
     return Internal(f"Spark: {said}", {"condition": condition})

@@ -183,6 +183,16 @@ def test_letters_name_their_files_where_the_paths_had_been_left_out(
     assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(60, 0, 0), (50, 10, 10)]
 
 
+def test_a_bad_value_ends_a_stream_that_takes_none_in_one_line(stream: Callable[..., Stream]) -> None:
+    """Spark says it in a stack of the JVM, inside the sink's own call."""
+    source = stream(mode="fail")
+    source.land([line(1), json.dumps({"id": "two", "name": "", "price": 2})])
+    with pytest.raises(ingest.Invalid, match=r"000\.json.*dlq\.mode") as e:
+        source.run()
+    assert len(e.value.lines) == 1
+    assert source.rows() == {}
+
+
 def test_rows_that_are_left_out_are_counted_and_kept_nowhere(stream: Callable[..., Stream]) -> None:
     source = stream(mode="skip")
     source.land(poisoned(0, 300))

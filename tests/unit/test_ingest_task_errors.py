@@ -121,7 +121,9 @@ class JavaThrown:
         (JavaThrown("x\nand more", cause=JavaThrown("y", "PATH_NOT_FOUND")), Invalid, "correct source.path"),
         (JavaThrown(None), Internal, "Spark: java.lang.Exception"),
         (
-            JavaThrown("a.json", "FAILED_READ_FILE.NO_HINT", JavaThrown("not 'x'", "CANNOT_PARSE_JSON_FIELD")),
+            JavaThrown(
+                "a.json.  SQLSTATE: KD001", "FAILED_READ_FILE.NO_HINT", JavaThrown("not 'x'", "CANNOT_PARSE_JSON_FIELD")
+            ),
             Invalid,
             "Spark: a.json: not 'x'; correct the record, or leave such rows out by dlq.mode",
         ),
