@@ -106,6 +106,11 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
         assert READS[read](client) == 6
 
 
+def at_once(_table: RemoteTable, _attempts: Any, error: Exception, _seen: int) -> None:
+    """In place of another attempt."""
+    raise error
+
+
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
 def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_format: str
@@ -126,7 +131,7 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
         client = ends.enter_context(ingest.connect(endpoints))
         assert client.count() == 100
         resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
-        monkeypatch.setattr("ingest.client.READ_TIMEOUT", 0.5)
+        monkeypatch.setattr(RemoteTable, "_before_next", at_once)
         for read in READS.values():
             with pytest.raises(ingest.Unavailable, match="resized"):
                 read(client)
