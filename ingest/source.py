@@ -205,7 +205,7 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema, 
     if not is_file:
         return frame
     return frame.select(
-        *(functions.col(_quoted(name)) for name in schema.names),
+        *(functions.col(quoted(name)) for name in schema.names),
         functions.col("_metadata.file_modification_time").alias(LANDED),
         functions.col("_metadata.file_path").alias(FILE),
         functions.col("_metadata.file_block_start").alias(BLOCK),
@@ -262,5 +262,6 @@ def spark_type(kind: pa.DataType) -> DataType:
     return simple[kind]
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """The name of a column as Spark takes it for one, whatever is in it."""
     return f"`{name}`"

@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +42,15 @@ from ingest.kept_child import KeptChild
 from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
 from ingest.owners import FromNotes
 from ingest.settings import Settings, load
-from ingest.source import BESIDE, COORDINATES, FILE, OFFSET, PLACE, spark_type
+from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
+from ingest.spark_prepared import PreparedTask, receipt_schema
 from ingest.spark_small import MOST_BYTES, NAMELESS, TOO_MANY, OneTask
-from ingest.spark_tasks import ADDED, BUCKET, RECEIPT, ROW, RouteTask, SendTask
+from ingest.spark_tasks import ADDED, BUCKET, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
 from wal import SystemClock, SystemIds
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _ROUNDS = 20
@@ -144,6 +144,7 @@ class MemWalSink:
         self._small: int | None = None
         self._too_many = False
         self._named = 0
+        self._prepared: PreparedTask | None = None
         self._goes_on = False  # the micro-batch before was done by this sink
         self.failure: MemWalError | None = None
 
@@ -222,35 +223,34 @@ class MemWalSink:
         if self._last is None or self._last > self._small:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
-        together = frame.coalesce(1)
-        if not fits_one_task(together, task):
+        schema = frame.schema
+        if not fits_one_task(schema, task):
             return None
-        rows = self._nameless(together, task) or _collected(together, task)
+        rows = self._nameless(frame, schema.names, task) or self._taken(frame, schema.names, task)
         if any(row["said"] == TOO_MANY for row in rows):
             self._too_many = True
             return None
         return rows
 
-    def _nameless(self, frame: DataFrame, task: OneTask) -> list[dict[str, Any]]:
-        """As `_collected`, of rows without the paths of their files; none where these are asked for, or not worth it.
+    def _nameless(self, frame: DataFrame, columns: Sequence[str], task: OneTask) -> list[dict[str, Any]]:
+        """As `_taken`, of rows without the paths of their files; none where these are asked for, or not worth it.
 
         A source whose rows asked for them is likely to again, so the next ones come with them at once.
         """
         self._named = max(0, self._named - 1)
-        if self._named or not set(PLACE) <= set(frame.columns) or (self._last or 0) < NAMELESS_FROM:
+        if self._named or not set(PLACE) <= set(columns) or (self._last or 0) < NAMELESS_FROM:
             return []
-        rows = _collected(frame.withColumn(FILE, self._hash), replace(task, nameless=True))
+        rows = self._taken(frame, columns, replace(task, nameless=True))
         if not any(row["said"] == NAMELESS for row in rows):
             return rows
         self._named = NAMED_FOR
         return []
 
-    @cached_property
-    def _hash(self) -> Column:
-        """What stands for the path of a file; made once, since it takes a dozen calls to the JVM."""
-        from pyspark.sql import functions
-
-        return functions.xxhash64(FILE)
+    def _taken(self, frame: DataFrame, columns: Sequence[str], task: OneTask) -> list[dict[str, Any]]:
+        """What one task answered that took all rows."""
+        if self._prepared is None or not self._prepared.serves(task, columns, frame):
+            self._prepared = PreparedTask(task, columns, frame)
+        return self._prepared.collected(frame, task.send.sequence)
 
     def _learn(self, rows: int) -> None:
         """A micro-batch had so many rows."""
@@ -333,26 +333,26 @@ class MemWalSink:
         return gone or of_spark(error)
 
 
-def fits_one_task(frame: DataFrame, task: OneTask) -> bool:
+def fits_one_task(schema: StructType, task: OneTask) -> bool:
     """Whether one task may take rows of these columns."""
     from pyspark.sql import types as spark
 
     # In one task rows without a place would not be told apart by the task that read them, as their letters are.
-    if task.route.letters != "fail" and not _places(frame):
+    if task.route.letters != "fail" and not _places(schema.names):
         return False
     ordered_alike = (
         *(spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType, spark.FloatType, spark.DoubleType),
         *(spark.DecimalType, spark.BinaryType, spark.BooleanType),
         *(spark.DateType, spark.TimestampType, spark.TimestampNTZType),
     )
-    kinds = {field.name: field.dataType for field in frame.schema.fields if field.name in task.order_by}
+    kinds = {field.name: field.dataType for field in schema.fields if field.name in task.order_by}
     alike = all(isinstance(kind, ordered_alike) or kind == spark.StringType() for kind in kinds.values())
     return alike and len(kinds) == len(task.order_by)
 
 
-def _places(frame: DataFrame) -> list[str]:
-    """The columns of a frame that say where its rows lie, most significant first."""
-    return [name for name in (COORDINATES if OFFSET in frame.columns else PLACE) if name in frame.columns]
+def _places(columns: Sequence[str]) -> list[str]:
+    """Those of `columns` that say where a row lies, most significant first."""
+    return [name for name in (COORDINATES if OFFSET in columns else PLACE) if name in columns]
 
 
 def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequence[str]) -> DataFrame:
@@ -364,7 +364,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-    if not _places(frame):
+    if not _places(frame.columns):
         frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -374,14 +374,14 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
-    place = _places(frame)
+    place = _places(frame.columns)
     placed = routed.repartitionById(tasks, by_region)
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 
 
-def _collected(frame: DataFrame, task: SendTask | OneTask) -> list[dict[str, Any]]:
+def _collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:
     """Steps 3 and 4: what the tasks of a job answered, one dict per row of `RECEIPT`."""
-    return [row.asDict() for row in frame.mapInArrow(task, _receipt_schema()).collect()]
+    return [row.asDict() for row in frame.mapInArrow(task, receipt_schema()).collect()]
 
 
 def _added(rows: Sequence[dict[str, Any]]) -> int:
@@ -426,9 +426,3 @@ def by_notes(find: FromNotes) -> str:
     if not found:
         raise Unavailable(f"no daemon serves {find.uri}; start them with `memwal serve --on-spark`")
     return found
-
-
-def _receipt_schema() -> StructType:
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType([StructField(field.name, spark_type(field.type), field.nullable) for field in RECEIPT])

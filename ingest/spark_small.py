@@ -8,23 +8,25 @@ Spark.
 What is expected may be wrong: of more bytes than `most` the task sends nothing and says so, and the sink takes the
 other way for this micro-batch.
 
-Rows of files carry the path of theirs, which is longer than most rows are and takes a quarter of a micro-batch of
-100,000. It tells the parts of files apart, for which a hash will do; where more is asked (a row is refused, or files of
-one moment are ordered by it) the task says so, and is run again with paths.
+Rows of files say where they lie in three columns, of which the path is longer than most rows are; that takes a quarter
+of a micro-batch of 100,000. They tell the parts of files apart and order them, for which one number will do that holds
+the file's moment and a hash of the rest (`PART`); where more is asked (a row is refused, or parts of one moment are
+ordered) the task says so, and is run again with paths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.connection import BATCH_ROWS
 from ingest.errors import Invalid
 from ingest.letters import NOWHERE
-from ingest.source import COORDINATES, FILE, LANDED, OFFSET, PLACE
+from ingest.source import BLOCK, COORDINATES, FILE, LANDED, OFFSET, PLACE
 from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask, without_ack
 from ingest.task_errors import task_edge
 from wal import SystemClock
@@ -35,6 +37,12 @@ TOO_MANY = "too many rows for one task"
 NAMELESS = "paths of files are wanted"
 """What a receipt says where rows came without the paths of their files, which are asked for; the others count for
 nothing then."""
+
+PART = "_memwal_part"
+_HASH_BITS = 20
+PACKED = f"shiftleft(unix_millis({LANDED}), {_HASH_BITS}) | (xxhash64({FILE}, {BLOCK}) & {(1 << _HASH_BITS) - 1})"
+"""Spark's expression of `PART` (int64): the milliseconds of the file's moment, good until the year 2248, above a hash.
+Of parts of one moment one pair in a million has the same; those are ordered as Spark reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,11 @@ class OneTask:
     most: int = MOST_BYTES
 
     nameless: bool = False
-    """Rows come with a hash (int64) in place of the path of their file."""
+    """Rows come with `PART` in place of `PLACE`."""
+
+    def of(self, sequence: int) -> OneTask:
+        """This task for another micro-batch of its query."""
+        return replace(self, send=replace(self.send, sequence=sequence))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -59,7 +71,7 @@ class OneTask:
 
     def _or_names_wanted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            for receipt in self._receipts(batches):
+            for receipt in self._receipts(map(unpacked, batches)):
                 if receipt["said"][0].as_py() not in (None, TOO_MANY):
                     raise Invalid(NAMELESS)
                 yield receipt
@@ -90,6 +102,16 @@ class OneTask:
             ordered = in_order(batch, self.order_by)
             for start in range(0, ordered.num_rows, BATCH_ROWS):
                 yield ordered.slice(start, BATCH_ROWS)
+
+
+def unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows with `PART` as rows with `PLACE`: a number stands for the path, and no part is behind another in it."""
+    part = batch[PART].to_numpy()
+    landed = pa.array((part >> _HASH_BITS) * 1000).cast(pa.timestamp("us", "UTC"))
+    zeros = pa.array(np.zeros(len(part), dtype=np.int64))
+    at = batch.schema.get_field_index(PART)
+    placed = batch.set_column(at, FILE, batch[PART])
+    return placed.append_column(LANDED, landed).append_column(BLOCK, zeros)
 
 
 def wants_names(rows: pa.Table) -> bool:

@@ -21,6 +21,7 @@ from ingest import spark_sink
 from ingest.feed import Feed
 from ingest.settings import Settings, load
 from ingest.source import DELETE, read_stream
+from ingest.spark_prepared import PreparedTask
 from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
 from ingest.spark_small import in_order
@@ -368,13 +369,13 @@ def test_paths_of_files_are_left_out_until_one_is_asked_for(
     """One task takes each micro-batch but the first; what it is given tells whether paths were."""
     monkeypatch.setattr(spark_sink, "NAMELESS_FROM", 10)
     monkeypatch.setattr(spark_sink, "NAMED_FOR", 2)
-    collected, given = spark_sink._collected, list[bool]()
+    collected, given = PreparedTask.collected, list[bool]()
 
-    def noted(frame: Any, task: Any) -> Any:
-        given.append(getattr(task, "nameless", False))
-        return collected(frame, task)
+    def noted(prepared: Any, frame: Any, number: int) -> Any:
+        given.append(prepared.task.nameless)
+        return collected(prepared, frame, number)
 
-    monkeypatch.setattr(spark_sink, "_collected", noted)
+    monkeypatch.setattr(PreparedTask, "collected", noted)
     source = stream(files_per_trigger=2)
     for version in range(10):
         source.land(made.table(range(30), version=version))
@@ -382,7 +383,7 @@ def test_paths_of_files_are_left_out_until_one_is_asked_for(
     for path in of_one_moment:
         os.utime(path, (path.stat().st_atime, of_one_moment[0].stat().st_mtime))
     source.run(made.schema)
-    assert given == [False, True, True, False, False, True]
+    assert given == [True, True, False, False, True]
     assert [batch.rows for batch in source.batches] == [60] * 5
     assert all(region.applied for batch in source.batches for region in batch.regions)
     assert source.names() == {id: f"row {id} v9" for id in range(30)}
@@ -393,7 +394,7 @@ def test_paths_of_files_are_left_out_until_one_is_asked_for(
     source.land(pa.Table.from_pylist(rows, schema=nullable))
     with pytest.raises(ingest.Invalid, match=r"key column 'id' is null.*row 2 of 010\.parquet"):
         source.run(made.schema)
-    assert given[6:] == [True, False]
+    assert given[5:] == [True, False]
     assert len(source.names()) == 30
 
 

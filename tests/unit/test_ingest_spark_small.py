@@ -12,17 +12,22 @@ import pytest
 from ingest.flight_server import FlightService
 from ingest.letters import Rules
 from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, PROBLEM, TOPIC
-from ingest.spark_small import NAMELESS, TOO_MANY, OneTask, in_order
+from ingest.spark_small import NAMELESS, PART, TOO_MANY, OneTask, in_order, unpacked
 from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
 from ingest.task_errors import TaskError
 
 
-def placed(rows: pa.Table, file: str | int, landed: int = 1_000_000) -> pa.RecordBatch:
+def placed(rows: pa.Table, file: str, landed: int = 1_000_000) -> pa.RecordBatch:
     """Rows as a file source hands them to the sink."""
     n = rows.num_rows
     rows = rows.append_column(LANDED, pa.array([landed] * n, pa.timestamp("us", "UTC")))
     rows = rows.append_column(FILE, pa.array([file] * n)).append_column(BLOCK, pa.array([0] * n, pa.int64()))
     return rows.combine_chunks().to_batches()[0]
+
+
+def packed(rows: pa.Table, hashed: int, landed: int = 1_000) -> pa.RecordBatch:
+    """As `placed`, with one number for the place; `landed` in milliseconds."""
+    return rows.append_column(PART, pa.array([landed << 20 | hashed] * rows.num_rows)).combine_chunks().to_batches()[0]
 
 
 @pytest.fixture
@@ -94,10 +99,21 @@ def test_rows_without_the_paths_of_their_files_arrive_in_the_same_order(
     served: tuple[Any, Callable[..., OneTask]], made: Any
 ) -> None:
     table, task = served
-    files = [placed(made.table(range(20), version=n), file, landed=n) for n, file in ((2, -5), (0, 3), (1, 9))]
+    files = [packed(made.table(range(20), version=n), 9 - n, landed=n - 1) for n in (3, 0, 1)]
     receipts = pa.Table.from_batches(task(nameless=True)(iter(files)))
     assert sum(receipts["rows"].to_pylist()) == 60
-    assert {row["name"] for row in table.scan(["name"]).to_pylist()} == {f"row {id} v2" for id in range(20)}
+    assert {row["name"] for row in table.scan(["name"]).to_pylist()} == {f"row {id} v3" for id in range(20)}
+    assert {receipt["landed_first"] for receipt in receipts.to_pylist()} == {-0.001}
+    assert {receipt["landed_last"] for receipt in receipts.to_pylist()} == {0.002}
+
+
+def test_a_packed_place_is_the_moment_of_the_file_and_tells_parts_apart() -> None:
+    moments = [-62_135_596_800_000, -1, 0, 1_790_000_000_123, 8_700_000_000_000]
+    parts = [moment << 20 | hashed for moment in moments for hashed in (0, (1 << 20) - 1)]
+    rows = unpacked(pa.record_batch({"id": range(len(parts)), PART: pa.array(parts, pa.int64())}))
+    assert rows.schema.names == ["id", FILE, LANDED, BLOCK]
+    assert rows[LANDED].cast(pa.int64()).to_pylist() == [moment * 1000 for moment in moments for _ in range(2)]
+    assert len(set(rows[FILE].to_pylist())) == len(parts)
 
 
 def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or_order_rows(
@@ -105,10 +121,10 @@ def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or
 ) -> None:
     table, task = served
     nullable = pa.schema([field.with_nullable(True) for field in made.schema])
-    bad = placed(pa.Table.from_pylist([{**made.row(7), "id": None}], nullable), 1)
-    good = placed(made.table(range(20)).cast(nullable), 2, landed=5)
+    bad = packed(pa.Table.from_pylist([{**made.row(7), "id": None}], nullable), 1)
+    good = packed(made.table(range(20)).cast(nullable), 2, landed=5)
     lenient = OneTask(RouteTask(uri, (), letters="skip"), replace(task().send, letters=Rules("skip")), nameless=True)
-    of_one_moment = [placed(made.table(range(20), version=n), n) for n in range(2)]
+    of_one_moment = [packed(made.table(range(20), version=n), n) for n in range(2)]
     for asked, batches in ((task(nameless=True), [bad, good]), (lenient, [bad, good]), (lenient, of_one_moment)):
         left = iter(batches)
         (receipt,) = asked(left)

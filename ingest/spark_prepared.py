@@ -1,0 +1,86 @@
+"""A task that takes whole micro-batches, put into Spark's JVM once for all of them.
+
+Spark's Python API builds `frame.mapInArrow(task, …)` by some fifty calls over a socket, for each micro-batch anew, and
+all of it but a number is the same: the pickled task, the columns that it reads, the types that it yields. So these are
+kept as the JVM has them, a micro-batch is a handful of calls, and its number comes to the task beside the rows, as a
+local property of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from ingest.source import PLACE, quoted, spark_type
+from ingest.spark_small import PACKED, PART, OneTask
+from ingest.spark_tasks import RECEIPT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_NUMBER = "memwal.micro_batch"
+"""Local property of Spark: the number of the micro-batch that a job is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """`task`, of the micro-batch that the job says."""
+
+    task: OneTask
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        running: Any = TaskContext.get()
+        return self.task.of(int(running.getLocalProperty(_NUMBER)))(batches)
+
+
+class PreparedTask:
+    """`task` for frames with `columns`; a `nameless` one gets `PART` in place of `PLACE`.
+
+    Thread safety. As its Spark session. Errors. As Spark's.
+    """
+
+    def __init__(self, task: OneTask, columns: Sequence[str], frame: DataFrame) -> None:
+        """`frame`: any of the Spark that is to run it."""
+        from pyspark.sql import functions
+        from pyspark.sql.pandas.functions import pandas_udf
+        from pyspark.util import PythonEvalType
+
+        self.task, self._columns, self._spark = task.of(0), tuple(columns), frame.sparkSession.sparkContext
+        read = [functions.col(quoted(name)) for name in columns if not (task.nameless and name in PLACE)]
+        self._chosen: Any = None
+        if task.nameless:
+            self._chosen = cast("Any", frame)._jcols(*read, functions.expr(PACKED).alias(PART))  # noqa: SLF001
+            read.append(functions.col(PART))
+        kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+        call = cast("Any", pandas_udf)(Numbered(self.task), returnType=receipt_schema(), functionType=kind)
+        self._call: Any = call(*read)._jc  # noqa: SLF001 - PySpark's public ways make everything anew
+
+    def serves(self, task: OneTask, columns: Sequence[str], frame: DataFrame) -> bool:
+        """Whether this is `task`, but for the number of its micro-batch, and for such frames."""
+        alike = self._spark is frame.sparkSession.sparkContext and self._columns == tuple(columns)
+        return alike and self.task == task.of(0)
+
+    def collected(self, frame: DataFrame, number: int) -> list[dict[str, Any]]:
+        """What the task answers to micro-batch `number`, one dict per row of `RECEIPT`."""
+        from pyspark.sql.classic.dataframe import DataFrame as Classic
+
+        spark = frame.sparkSession
+        spark.sparkContext.setLocalProperty(_NUMBER, str(number))
+        plan: Any = frame._jdf  # noqa: SLF001
+        if self._chosen is not None:
+            plan = plan.select(self._chosen)
+        plan = plan.coalesce(1).mapInArrow(self._call, False, None)
+        return [row.asDict() for row in Classic(plan, spark).collect()]
+
+
+def receipt_schema() -> StructType:
+    """`RECEIPT` as Spark has it."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, spark_type(field.type), field.nullable) for field in RECEIPT])
