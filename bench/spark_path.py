@@ -128,8 +128,7 @@ class Stream(Contender):
             self.micro_batch(frame, batch_id)
             ends.append(time.perf_counter())
 
-        frame = read_stream(self._spark, self._settings.source, ROWS)
-        writer = frame.writeStream.foreachBatch(timed).option("checkpointLocation", str(checkpoint))
+        writer = self.stream().writeStream.foreachBatch(timed).option("checkpointLocation", str(checkpoint))
         query = writer.trigger(availableNow=True).start()
         try:
             if not query.awaitTermination(_LONGEST):
@@ -137,6 +136,10 @@ class Stream(Contender):
         finally:
             query.stop()
         return ends
+
+    def stream(self) -> DataFrame:
+        """The files, with the columns that say where rows lie."""
+        return read_stream(self._spark, self._settings.source, ROWS)
 
     def open(self, table: Path) -> None:
         """Before the query starts."""
@@ -198,6 +201,10 @@ class Merge(Stream):
         if self._btree:
             lance.dataset(str(at / "table")).create_scalar_index(KEY, "BTREE")
 
+    def stream(self) -> DataFrame:
+        """The files' own columns, as a query of the user's has them."""
+        return super().stream().select(*ROWS.names)
+
     def open(self, table: Path) -> None:
         """The dataset stays open over all micro-batches."""
         self._dataset = lance.dataset(str(table))
@@ -205,11 +212,15 @@ class Merge(Stream):
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - as Spark calls it
         """One merge."""
         merge = self._dataset.merge_insert(KEY).when_matched_update_all().when_not_matched_insert_all()
-        merge.execute(frame.select(*ROWS.names).toArrow().cast(ROWS))
+        merge.execute(frame.toArrow().cast(ROWS))
 
 
 class Drop(Stream):
     """Spark alone: every row passes a `mapInArrow` that drops it."""
+
+    def stream(self) -> DataFrame:
+        """The files' own columns."""
+        return super().stream().select(*ROWS.names)
 
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - as Spark calls it
         """Rows reach Python as Arrow batches, and nothing comes back."""

@@ -108,7 +108,7 @@ def test_rows_without_the_paths_of_their_files_arrive_in_the_same_order(
 
 
 def test_a_packed_place_is_the_moment_of_the_file_and_tells_parts_apart() -> None:
-    moments = [-62_135_596_800_000, -1, 0, 1_790_000_000_123, 8_700_000_000_000]
+    moments = [-8_700_000_000_000, -1, 0, 1_790_000_000_123, 8_700_000_000_000]
     parts = [moment << 20 | hashed for moment in moments for hashed in (0, (1 << 20) - 1)]
     rows = unpacked(pa.record_batch({"id": range(len(parts)), PART: pa.array(parts, pa.int64())}))
     assert rows.schema.names == ["id", FILE, LANDED, BLOCK]
