@@ -51,7 +51,7 @@ from ingest.report import print_report
 from ingest.run_metrics import RunMeter
 from ingest.security import Guard
 from ingest.settings import Settings
-from ingest.source import check_source, is_remote, local_path, read_stream
+from ingest.source import check_source, is_remote, local_path, read_stream, reads_local
 from ingest.spark_master import check_master
 from ingest.spark_session import check_java, configuration, start_session
 from ingest.spark_sink import MemWalSink
@@ -216,8 +216,11 @@ def spark_of(
     pipelines: Sequence[Settings], tasks: int, *, once: bool, stop: threading.Event
 ) -> Iterator[Future[SparkSession]]:
     """Begin to start Spark; it is stopped at the end. `tasks`: regions of one table at most."""
-    local = not any(is_remote(settings.checkpoint) for settings in pipelines)
-    conf = configuration(_of_session(pipelines), tasks, once=once, local_checkpoints=local)
+    local = {
+        "local_checkpoints": not any(is_remote(settings.checkpoint) for settings in pipelines),
+        "local_sources": all(reads_local(settings.source) for settings in pipelines),
+    }
+    conf = configuration(_of_session(pipelines), tasks, once=once, **local)
 
     def started() -> SparkSession:
         spark = start_session(conf)

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from ingest.errors import Invalid
 from ingest.feed import feed_files, visible_files
+from ingest.kafka_checks import KAFKA
 from ingest.keys import nearest
 from ingest.references import resolve
 from ingest.settings import SourceSettings
@@ -85,6 +86,11 @@ def check_source(source: SourceSettings, schema: pa.Schema) -> None:
 def is_remote(path: str) -> bool:
     """Whether a path is one that only Spark can read (`s3a://…`, `hdfs://…`)."""
     return "://" in path and not path.startswith("file://")
+
+
+def reads_local(source: SourceSettings) -> bool:
+    """Whether a source is known to read files of local disks only, or none."""
+    return source.format == KAFKA or (source.format in FILE_FORMATS and not is_remote(source.path))
 
 
 def local_path(path: str) -> Path:

@@ -97,8 +97,7 @@ class Stream:
         """As if the driver had died between the acks and its own note of them."""
         commits = self.at / "checkpoint" / "commits"
         newest = max(int(each.name) for each in commits.glob("[0-9]*"))
-        for name in (f"{newest}", f".{newest}.crc"):
-            (commits / name).unlink()
+        (commits / f"{newest}").unlink()
 
     def rows(self) -> dict[int, str]:
         with ingest.connect(self.endpoint()) as table:

@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 
 from ingest.errors import Invalid
 from ingest.settings import load
+from ingest.source import reads_local
 from ingest.spark_session import _not_started, check_java, configuration
 
 
@@ -63,8 +64,25 @@ def test_the_users_spark_configuration_wins() -> None:
 
 def test_how_checkpoints_are_written_is_left_to_spark_unless_all_are_on_local_disks() -> None:
     settings, name = load({"table": {"uri": "t"}}, {}), "spark.sql.streaming.checkpointFileManagerClass"
-    assert name in configuration(settings, 1, once=True)
-    assert name not in configuration(settings, 1, once=True, local_checkpoints=False)
+    plain = "spark.hadoop.fs.file.impl"
+    both = configuration(settings, 1, once=True)
+    assert {name, plain} <= set(both)
+    assert {name, plain} & set(configuration(settings, 1, once=True, local_checkpoints=False)) == set()
+    assert {name, plain} & set(configuration(settings, 1, once=True, local_sources=False)) == {name}
+
+
+@pytest.mark.parametrize(
+    ("source", "local"),
+    [
+        ({"path": "landing"}, True),
+        ({"path": "file:///data/landing", "format": "json"}, True),
+        ({"path": "s3a://bucket/landing"}, False),
+        ({"format": "kafka", "brokers": "broker:9092", "topics": ["orders"]}, True),
+        ({"format": "rate"}, False),
+    ],
+)
+def test_a_source_that_reads_local_files_only(source: dict[str, str], local: bool) -> None:
+    assert reads_local(load({"table": {"uri": "t"}, "source": source}, {}).source) is local
 
 
 def test_on_a_cluster_files_are_cut_alike_however_many_executors_there_are() -> None:
