@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,8 @@ def _read(value: Any, kind: pa.DataType) -> Any:
         return datetime.fromisoformat(value)
     if isinstance(value, str) and types.is_date(kind):
         return date.fromisoformat(value)
+    if isinstance(value, str | int) and types.is_decimal(kind):
+        return Decimal(str(value))
     if isinstance(value, dict | list) and (types.is_string(kind) or types.is_large_string(kind)):
         return json.dumps(value)  # as Spark reads it
     return value
