@@ -157,6 +157,10 @@ def _parsed(raw: bytes | None, schema: pa.Schema) -> dict[str, Any] | BadRow:
 def _read(value: Any, kind: pa.DataType) -> Any:
     """A value as `bad_rows.as_json` writes it."""
     types = pa.types
+    if isinstance(value, list) and types.is_list(kind):
+        return [_read(each, kind.value_type) for each in value]
+    if isinstance(value, dict) and types.is_struct(kind):
+        return {each.name: _read(value.get(each.name), each.type) for each in kind}
     if isinstance(value, str) and (types.is_binary(kind) or types.is_large_binary(kind)):
         return base64.b64decode(value, validate=True)
     if isinstance(value, str) and types.is_timestamp(kind):

@@ -17,6 +17,7 @@ from ingest.drift_kinds import ANY, Kinds, widen
 from ingest.references import resolve
 from ingest.settings import SourceSettings
 from ingest.source import FILE, spark_type
+from ingest.task_errors import of_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,14 +40,18 @@ def files_of(frame: DataFrame) -> list[str]:
 
 def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[str]) -> Kinds:
     """Kinds of the columns of the files of a micro-batch that are none of `known`, in letters of whichever case: Spark
-    finds them by that.
+    finds them by that. Raises: Invalid for a file whose columns Spark cannot read.
     """
     there = {name.lower() for name in known}
     reader = frame.sparkSession.read.format(source.format)
     reader = reader.options(**resolve(source.options, os.environ, "[source] options")).option(*NO_GLOB)
     found: Kinds = {}
     for path in files_of(frame):
-        columns = reader.load(path).schema.fields
+        try:
+            columns = reader.load(path).schema.fields
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises, it does not name the file
+            why = of_spark(error)
+            raise type(why)(f"{path}: {why.message}", why.details) from None
         widen(found, {each.name: kind_of(each.dataType) for each in columns if each.name.lower() not in there})
     return found
 

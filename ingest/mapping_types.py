@@ -1,8 +1,8 @@
 """Values of a record as values of a column: strict, exact, and with a reason that a person can act on.
 
 Nothing is cut off, wrapped around or guessed: 1.5 is no int64, "12" is no number, 300 no int8. What is converted: text
-that is a date or a time (ISO 8601), base64 text into binary (as JSON carries bytes), numbers with a declared unit into
-times, and the text of keys and headers into whatever the column is.
+that is a date or a time (ISO 8601), base64 text into binary (as JSON carries bytes), numbers and text that are one into
+decimals, numbers with a declared unit into times, and the text of keys and headers into whatever the column is.
 
 Spark has neither unsigned numbers nor fixed-size lists, so columns travel in the type that `carried` says; the sink
 brings them into the table's.

@@ -16,8 +16,12 @@ from ingest.drift import FieldsTask, add_columns
 from ingest.drift_files import kind_of
 from ingest.drift_kinds import ANY, column, new_columns, unpacked, widened
 from ingest.errors import Invalid
+from ingest.kafka_checks import record_mapping
+from ingest.mapping_task import mapped
 from ingest.settings import load
-from ingest.source import spark_type
+from ingest.source import PROBLEM, spark_type
+from tests.kafka_records import batch_of, kafka_settings
+from tests.kafka_server import Record
 
 
 def columns(*records: Any, known: tuple[str, ...] = ("id",), **how: str) -> tuple[dict[str, str], list[str]]:
@@ -90,6 +94,31 @@ def test_kinds_widen_whichever_comes_first() -> None:
     assert widened(kinds[0], kinds[2]) == pa.float64()
     assert widened(*kinds[4:]) == widened(*reversed(kinds[4:])) == pa.decimal128(8, 2)
     assert column("a", widened(pa.date32(), pa.int32())).type == pa.string()
+
+
+@pytest.mark.parametrize("envelope", ["none", "debezium"])
+def test_what_new_columns_take_from_kafka(envelope: str) -> None:
+    added = [column("more", ANY), pa.field("tags", pa.list_(pa.string())), pa.field("price", pa.decimal128(4, 2))]
+    settings = kafka_settings({"id": "int64"}, envelope=envelope)
+    mapping = record_mapping(settings.source, pa.schema([pa.field("id", pa.int64(), nullable=False), *added]), ("id",))
+    good = [
+        ({"more": {"a": [1, 2.5, "é"], "b": None}, "tags": ["x", None]}, '{"a":[1,2.5,"é"],"b":null}'),
+        ({"more": 'te"xt', "tags": []}, 'te"xt'),
+        ({"more": 2**70, "price": 1.5}, str(2**70)),
+        ({"more": False, "price": "1.50"}, "false"),
+        ({"more": ["\ud800"]}, '["\\ud800"]'),
+        ({"more": None, "price": 1}, None),
+    ]
+    bad = [b"{", {"tags": [1]}, {"price": 1.505}, {"price": "x"}, {"price": 100}, {"price": True}, {"tags": "x"}]
+    rows = [row if isinstance(row, bytes) else {"id": 1, **row} for row in [*(row for row, _ in good), *bad]]
+    whole = [row if isinstance(row, bytes) or envelope == "none" else {"op": "c", "after": row} for row in rows]
+    for some in (whole[: len(good)], whole):
+        raw = [Record(each if isinstance(each, bytes) else json.dumps(each).encode()) for each in some]
+        found = mapped(batch_of(raw), mapping).to_pylist()
+        taken = [(row["_memwal_c1"], row["_memwal_c2"]) for row in found[: len(good)]]
+        assert taken == [(text, row.get("tags")) for row, text in good]
+        assert [str(row["_memwal_c3"]) for row in found[2:4]] == ["1.50", "1.50"]
+        assert [row[PROBLEM] is None for row in found] == [True] * len(good) + [False] * (len(some) - len(good))
 
 
 def test_records_that_cannot_be_read_hide_no_field_of_the_others() -> None:
