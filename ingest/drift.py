@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("memwal.pipeline")
 _TRIES = 20
+MOST_COLUMNS = 1_000
+"""Of a table, for new ones to be added: where there are more fields than that, their names are data."""
 
 
 class Grown(Exception):
@@ -161,7 +163,16 @@ class Drift:
             passed += [column.name for column in columns if column.metadata]
             columns = [column for column in columns if not column.metadata]
         self._tell(passed)
-        if columns and add_columns(self._base, columns):
+        if columns:
+            self._add(columns)
+
+    def _add(self, columns: Sequence[pa.Field]) -> None:
+        if len(self._base.schema.names) + len(columns) > MOST_COLUMNS:
+            raise Invalid(
+                f"the source has {len(columns):,} new fields, such as {said(columns[0])}; with them the table has more "
+                f"than {MOST_COLUMNS:,} columns; add those that you want, and set source.schema_drift to ignore"
+            )
+        if add_columns(self._base, columns):
             raise Grown(", ".join(column.name for column in columns))
 
     def _found(self, frame: DataFrame, known: frozenset[str]) -> Kinds:

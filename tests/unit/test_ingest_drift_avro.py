@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from flush import BaseTable
-from ingest.drift import Drift, FieldsTask, Grown
+from ingest.drift import MOST_COLUMNS, Drift, FieldsTask, Grown
 from ingest.drift_avro import fields_of_schema
 from ingest.drift_kinds import Kinds, new_columns, unpacked
 from ingest.errors import Invalid, Unavailable
@@ -176,6 +176,11 @@ def test_a_micro_batch_with_new_fields_is_not_written_before_they_are_columns(
         failing(None, 0)  # type: ignore[arg-type] # of no interest here: the schema says all
     assert isinstance(failing.failure, Invalid)
     assert BaseTable.open(uri).schema.names == names
+    few = schema
+    schema = record("Row", *((f"c{number}", "int") for number in range(MOST_COLUMNS)))
+    with pytest.raises(Invalid, match=r"1,000 new fields, such as c0 \(int32\)"):
+        drift(base, "add")(None, 0)  # type: ignore[arg-type] # as above
+    schema = few
     for adding in (first := drift(base, "add"), drift(base, "add", first.told)):
         with pytest.raises(Grown, match=r"^grade$"):
             adding(None, 0)  # type: ignore[arg-type] # as above
