@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -156,12 +157,18 @@ def _parsed(raw: bytes | None, schema: pa.Schema) -> dict[str, Any] | BadRow:
 def _read(value: Any, kind: pa.DataType) -> Any:
     """A value as `bad_rows.as_json` writes it."""
     types = pa.types
+    if isinstance(value, list) and types.is_list(kind):
+        return [_read(each, kind.value_type) for each in value]
+    if isinstance(value, dict) and types.is_struct(kind):
+        return {each.name: _read(value.get(each.name), each.type) for each in kind}
     if isinstance(value, str) and (types.is_binary(kind) or types.is_large_binary(kind)):
         return base64.b64decode(value, validate=True)
     if isinstance(value, str) and types.is_timestamp(kind):
         return datetime.fromisoformat(value)
     if isinstance(value, str) and types.is_date(kind):
         return date.fromisoformat(value)
+    if isinstance(value, str | int) and types.is_decimal(kind):
+        return Decimal(str(value))
     if isinstance(value, dict | list) and (types.is_string(kind) or types.is_large_string(kind)):
         return json.dumps(value)  # as Spark reads it
     return value

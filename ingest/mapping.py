@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from ingest.column_types import parse_type
-from ingest.mapping_types import check_unit, is_text, typed
+from ingest.mapping_types import ANY_TEXT, MARK_ANY, check_unit, is_text, typed
 from ingest.settings_model import SourceSettings
 from ingest.settings_problems import nearest
 
@@ -51,7 +51,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A part of a record, to be read as one type. `unit` of a number that is a time: s, ms, us, ns or d."""
+    """A part of a record, to be read as one type. `unit` of a number that is a time: s, ms, us, ns or d; `ANY_TEXT` of
+    text that takes every value."""
 
     origin: Origin
     kind: pa.DataType
@@ -185,7 +186,7 @@ def _column(source: SourceSettings, field: pa.Field, key: Sequence[str]) -> Colu
     unit = str(entry.get("unit", ""))
     try:
         origin = parse_origin(entry["from"], source)
-        leaf = Leaf(origin, field.type, check_unit(unit, field.type))
+        leaf = Leaf(origin, field.type, check_unit(unit, field.type) or _any(field))
         _check_fit(leaf)
         default = None if "default" not in entry else typed(entry["default"], field.type)
     except ValueError as error:
@@ -216,6 +217,11 @@ def _entry(source: SourceSettings, name: str) -> Mapping[str, Any]:
     if "sql" in entry and len(entry) > 1:
         raise MappingProblem("columns", f"columns.{name}: sql stands alone; write coalesce(…, …) for a default")
     return entry
+
+
+def _any(field: pa.Field) -> str:
+    name, value = MARK_ANY
+    return ANY_TEXT if (field.metadata or {}).get(name) == value else ""
 
 
 def _check_fit(leaf: Leaf) -> None:

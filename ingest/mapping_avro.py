@@ -27,38 +27,47 @@ _HEADER = struct.Struct(">bI")
 _ACCEPT = "application/vnd.schemaregistry.v1+json"
 _TIMEOUT = 30.0
 Options = tuple[tuple[str, str], ...]
+HEAD = _HEADER.size
+"""Bytes in front of a value that name its schema."""
 
 
 def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], Any]:
     """What reads a value. It raises ValueError with a reason, Unavailable where the registry does not answer."""
     if registry:
         return lambda value: _of_registry(value, registry, options)
-    parsed = _inline(schema)
+    parsed = inline_schema(schema)
     return lambda value: _decoded(BytesIO(value), len(value), parsed)
 
 
 def check_schema(text: str) -> None:
     """Refuse an inline schema that is none. Raises: ValueError."""
     try:
-        _inline(text)
+        inline_schema(text)
     except Exception as error:  # noqa: BLE001 - as many kinds as there are mistakes
         raise ValueError(f"is no Avro schema: {str(error).splitlines()[0] if str(error) else error!r}") from None
 
 
 @lru_cache(maxsize=8)
-def _inline(text: str) -> Any:
+def inline_schema(text: str) -> Any:
+    """A schema of the configuration, parsed."""
     import fastavro
 
     return fastavro.parse_schema(json.loads(text))
 
 
 def _of_registry(value: bytes, registry: str, options: Options) -> Any:
-    if len(value) < _HEADER.size or value[0] != MAGIC:
+    schema = writer_schema(value, registry, options)
+    stream = BytesIO(value)
+    stream.seek(HEAD)
+    return _decoded(stream, len(value), schema)
+
+
+def writer_schema(value: bytes, registry: str, options: Options) -> Any:
+    """The schema that the first `HEAD` bytes of a value name. Raises: as a `decoder`."""
+    if len(value) < HEAD or value[0] != MAGIC:
         raise ValueError("no schema id in front of the Avro value; for plain Avro write avro_schema, not registry")
     _, number = _HEADER.unpack_from(value)
-    stream = BytesIO(value)
-    stream.seek(_HEADER.size)
-    return _decoded(stream, len(value), _registered(registry, options, number))
+    return _registered(registry, options, number)
 
 
 def _decoded(stream: BytesIO, size: int, schema: Any) -> Any:

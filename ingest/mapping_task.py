@@ -1,4 +1,4 @@
-"""What executors do with the records of Kafka: one function over streams of Arrow batches. Nothing here imports Spark.
+"""What executors do with the records of Kafka: one function over streams of Arrow batches.
 
 1. The parts of the records that the mapping names become columns, a batch at a time (`mapping_json` for JSON). Where a
    record of the batch does not fit, records are looked at one by one, for those that do and for a reason (`_Values`).
@@ -23,8 +23,9 @@ from ingest import mapping_json
 from ingest.mapping import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping
 from ingest.mapping_documents import Document, documents, of_json
 from ingest.mapping_documents import field as field_of
-from ingest.mapping_types import Problems, bytes_column, carried, column, of_text, typed
+from ingest.mapping_types import ANY_TEXT, Problems, bytes_column, carried, column, of_text, typed
 from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC
+from ingest.spark_look import is_looking
 from ingest.task_errors import task_edge
 
 KEY_PROBLEM = "_memwal_key_problem"
@@ -43,8 +44,9 @@ class MapTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
+            made = unmapped if self.raw and is_looking() else mapped
             for batch in batches:
-                yield mapped(batch, self.mapping, raw=self.raw)
+                yield made(batch, self.mapping, raw=self.raw)
 
 
 def column_name(number: int) -> str:
@@ -67,6 +69,13 @@ def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) 
     if raw:
         found |= {RAW_KEY: batch["key"], RAW_VALUE: batch["value"], RAW_HEADERS: batch["headers"]}
     return pa.RecordBatch.from_pydict(found)
+
+
+def unmapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = True) -> pa.RecordBatch:
+    """As `mapped`, for who looks at the bytes of values only: everything else is null."""
+    schema = mapped(batch.slice(0, 0), mapping, raw=raw).schema
+    values = [batch["value"] if each.name == RAW_VALUE else pa.nulls(len(batch), each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(values, schema.names)
 
 
 def _nested(inputs: dict[Leaf, pa.Array]) -> dict[str, pa.Array]:
@@ -279,7 +288,8 @@ class _Values:
         return column(values, leaf.kind, leaf.unit)
 
     def _decode(self) -> None:
-        if self._mapping.value_format == "json" and self._fast(self._raw, None):
+        fast = self._mapping.value_format == "json" and self._fast(self._raw, None)
+        if fast and not any(leaf.unit == ANY_TEXT for leaf in self._leaves):
             return
         envelope = "none" if self._of_key else self._mapping.envelope
         decode = _decoder(self._mapping, of_key=self._of_key)
@@ -291,15 +301,17 @@ class _Values:
         if self._of_key:
             self.problems = {row: text.replace("parse: ", "parse: key: ", 1) for row, text in self.problems.items()}
         self.deletes = pa.array([each.delete for each in self._documents], pa.bool_())
-        if self.problems and self._mapping.value_format == "json":
+        if self.problems and not fast and self._mapping.value_format == "json":
             good = np.array([each.problem is None for each in self._documents])
             self._fast(self._raw.filter(pa.array(good)), good)
 
     def _fast(self, raw: pa.Array, good: np.ndarray[Any, np.dtype[np.bool_]] | None) -> bool:
-        """Read all leaves at once, of the rows `good`; False when one of their values does not fit."""
+        """Read all leaves at once but those that take any value, of the rows `good`; False when one does not fit."""
         filled = raw.fill_null(b"{}")
+        leaves = [leaf for leaf in self._leaves if leaf.unit != ANY_TEXT]
+        ordered = [leaf for of in (False, True) for leaf in leaves if (leaf.origin.root == ENVELOPE) is of]
         rows, around = (
-            [(leaf.origin.path, leaf.kind, leaf.unit) for leaf in self._leaves if (leaf.origin.root == ENVELOPE) is of]
+            [(leaf.origin.path, leaf.kind, leaf.unit) for leaf in ordered if (leaf.origin.root == ENVELOPE) is of]
             for of in (False, True)
         )
         deletes = None
@@ -316,7 +328,6 @@ class _Values:
         spread = found if places is None else [each.take(places) for each in found]
         if deletes is not None:
             self.deletes = deletes if places is None else deletes.take(places).fill_null(False)
-        ordered = [leaf for of in (False, True) for leaf in self._leaves if (leaf.origin.root == ENVELOPE) is of]
         self._columns = dict(zip(ordered, spread, strict=True))
         return True
 

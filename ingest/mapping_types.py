@@ -1,8 +1,8 @@
 """Values of a record as values of a column: strict, exact, and with a reason that a person can act on.
 
 Nothing is cut off, wrapped around or guessed: 1.5 is no int64, "12" is no number, 300 no int8. What is converted: text
-that is a date or a time (ISO 8601), base64 text into binary (as JSON carries bytes), numbers with a declared unit into
-times, and the text of keys and headers into whatever the column is.
+that is a date or a time (ISO 8601), base64 text into binary (as JSON carries bytes), numbers and text that are one into
+decimals, numbers with a declared unit into times, and the text of keys and headers into whatever the column is.
 
 Spark has neither unsigned numbers nor fixed-size lists, so columns travel in the type that `carried` says; the sink
 brings them into the table's.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -27,6 +28,11 @@ from ingest.settings_problems import nearest
 
 Problems = dict[int, str]
 """Row of a batch -> why it cannot be used."""
+
+MARK_ANY = (b"memwal:values", b"any")
+"""Metadata of a column of text that takes values of every kind, written as `ANY_TEXT` says."""
+ANY_TEXT = "any"
+"""In the place of a unit: text stays as it is, everything else becomes JSON, as Spark reads JSON into text."""
 
 _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Factor and divisor that make microseconds of each unit."""
@@ -48,7 +54,7 @@ def carried(kind: pa.DataType) -> pa.DataType:
     """The type in which Spark carries a column: that of `source.spark_type`."""
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32()}
     wider |= {pa.uint64(): pa.decimal128(20, 0), pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    if pa.types.is_fixed_size_list(kind):
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
         return pa.list_(carried(kind.value_type))
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else "UTC")
@@ -135,9 +141,11 @@ def _boolean(value: Any, kind: pa.DataType, _unit: str) -> bool:
     return value
 
 
-def _text(value: Any, kind: pa.DataType, _unit: str) -> str:
-    if isinstance(value, UUID | Decimal):
+def _text(value: Any, kind: pa.DataType, unit: str) -> str:
+    if isinstance(value, UUID | Decimal | datetime.time):
         return str(value)
+    if unit == ANY_TEXT and not isinstance(value, str):
+        value = _any(value)
     if not isinstance(value, str):
         raise _misfit(value, kind, "write sql with to_json or cast for numbers and objects as text")
     try:
@@ -145,6 +153,34 @@ def _text(value: Any, kind: pa.DataType, _unit: str) -> str:
     except UnicodeEncodeError:
         raise _misfit(value, kind, "half of a surrogate pair") from None
     return value
+
+
+def _any(value: Any) -> str:
+    if isinstance(value, bytes | datetime.date):
+        return _plain(value)
+    try:
+        text = json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        raise ValueError("it holds a number that is not finite, which JSON has not") from None
+    halves = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return json.dumps(value, default=_plain, separators=(",", ":")) if halves else text
+
+
+def _plain(value: object) -> str:
+    """What Avro knows and JSON does not: bytes as base64, times as ISO 8601."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
+
+
+def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
+        raise _misfit(value, kind)
+    try:
+        # A float by its shortest digits: those that were written, up to 15 of them.
+        return pa.scalar(Decimal(str(value))).cast(kind).as_py()  # type: ignore[no-any-return]
+    except (ArithmeticError, pa.ArrowException, ValueError):
+        raise _misfit(value, kind, "no number of so many digits") from None
 
 
 def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:
@@ -206,6 +242,12 @@ def _vector(value: Any, kind: pa.DataType, unit: str) -> list[float]:
     return [_floating(each, kind.value_type, unit) for each in value]
 
 
+def _list(value: Any, kind: pa.DataType, unit: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _misfit(value, kind)
+    return [typed(each, kind.value_type, unit) for each in value]
+
+
 _EPOCH = datetime.date(1970, 1, 1)
 _Convert = Callable[[Any, pa.DataType, str], Any]
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
@@ -216,7 +258,9 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
     (is_bytes, _binary),
     (pa.types.is_date32, _date),
     (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_decimal128, _decimal),
     (pa.types.is_fixed_size_list, _vector),
+    (pa.types.is_list, _list),
 )
 
 
@@ -264,7 +308,7 @@ def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
 
 def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     """A column as `json_type` reads it, in `carried(kind)`; all of it or none. Raises: pa.ArrowInvalid."""
-    if unit or is_bytes(kind):
+    if unit or is_bytes(kind) or pa.types.is_decimal(kind):
         found, problems = column(values.to_pylist(), kind, unit)
         if problems:
             raise pa.ArrowInvalid(next(iter(problems.values())))
@@ -272,7 +316,7 @@ def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     floats = values.flatten() if pa.types.is_list(values.type) else values
     if pa.types.is_floating(floats.type) and pc.all(pc.is_finite(floats)).as_py() is False:
         raise pa.ArrowInvalid("not finite")
-    if pa.types.is_list(values.type):
+    if pa.types.is_fixed_size_list(kind):
         widths = pc.list_value_length(values)
         if floats.null_count or pc.any(pc.not_equal(widths, kind.list_size)).as_py():
             raise pa.ArrowInvalid("width")
@@ -285,8 +329,8 @@ def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
     """The type as which Arrow's JSON reader reads a field for `finished`; text where that one would guess."""
     if unit:
         return pa.int64()
-    if pa.types.is_fixed_size_list(kind):
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
         return pa.list_(json_type(kind.value_type, ""))
-    if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind):
+    if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
         return pa.string()
     return pa.float32() if kind == pa.float16() else kind

@@ -413,7 +413,7 @@ class _Run:
         return query
 
     def _writer(self) -> Callable[[DataFrame, int], None]:
-        self._drift = Drift(self._settings, self._base, self._sink)
+        self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)
         return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _frame(self) -> DataFrame:

@@ -137,8 +137,10 @@ def of_source(settings: Settings) -> Iterator[Problem]:
 
 def _of_drift(settings: Settings) -> Iterator[Problem]:
     source, table = settings.source, settings.table
-    if source.format != "json" and (source.format, source.value_format) != ("kafka", "json"):
-        text = f'schema_drift = "{source.schema_drift}" is for JSON, in files or from Kafka; take it out'
+    of_kafka = source.format == "kafka" and source.value_format != "raw"
+    if not of_kafka and source.format not in ("json", "parquet", "orc"):
+        text = f'schema_drift = "{source.schema_drift}" is for JSON and Avro of Kafka, and for JSON, Parquet and ORC'
+        text += " files; take it out, other sources do not say by name which fields they have"
         yield Problem("source", "schema_drift", text, needs=(("source", "format"), ("source", "value_format")))
     if source.schema_drift == "add" and table.upsert == "merge" and table.columns:
         text = 'schema_drift = "add": with upsert = "merge" only the columns that [table] names are put; take them out'

@@ -226,8 +226,8 @@ class SourceSettings(Section):
     )
     schema_drift: Literal["ignore", "fail", "add"] = Field(
         "ignore",
-        description="fields of JSON that the table has no column for: are left out; end the run; or become nullable "
-        "columns. The last two look at every record once more",
+        description="fields that the table has no column for (JSON, Avro of Kafka, Parquet and ORC): are left out; end "
+        "the run; or become nullable columns. The last two look at every micro-batch before it is written",
     )
     order_by: list[str] = Field([], description="order of one key's rows inside a micro-batch; the last wins")
     spark: dict[str, str] = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")

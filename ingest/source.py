@@ -80,7 +80,7 @@ def check_source(source: SourceSettings, schema: pa.Schema) -> None:
     files = sorted({*files, *_files_of(local_path(source.path), must_exist=not source.feed)})
     if source.format == "parquet":
         for file in files[:FILES_CHECKED]:
-            _check_file(file, schema)
+            _check_file(file, schema, source.schema_drift)
 
 
 def is_remote(path: str) -> bool:
@@ -109,7 +109,7 @@ def _files_of(path: Path, *, must_exist: bool) -> list[Path]:
         raise Invalid(f"source.path: {path}: {error.strerror}; name a directory that can be read") from None
 
 
-def _check_file(file: Path, schema: pa.Schema) -> None:
+def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
     try:
         footer = pq.read_metadata(file)
         found = footer.schema.to_arrow_schema()
@@ -117,12 +117,15 @@ def _check_file(file: Path, schema: pa.Schema) -> None:
         reason = str(error).splitlines()[0]
         raise Invalid(f"source.path: {file} is no readable Parquet file ({reason}); remove or replace it") from None
     for name in schema.names:
-        if name not in found.names:
+        # Where columns come up while a stream runs, files from before do not have them.
+        if name not in found.names and (drift == "ignore" or not schema.field(name).nullable):
             raise Invalid(
                 f"source.path: {file} has no column {name!r}; add it to the files or take it out of [table] columns"
                 f"{nearest(name, found.names)}"
             )
     for field in found:
+        if field.name not in schema.names and drift == "add":
+            continue
         if field.name not in schema.names:
             raise Invalid(
                 f"source.path: {file} has a column {field.name!r} that the table has not; take it out of the files or "
@@ -165,10 +168,14 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(types.is_floating(found)) and 16 < found.bit_width <= max(32, wanted.bit_width)
     if types.is_timestamp(wanted):
         return bool(types.is_timestamp(found)) and found.unit != "ns" and (found.tz is None) == (wanted.tz is None)
-    if types.is_fixed_size_list(wanted):
-        if types.is_fixed_size_list(found) and found.list_size != wanted.list_size:
-            return False
-        return _is_list(found) and readable(found.value_type, wanted.value_type)
+    if _is_list(wanted):
+        return _is_list(found) and _as_wide(found, wanted) and readable(found.value_type, wanted.value_type)
+    if types.is_struct(wanted):
+        return bool(types.is_struct(found)) and all(
+            readable(found.field(each.name).type, each.type) for each in wanted if found.get_field_index(each.name) >= 0
+        )
+    if types.is_decimal(wanted):
+        return bool(found == wanted)
     families = (
         (types.is_string, types.is_large_string, types.is_string_view),
         (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
@@ -181,6 +188,12 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
 def _signed_bits(kind: pa.DataType) -> int:
     unsigned = bool(pa.types.is_unsigned_integer(kind))
     return int(kind.bit_width) * (2 if unsigned else 1)
+
+
+def _as_wide(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether lists may be as long as those of `wanted` are; of lists of any length only their values tell."""
+    both = pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(wanted)
+    return not both or bool(found.list_size == wanted.list_size)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -244,6 +257,8 @@ def spark_type(kind: pa.DataType) -> DataType:
         return spark_schema(pa.schema(list(kind)))
     if pa.types.is_timestamp(kind):
         return spark.TimestampNTZType() if kind.tz is None else spark.TimestampType()
+    if pa.types.is_decimal128(kind):
+        return spark.DecimalType(kind.precision, kind.scale)
     simple: dict[pa.DataType, DataType] = {
         pa.int8(): spark.ByteType(),
         pa.int16(): spark.ShortType(),

@@ -27,12 +27,14 @@ from ingest.task_memory import keep_what_is_imported
 MARK = "memwal-task-error:"
 
 _READ = "make the files of source.path readable for Spark, with the columns of [table]"
+_ODD_TYPE = "write the column in a type that Spark reads, such as times in microseconds"
 _SQL = "correct the sql of [source.columns], or delete_when"
 _ODD_VALUE = "write try_divide, try_cast and the like in the sql of [source.columns] or delete_when"
 _REMEDIES = {
     "FAILED_READ_FILE": _READ,
     "CANNOT_READ_FILE_FOOTER": _READ,
     "UNABLE_TO_INFER_SCHEMA": _READ,
+    **dict.fromkeys(("PARQUET_TYPE_ILLEGAL", "PARQUET_TYPE_NOT_SUPPORTED", "PARQUET_TYPE_NOT_RECOGNIZED"), _ODD_TYPE),
     "PATH_NOT_FOUND": "correct source.path",
     "DATA_SOURCE_NOT_FOUND": "correct source.format, or name its package in spark.jars.packages of source.spark",
     "KAFKA_DATA_LOSS": "records are gone unread; to go on without them set fail_on_data_loss = false",

@@ -75,8 +75,11 @@ def test_a_row_as_json_is_read_back_as_the_same_row() -> None:
         "day": date(2026, 1, 2),
         "vector": [0.5, -1.0],
         "flag": False,
+        "price": Decimal("1.50"),
+        "nested": [{"raw": b"\xff", "day": date(2026, 1, 2), "price": Decimal(2)}, None],
         "nothing": None,
     }
+    nested = pa.struct([("raw", pa.binary()), ("day", pa.date32()), ("price", pa.decimal128(10, 2))])
     schema = pa.schema(
         [
             ("id", pa.uint64()),
@@ -87,6 +90,8 @@ def test_a_row_as_json_is_read_back_as_the_same_row() -> None:
             ("day", pa.date32()),
             ("vector", pa.list_(pa.float32(), 2)),
             ("flag", pa.bool_()),
+            ("price", pa.decimal128(10, 2)),
+            ("nested", pa.list_(nested)),
             ("nothing", pa.int64()),
         ]
     )

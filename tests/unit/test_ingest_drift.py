@@ -9,30 +9,116 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as spark
 
 from flush import BaseTable
-from ingest.drift import FieldsTask, add_columns, fields_of
+from ingest.drift import FieldsTask, add_columns
+from ingest.drift_files import kind_of
+from ingest.drift_kinds import ANY, column, new_columns, unpacked, widened
 from ingest.errors import Invalid
+from ingest.kafka_checks import record_mapping
+from ingest.mapping_task import mapped
 from ingest.settings import load
+from ingest.source import PROBLEM, spark_type
+from tests.kafka_records import batch_of, kafka_settings
+from tests.kafka_server import Record
 
 
-def found(*records: Any, known: tuple[str, ...] = ("id",), envelope: str = "none") -> dict[str, str]:
+def columns(*records: Any, known: tuple[str, ...] = ("id",), **how: str) -> tuple[dict[str, str], list[str]]:
+    """The columns that fields of records become, and the names of those that become none."""
     raw = [record if isinstance(record, bytes | None) else json.dumps(record).encode() for record in records]
-    return {name: str(kind) for name, kind in fields_of(pa.array(raw, pa.binary()), frozenset(known), envelope).items()}
+    task = FieldsTask(frozenset(known), **how)
+    (told,) = task(iter([pa.record_batch({"value": pa.array(raw, pa.binary())})]))
+    new, passed = new_columns(unpacked(told["found"][0].as_py()), frozenset(known))
+    return {field.name: "any" if field.metadata else str(field.type) for field in new}, passed
+
+
+def found(*records: Any, **how: Any) -> dict[str, str]:
+    return columns(*records, **how)[0]
 
 
 def test_types_are_such_that_every_value_fits() -> None:
     rows = [{"id": 1, "a": 1, "b": True, "c": "x", "d": 1, "e": 0.5}, {"id": 2, "d": 2.5, "c": "2026-01-02T03:04:05Z"}]
     assert found(*rows) == {"a": "int64", "b": "bool", "c": "string", "d": "double", "e": "double"}
     mixed = [*rows, {"a": "text", "b": 1}]
-    assert found(*mixed) == {"a": "string", "b": "string", "c": "string", "d": "double", "e": "double"}
+    assert found(*mixed) == {"a": "any", "b": "any", "c": "string", "d": "double", "e": "double"}
     assert found({"a": 2**70}) == {"a": "double"}
     assert found({"a": "2026-01-02"}, {"a": None}) == {"a": "string"}
 
 
-def test_what_adds_no_column() -> None:
-    assert found({"id": 1, "a": None, "b": {"c": 1}, "d": [1], "ID": 2, "_x": 1, "a.b": 1, "": 1}) == {}
-    assert found() == found(None) == {}
+@pytest.mark.parametrize("odd", [(), (b"{",)], ids=["at once", "one by one"])
+def test_lists_of_one_kind_stay_lists_and_other_nested_values_are_text(odd: tuple[bytes, ...]) -> None:
+    first = {"a": [1, None], "b": ["x"], "c": [[1]], "d": {"e": 1}, "f": [{"g": 1}], "h": [], "i": {}}
+    second = {"a": [], "b": None, "j": ["2026-01-02T03:04:05"]}
+    kinds = {"a": "list<item: int64>", "b": "list<item: string>", "c": "any", "d": "any", "f": "any", "i": "any"}
+    assert found(first, second, *odd) == {**kinds, "j": "list<item: string>"}
+    assert found({"a": [1]}, {"a": [0.5]}, {"h": []}, {"h": [True]}) == {
+        "a": "list<item: double>",
+        "h": "list<item: bool>",
+    }
+    assert found({"a": [1, "x"]}, {"b": [1]}, {"b": 1}, {"c": {}}, {"c": "x"}) == {"a": "any", "b": "any", "c": "any"}
+
+
+def test_what_adds_no_column_is_told_unless_there_is_no_value_yet() -> None:
+    names = {"ID": 2, "_x": 1, "a.b": 1, "": 1, 'c"': 1, "d\n": 1, "\ud800": 1}
+    passed = [*list(names)[:-1], "\\ud800"]
+    assert columns({"id": 1, "a": None, "b": [], **names}) == ({}, passed)
+    assert columns() == columns(None) == ({}, [])
+
+
+def test_of_two_fields_that_differ_in_case_only_one_is_a_column() -> None:
+    assert columns({"grade": 1}, {"Grade": "x"}) == ({"grade": "int64"}, ["Grade"])
+
+
+def test_columns_of_files_are_what_spark_reads_them_as() -> None:
+    nested = pa.struct([("a", pa.list_(pa.date32())), ("b", pa.timestamp("us"))])
+    kinds = [
+        pa.int8(),
+        pa.float32(),
+        pa.binary(),
+        pa.decimal128(38, 9),
+        pa.timestamp("us", "UTC"),
+        nested,
+        pa.list_(nested),
+    ]
+    assert [kind_of(spark_type(kind)) for kind in kinds] == kinds
+    within = spark.StructType([spark.StructField("m", spark.MapType(spark.StringType(), spark.StringType()))])
+    none = [within.fields[0].dataType, within, spark.ArrayType(within), spark.StructType([]), spark.VariantType()]
+    assert [kind_of(kind) for kind in none] == [ANY] * len(none)
+
+
+def test_kinds_widen_whichever_comes_first() -> None:
+    kinds = [pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(5, 2), pa.decimal128(6, 0)]
+    wide = {str(widened(one, other)) for one in kinds[:4] for other in kinds[:4]}
+    assert wide == {"int32", "int64", "float", "double"}
+    assert widened(kinds[0], kinds[2]) == pa.float64()
+    assert widened(*kinds[4:]) == widened(*reversed(kinds[4:])) == pa.decimal128(8, 2)
+    assert column("a", widened(pa.date32(), pa.int32())).type == pa.string()
+
+
+@pytest.mark.parametrize("envelope", ["none", "debezium"])
+def test_what_new_columns_take_from_kafka(envelope: str) -> None:
+    added = [column("more", ANY), pa.field("tags", pa.list_(pa.string())), pa.field("price", pa.decimal128(4, 2))]
+    settings = kafka_settings({"id": "int64"}, envelope=envelope)
+    mapping = record_mapping(settings.source, pa.schema([pa.field("id", pa.int64(), nullable=False), *added]), ("id",))
+    good = [
+        ({"more": {"a": [1, 2.5, "é"], "b": None}, "tags": ["x", None]}, '{"a":[1,2.5,"é"],"b":null}'),
+        ({"more": 'te"xt', "tags": []}, 'te"xt'),
+        ({"more": 2**70, "price": 1.5}, str(2**70)),
+        ({"more": False, "price": "1.50"}, "false"),
+        ({"more": ["\ud800"]}, '["\\ud800"]'),
+        ({"more": None, "price": 1}, None),
+    ]
+    bad = [b"{", {"tags": [1]}, {"price": 1.505}, {"price": "x"}, {"price": 100}, {"price": True}, {"tags": "x"}]
+    rows = [row if isinstance(row, bytes) else {"id": 1, **row} for row in [*(row for row, _ in good), *bad]]
+    whole = [row if isinstance(row, bytes) or envelope == "none" else {"op": "c", "after": row} for row in rows]
+    for some in (whole[: len(good)], whole):
+        raw = [Record(each if isinstance(each, bytes) else json.dumps(each).encode()) for each in some]
+        found = mapped(batch_of(raw), mapping).to_pylist()
+        taken = [(row["_memwal_c1"], row["_memwal_c2"]) for row in found[: len(good)]]
+        assert taken == [(text, row.get("tags")) for row, text in good]
+        assert [str(row["_memwal_c3"]) for row in found[2:4]] == ["1.50", "1.50"]
+        assert [row[PROBLEM] is None for row in found] == [True] * len(good) + [False] * (len(some) - len(good))
 
 
 def test_records_that_cannot_be_read_hide_no_field_of_the_others() -> None:
@@ -47,16 +133,17 @@ def test_the_row_inside_an_envelope_counts() -> None:
 def test_a_task_tells_each_field_once() -> None:
     batches = [pa.record_batch({"value": [b'{"a": 1}']}), pa.record_batch({"value": [b'{"a": 1.5}', b'{"b": 1}']})]
     (told,) = FieldsTask(frozenset())(iter(batches))
-    assert told.to_pylist() == [{"name": "a", "type": "double"}, {"name": "b", "type": "int64"}]
+    assert unpacked(told["found"][0].as_py()) == {"a": pa.float64(), "b": pa.int64()}
 
 
 def test_columns_are_added_once_by_whoever_is_first(open_small: Callable[..., Any], uri: str, made: Any) -> None:
     table = open_small()
     table.put(made.rows([1]))
     one, other = BaseTable.open(uri), BaseTable.open(uri)
-    assert add_columns(one, {"grade": pa.int64(), "note": pa.string()})
-    assert add_columns(other, {"grade": pa.string(), "more": pa.bool_()}), "it has columns that the query does not know"
-    assert not add_columns(other.latest(), {"grade": pa.int64()})
+    assert add_columns(one, [pa.field("grade", pa.int64()), pa.field("note", pa.string())])
+    more = [pa.field("Grade", pa.string()), pa.field("more", pa.bool_())]
+    assert add_columns(other, more), "it has columns that the query does not know"
+    assert not add_columns(other.latest(), more[:1])
     schema = lance.dataset(uri).schema
     added = {name: str(schema.field(name).type) for name in schema.names if name not in made.schema.names}
     assert added == {"grade": "int64", "note": "string", "more": "bool"}
@@ -67,7 +154,8 @@ def test_columns_are_added_once_by_whoever_is_first(open_small: Callable[..., An
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"source": {"format": "parquet", "schema_drift": "add"}}, "is for JSON"),
+        ({"source": {"format": "csv", "schema_drift": "add"}}, "is for JSON"),
+        ({"source": {"format": "avro", "schema_drift": "fail"}}, "take it out"),
         ({"source": {"format": "json", "schema_drift": "adds"}}, "schema_drift"),
         (
             {

@@ -78,6 +78,16 @@ def test_missing_and_extra_columns_are_named_with_the_nearest(tmp_path: Path) ->
     assert "did you mean 'name'" in extra
 
 
+def test_where_columns_come_up_files_may_lack_them_and_with_add_have_more(tmp_path: Path) -> None:
+    older = write(tmp_path / "older", name=None)
+    newer = write(tmp_path / "newer", price=pa.array([1.5]))
+    for drift in ("fail", "add"):
+        check_source(SourceSettings(path=str(older), schema_drift=drift), SCHEMA)  # type: ignore[arg-type]
+        assert "no column 'id'" in refused(write(tmp_path / "keyless", id=None), schema_drift=drift)
+    check_source(SourceSettings(path=str(newer), schema_drift="add"), SCHEMA)
+    assert "'price' that the table has not" in refused(newer, schema_drift="fail")
+
+
 def test_wrong_types_name_both(tmp_path: Path) -> None:
     assert "'id' is string, the table wants int64" in refused(write(tmp_path / "a", id=pa.array(["1"])))
     wide = pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))
