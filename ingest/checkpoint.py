@@ -11,6 +11,7 @@ run locks its checkpoint on a local disk.
 from __future__ import annotations
 
 import fcntl
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -56,6 +57,26 @@ def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
         checkpoint = local_path(settings.checkpoint)
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / MARKER).write_text(f"{base.table_id}\n")
+
+
+def unfinished(settings: Settings) -> tuple[str, int] | None:
+    """Query and number of the micro-batch that is begun and not noted as done; None where there is none, or where only
+    Spark can read the checkpoint.
+    """
+    if is_remote(settings.checkpoint):
+        return None
+    checkpoint = local_path(settings.checkpoint)
+    try:
+        query = str(json.loads((checkpoint / "metadata").read_text())["id"])
+        begun, done = (max(_numbers(checkpoint / name), default=-1) for name in ("offsets", "commits"))
+    except FileNotFoundError:
+        return None
+    return (query, begun) if begun > done else None
+
+
+def _numbers(directory: Path) -> list[int]:
+    """Of the micro-batches that Spark notes there."""
+    return [int(file.name) for file in directory.iterdir() if file.name.isdecimal()] if directory.exists() else []
 
 
 @contextmanager

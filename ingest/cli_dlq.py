@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 import wal
+from ingest.checkpoint import unfinished
 from ingest.cli_query import as_rich, open_for_reading
 from ingest.cli_steps import by_itself
 from ingest.client import RemoteTable
@@ -110,7 +111,7 @@ def replay(
     target = opened(settings.table.uri, options)
     mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
     with _writable(settings, environ) as table:
-        replaying = Replaying(letters, target, table, mapping)
+        replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
         outcome = replaying.replay(condition, limit)
     said = f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} stay"
     console.out(said, highlight=False)
@@ -166,6 +167,12 @@ def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
         return
     with closing(open_table(by_itself(settings), environ)) as table:
         yield table
+
+
+def _comes_again(settings: Settings, table: Any) -> tuple[str, int] | None:
+    """The micro-batch that the next run does again, unless every region has it and would take no row of it."""
+    found = unfinished(settings)
+    return None if found is None or table.applied(found[0]).everywhere == found[1] else found
 
 
 def _of_stage(stage: str | None) -> str | None:

@@ -30,7 +30,7 @@ from ingest.flight_wire import BUSY, NOT_OWNER, RESIZED
 from ingest.in_flight import InFlight
 from ingest.keys import normalise_keys
 from ingest.reads import Reads
-from ingest.receipts import Receipt
+from ingest.receipts import Applied, Receipt
 from ingest.region_stream import RegionStream
 from ingest.routed_write import RoutedWrite, the_worst
 from ingest.router import PROBE_TIMEOUT, Call, Router, endpoints_of
@@ -208,13 +208,13 @@ class RemoteTable(Reads):
         return merged_status(found)
 
     @at_the_edge
-    def newest(self, producer: str, timeout: float = READ_TIMEOUT) -> int | None:
-        """The highest sequence that a region has applied of `producer`, None where none has applied any.
+    def applied(self, producer: str, timeout: float = READ_TIMEOUT) -> Applied:
+        """What the regions have applied of `producer`.
 
         `timeout`: seconds for which regions without an owner are waited for.
         """
-        found = self._patiently(partial(self._of_owners, "newest", {"producer": producer}), timeout)
-        return max((each for each in found if each is not None), default=None)
+        found = self._patiently(partial(self._of_owners, "applied", {"producer": producer}), timeout)
+        return Applied.together(Applied(*each) for each in found)
 
     @at_the_edge
     def refresh(self, *, look: bool = True) -> None:

@@ -81,7 +81,7 @@ class Connection:
         self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
     ) -> Any:
         """The answer to a read; `rows`: the keys of a get, the vector of a search."""
-        if read in ("count", "newest"):
+        if read in ("count", "applied"):
             return self.act(read, request, timeout)
         ticket = flight.Ticket(pack({"op": read, **self._meant(), **request}, rows))
         return self._client.do_get(ticket, self._options(timeout)).read_all()

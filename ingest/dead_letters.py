@@ -195,6 +195,11 @@ class DeadLetters:
         found = self._notes().get(query_id)
         return None if found is None else Note(int(found[0]), int(found[1], 16))
 
+    def written(self, query_id: str, batch_id: int) -> pa.Table:
+        """The letters of a micro-batch that are here, without their raw bytes."""
+        kept = [name for name in SCHEMA.names if not name.startswith("raw_")]
+        return self.dataset.to_table(kept, filter=_of_micro_batch(query_id, batch_id))
+
     def replay(self) -> Replay:
         """The newest replay: ids that may be on their way, or none."""
         said = json.loads(self._metadata(_REPLAY) or '{"sequence": 0, "ids": []}')
@@ -229,7 +234,7 @@ class DeadLetters:
         """Of letters of the micro-batch `noted`, those that the table does not have."""
         if digest(letters["id"].to_pylist()) == noted.digest:
             return iter(())
-        same = f"query_id = {quoted(query_id)} AND batch_id = {noted.batch_id}"
+        same = _of_micro_batch(query_id, noted.batch_id)
         there = set(self.dataset.to_table(["id"], filter=same)["id"].to_pylist())
         kept = [id not in there for id in letters["id"].to_pylist()]
         return iter(letters.filter(pa.array(kept, pa.bool_())).to_batches())
@@ -299,6 +304,10 @@ def digest(ids: Iterable[str]) -> int:
     for id in ids:
         found ^= int(id, 16)
     return found
+
+
+def _of_micro_batch(query_id: str, batch_id: int) -> str:
+    return f"query_id = {quoted(query_id)} AND batch_id = {batch_id}"
 
 
 def quoted(text: str) -> str:

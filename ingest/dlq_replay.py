@@ -13,12 +13,14 @@ Two replays at once do the same steps for the same ids. Rows that the region ref
 number of its own, until those at fault are alone.
 
 A replayed row counts as put now: it replaces what its key got in the meantime.
+
+Letters of a micro-batch that is not finished stay: it comes again, and takes the rows of letters that it does not find.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +39,8 @@ from ingest.tokens import Token
 AT_ONCE = 500
 """Letters that are mapped, checked and put together; as many ids are in the table's metadata at most."""
 _ORDER = [(name, "ascending") for name in ("landed", "topic", "partition", "offset", "file", "block", "row", "id")]
+
+_UNFINISHED = "their micro-batch is not finished; let `memwal run` finish it, and replay them then"
 
 
 class Puts(Protocol):
@@ -62,17 +66,30 @@ class Outcome:
 class Replaying:
     """Replays letters of one table of dead letters. One thread. Errors: those of `Puts.put` and `DeadLetters`."""
 
-    def __init__(self, letters: DeadLetters, target: Target, table: Puts, mapping: Map) -> None:
+    def __init__(
+        self,
+        letters: DeadLetters,
+        target: Target,
+        table: Puts,
+        mapping: Map,
+        unfinished: Callable[[], tuple[str, int] | None] = lambda: None,
+    ) -> None:
+        """`unfinished`: query and number of a micro-batch that comes again, None for none; asked behind the letters."""
         self._letters, self._target, self._table, self._map = letters, target, table, mapping
+        self._unfinished = unfinished
         self._outcome = Outcome()
 
     def replay(self, condition: str | None, limit: int | None) -> Outcome:
         """Replay what an earlier replay did not finish, then the letters that `condition` (SQL) holds for."""
         self._letters.refresh()
         self._finish(self._letters.replay())
-        names = [name for name, _ in _ORDER]
+        names = [*(name for name, _ in _ORDER), "query_id", "batch_id"]
         chosen = self._letters.dataset.to_table(names, filter=condition).sort_by(_ORDER).slice(0, limit)
-        ids = chosen["id"].to_pylist()
+        waits = self._unfinished()
+        of = zip(chosen["query_id"].to_pylist(), chosen["batch_id"].to_pylist(), strict=True)
+        ids = [id for id, written in zip(chosen["id"].to_pylist(), of, strict=True) if written != waits]
+        if len(ids) < chosen.num_rows:
+            self._outcome.stay[_UNFINISHED] += chosen.num_rows - len(ids)
         for start in range(0, len(ids), AT_ONCE):
             self._some(ids[start : start + AT_ONCE])
         return self._outcome

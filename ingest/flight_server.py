@@ -5,7 +5,7 @@ DoPut      {"op": "put", "region", "producer", "sequence", "routing"}  rows of o
            "routing" too where the sender has split them itself
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
 DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
-           "newest" {"producer", "regions", "routing"}   the highest sequence that one of them has applied
+           "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
            "release" {"region", "flush"}   hands a region over: lets go of it, so that the asker can claim it
@@ -158,7 +158,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _act(self, name: str, request: dict[str, Any]) -> Any:
         acts: dict[str, Callable[[dict[str, Any]], Any]] = {
             "count": lambda request: self._of(request).count(**request),
-            "newest": self._newest,
+            "applied": self._applied,
             "status": lambda _: self.table.status(),
             "flush": lambda _: self.table.flush(),
             "commit": lambda _: asdict(self.table.commit()),
@@ -171,10 +171,10 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             raise Invalid(f"unknown action {name!r}")
         return acts[name](request)
 
-    def _newest(self, request: dict[str, Any]) -> int | None:
+    def _applied(self, request: dict[str, Any]) -> Sequence[int | None]:
         table = self.table
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
-        return table.newest(request["producer"], map(UUID, request["regions"]))
+        return table.applied(request["producer"], map(UUID, request["regions"]))
 
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has columns that it does not know

@@ -23,12 +23,15 @@ _ONLY = (
 _FILES = ("path", "feed", "feed_every", "files_per_trigger")
 _TAKEN: Mapping[str, str] = {
     "kafka.bootstrap.servers": "brokers",
+    "kafka.auto.offset.reset": "starting_offsets",
+    "assign": "topics",
     "subscribe": "topics",
     "subscribepattern": "topic_pattern",
     "startingoffsets": "starting_offsets",
     "maxoffsetspertrigger": "max_offsets_per_trigger",
     "failondataloss": "fail_on_data_loss",
 }
+_SPARKS = ("enable.auto.commit", "key.deserializer", "value.deserializer", "interceptor.classes")
 _REGISTRY = ("username", "password", "token")
 _BROKER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s,]+):[0-9]{1,5}")
 
@@ -41,6 +44,7 @@ def of_kafka(settings: Settings) -> Iterator[Problem]:
         return
     yield from _misplaced(source, _FILES, "is for files; take it out")
     yield from _of_place(source)
+    yield from _of_options(source)
     yield from _of_offsets(source)
     yield from _of_values(source)
     if source.delete_when and settings.table.append_only:
@@ -89,9 +93,14 @@ def _of_place(source: SourceSettings) -> Iterator[Problem]:
     except re.error as error:
         text = f"topic_pattern = {source.topic_pattern!r} is no regular expression: {error}; correct it"
         yield Problem("source", "topic_pattern", text)
+
+
+def _of_options(source: SourceSettings) -> Iterator[Problem]:
     for name in source.options:
         if name.lower() in _TAKEN:
             yield Problem("source", f"options.{name}", f"options.{name}: write it as {_TAKEN[name.lower()]}")
+        if name.lower().removeprefix("kafka.") in _SPARKS:
+            yield Problem("source", f"options.{name}", f"options.{name}: Spark's source sets it by itself; take it out")
 
 
 def _of_offsets(source: SourceSettings) -> Iterator[Problem]:

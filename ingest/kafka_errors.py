@@ -11,6 +11,9 @@ _PACKAGE = "org.apache.kafka.common."
 _REFUSED = ("AuthenticationException", "AuthorizationException", "ConfigException")
 SILENT = "source_silent"
 """Why a run is Unavailable, in the details of the error: the source does not answer, which passes by itself."""
+_LOST = "org.apache.spark.sql.kafka010.KafkaIllegalStateException"
+"""What Spark's source throws where offsets of its checkpoint are not there any more."""
+_REASON = "Reason: "
 _NO_TOPIC = "UnknownTopicOrPartitionException"
 
 
@@ -42,6 +45,8 @@ def _captured_causes(error: BaseException) -> Iterator[tuple[str, str]]:
 
 def _told(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
     for name, said in causes:
+        if name == _LOST:
+            return _lost(said)
         if not name.startswith(_PACKAGE) or name == f"{_PACKAGE}KafkaException":  # a wrapper, its cause says more
             continue
         short = name.rpartition(".")[2]
@@ -53,3 +58,14 @@ def _told(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
         remedy = "nothing acknowledged is lost; run the same command again when it does"
         return Unavailable(f"source: Kafka does not answer: {text}; {remedy}", {"reason": SILENT})
     return None
+
+
+def _lost(said: str) -> Invalid:
+    """Its text is of several lines, one of which says what happened."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    told = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
+    why = (told or lines or [_LOST])[0].rstrip(".")
+    return Invalid(
+        f"source: records are gone unread: {why}; a topic that was created anew is read from its start with a new "
+        "sink.checkpoint, and fail_on_data_loss = false goes on with what is there"
+    )

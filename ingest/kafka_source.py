@@ -21,11 +21,12 @@ from ingest.dead_letters import HEADERS_TYPE
 from ingest.errors import Internal, Invalid, Unavailable
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_errors import of_java
+from ingest.kafka_topics import Topic, check_places
 from ingest.keys import nearest
 from ingest.mapping import KEY, PLAIN, VALUE, Column, RecordMapping
 from ingest.mapping_task import KEY_PROBLEM, MapTask, column_name
 from ingest.references import resolve
-from ingest.settings import SourceSettings
+from ingest.settings import Settings, SourceSettings
 from ingest.source import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC, spark_type
 from ingest.spark_try import TRIED, tried
 
@@ -41,6 +42,8 @@ _POLL_RECORDS = ("kafka.max.poll.records", "100000")
 """After each poll Spark asks the broker twice for the ends of the partition and forgets what was fetched beyond the
 records that the poll returned, which Kafka's default limits to 500. What is fetched is limited in bytes as well
 (max.partition.fetch.bytes)."""
+_COMMITTED = ("kafka.isolation.level", "read_committed")
+"""Records of a transaction that its producer gave up were never said; Spark would read them too."""
 _SCALA = "2.13"  # the only one that Spark 4 is built with
 
 
@@ -71,11 +74,19 @@ def check_reachable(source: SourceSettings) -> None:
     )
 
 
-def check_topics(spark: SparkSession, source: SourceSettings) -> None:
-    """Ask the brokers, as Spark's source will do it, for the topics. Reads only.
+def check_topics(spark: SparkSession, settings: Settings) -> dict[str, Topic]:
+    """Ask the brokers, as Spark's source will do it, for the topics that it will read. Reads only.
 
-    Raises: Invalid for a topic that is not there and for credentials that are refused; Unavailable without an answer.
+    Raises: Invalid for a topic that is not there or none that the checkpoint knows, and for credentials that are
+    refused; Unavailable without an answer.
     """
+    source = settings.source
+    found = _described(spark, source)
+    check_places(settings, found)
+    return found
+
+
+def _described(spark: SparkSession, source: SourceSettings) -> dict[str, Topic]:
     from py4j.protocol import Py4JError, Py4JJavaError
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
@@ -87,6 +98,9 @@ def check_topics(spark: SparkSession, source: SourceSettings) -> None:
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
         try:
             found = sorted(str(name) for name in admin.listTopics().names().get())
+            wanted = _wanted(source, found)
+            told = admin.describeTopics(jvm.java.util.ArrayList(wanted)).allTopicNames().get()
+            return {name: _topic(told.get(name)) for name in wanted}
         finally:
             admin.close(jvm.java.time.Duration.ZERO)
     except Py4JJavaError as error:
@@ -97,19 +111,25 @@ def check_topics(spark: SparkSession, source: SourceSettings) -> None:
             "Spark has no Kafka connector; take spark.jars and spark.jars.packages out of [source] spark, or name "
             f"spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')} and what it needs there"
         ) from error
-    _check_names(source, found)
 
 
-def _check_names(source: SourceSettings, found: list[str]) -> None:
+def _topic(described: Any) -> Topic:
+    return Topic(str(described.topicId()), int(described.partitions().size()))
+
+
+def _wanted(source: SourceSettings, found: list[str]) -> list[str]:
+    """The topics to read, of those that are there. Raises: Invalid."""
     for topic in source.topics:
         if topic not in found:
             hint = nearest(topic, found) if found else "; it has none at all"
             raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
-    if source.topic_pattern and not any(re.fullmatch(source.topic_pattern, name) for name in found):
+    wanted = source.topics or [name for name in found if re.fullmatch(source.topic_pattern, name)]
+    if not wanted:
         there = f"there is {', '.join(found)}" if found else "there is none"
         raise Invalid(
             f"source.topic_pattern: {source.topic_pattern!r} matches no topic at {source.brokers}; {there}; correct it"
         )
+    return wanted
 
 
 def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +172,7 @@ def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
     limit = source.max_offsets_per_trigger
     given = {name.lower() for name in source.options}
     return {
-        **({} if _POLL_RECORDS[0] in given else dict([_POLL_RECORDS])),
+        **{name: value for name, value in (_POLL_RECORDS, _COMMITTED) if name not in given},
         "kafka.bootstrap.servers": source.brokers,
         **where,
         "startingOffsets": source.starting_offsets,

@@ -13,9 +13,10 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import SecretStr
@@ -75,6 +76,21 @@ def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
         return tuple(batch[name][row].as_py() for name in (TOPIC, PARTITION, OFFSET))
     file = batch[FILE][row].as_py() if FILE in names else None
     return (file, batch[BLOCK][row].as_py() if BLOCK in names else None, number)
+
+
+def rows_at(places: Mapping[Place, BadRow], batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
+    """Which rows of a batch lie at one of `places` (as `place_of` tells them), by their number in the batch."""
+    if not places:
+        return {}
+
+    def parts(*names: str) -> list[list[Any]]:
+        nothing = [None] * batch.num_rows
+        return [batch[name].to_pylist() if name in batch.schema.names else nothing for name in names]
+
+    files = zip(*parts(FILE, BLOCK), numbers.tolist(), strict=True)
+    records = zip(*parts(TOPIC, PARTITION, OFFSET), strict=True)
+    told = enumerate(record if record[0] is not None else file for record, file in zip(records, files, strict=True))
+    return {row: places[place] for row, place in told if place in places}
 
 
 def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: list[str], *, raw: bool) -> pa.Array:
@@ -180,6 +196,24 @@ class Refusals:
 def refused_in(packed: str) -> dict[Place, BadRow]:
     """What `Refusals.packed` told, by the place of each row."""
     return {tuple(place): BadRow("refused", column, reason) for place, column, reason in json.loads(packed)}
+
+
+def given(letters: DeadLetters | None, query_id: str, batch_id: int) -> dict[Place, BadRow]:
+    """The letters that an earlier attempt at a micro-batch has written, by the places of their rows.
+
+    Rows of a source that tells no places are not found again: whether one of them is a letter nothing tells.
+    """
+    note = None if letters is None else letters.note(query_id)
+    if letters is None or note is None or note.batch_id != batch_id:
+        return {}
+    found: dict[Place, BadRow] = {}
+    for row in letters.written(query_id, batch_id).to_pylist():
+        why = BadRow(row["stage"], row["column"], row["reason"])
+        if row["topic"] is not None:
+            found[row["topic"], row["partition"], row["offset"]] = why
+        elif row["file"] is not None:
+            found[row["file"], row["block"], row["row"]] = why
+    return found
 
 
 class Letterbox:

@@ -39,6 +39,7 @@ from ingest.feed import Feed
 from ingest.http_pages import RunPages, listening
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable, check_topics, read_kafka
+from ingest.kafka_topics import note_topics
 from ingest.listening import check_address
 from ingest.logs import configure_logs
 from ingest.metrics import Scrape
@@ -90,11 +91,11 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
-        for settings in every:
-            if settings.source.format == KAFKA:
-                check_topics(starting.result(), settings.source)
+        topics = {n: check_topics(starting.result(), s) for n, s in enumerate(every) if s.source.format == KAFKA}
         stack.enter_context(held([settings.checkpoint for settings in every]))
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
+        for number, read in topics.items():
+            note_topics(every[number], read)
         owners: dict[str, Owner] = {}  # two pipelines into one table have one
         for settings, board in zip(every, screen.boards, strict=True):
             if settings.table.uri not in owners:

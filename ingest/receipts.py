@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,24 @@ class StreamReceipt:
     ack_seconds: float
     skipped: int = 0
     newest: int | None = None
+
+
+class Applied(NamedTuple):
+    """Sequences of one producer that regions have applied: the highest that each of them has, and that any has; None
+    where one, or every one, has applied none."""
+
+    everywhere: int | None
+    newest: int | None
+
+    @classmethod
+    def of_regions(cls, sequences: Iterable[int | None]) -> Applied:
+        """Of what each region has applied."""
+        return cls.together(cls(each, each) for each in sequences)
+
+    @classmethod
+    def together(cls, parts: Iterable[Applied]) -> Applied:
+        """Of all regions, from that of parts of them."""
+        parts = list(parts)
+        some = [part.newest for part in parts if part.newest is not None]
+        every = [part.everywhere for part in parts if part.everywhere is not None]
+        return cls(min(every) if every and len(every) == len(parts) else None, max(some, default=None))

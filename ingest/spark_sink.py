@@ -35,11 +35,12 @@ from ingest.addresses import expanded
 from ingest.attempts import Attempts
 from ingest.bad_rate import BadRate
 from ingest.bad_rows import BadRow
+from ingest.dead_letters import DeadLetters
 from ingest.elsewhere import anywhere
 from ingest.errors import Invalid, MemWalError, Unavailable
 from ingest.flight_wire import NOT_OWNER, RESIZED
 from ingest.kept_child import KeptChild
-from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, refused_in
+from ingest.letters import LETTER, LETTER_TYPE, Place, Rules, given, refused_in
 from ingest.owners import FromNotes
 from ingest.settings import Settings, load
 from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
@@ -181,6 +182,7 @@ class MemWalSink:
                 found = self._explained(error)
                 if found.details.get("reason") != RESIZED:
                     raise
+                self._goes_on = False
                 attempts.after(Unavailable(found.message, {"reason": NOT_OWNER}), alone=False)
 
     def _write(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
@@ -193,9 +195,9 @@ class MemWalSink:
         access = Access.of(self._settings)
         found = (self._find(), base.table_id or None)
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found)
-        if not self._goes_on:  # else regions that are behind would take rows that others have under other numbers
-            refuse_older(batch_id, send.newest())
         refused: dict[Place, BadRow] = {}
+        if not self._goes_on:
+            send, refused = self._where_it_came_to(send)
         letters_added = 0
         for _ in range(_ROUNDS):
             rows = None if refused else self._by_one_task(frame, send)
@@ -214,6 +216,20 @@ class MemWalSink:
                 refused |= refused_in(packed)
         reason = next(reversed(refused.values())).reason
         raise Invalid(f"regions refused {len(refused):,} rows of a micro-batch, and more after these; {reason}")
+
+    def _where_it_came_to(self, send: SendTask) -> tuple[SendTask, dict[Place, BadRow]]:
+        """How a micro-batch is sent that may have been begun before, by another mapping maybe: rows that are letters
+        stay letters; and none is written any more once every region has applied it. Raises: Invalid.
+        """
+        applied = send.applied()
+        # Regions that are behind would take rows that others have under other numbers.
+        refuse_older(send.sequence, applied.newest)
+        if applied.everywhere == send.sequence:
+            mode = "skip" if send.letters.mode == "table" else send.letters.mode
+            return replace(send, letters=replace(send.letters, mode=mode)), {}
+        options = self._settings.storage_options(os.environ)
+        letters = DeadLetters.find(self._settings.dead_letters, options, self._clock)
+        return send, given(letters, send.producer, send.sequence)
 
     def _by_one_task(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """The receipts of a micro-batch that one task took; None where that is not for it, and nothing was sent."""

@@ -29,10 +29,22 @@ from ingest.admission import given_required
 from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import IN_FLIGHT_MAX, RemoteTable
 from ingest.errors import Invalid
-from ingest.letters import FAIL, LETTER, NOWHERE, Letterbox, Mode, Place, Refusals, Rules, letter_column, place_of
+from ingest.letters import (
+    FAIL,
+    LETTER,
+    NOWHERE,
+    Letterbox,
+    Mode,
+    Place,
+    Refusals,
+    Rules,
+    letter_column,
+    place_of,
+    rows_at,
+)
 from ingest.owners import FromNotes
 from ingest.pipelined import Pipelined
-from ingest.receipts import StreamReceipt
+from ingest.receipts import Applied, StreamReceipt
 from ingest.references import resolve
 from ingest.region_stream import RegionStream
 from ingest.routings import expect_routing
@@ -79,7 +91,8 @@ class RouteTask:
     """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged.
 
     Bad rows go on as dead letters, with the column `LETTER`, where `letters` is not "fail"; `refused` are those that
-    their region refused in an earlier attempt. Raises (as TaskError): Invalid naming the column, and the row and its
+    their region refused in an earlier attempt, or are letters of it; with "fail" they are left out.
+    Raises (as TaskError): Invalid naming the column, and the row and its
     file where there is one; where there are dead letters, only for columns that fit no row.
     """
 
@@ -108,10 +121,13 @@ class RouteTask:
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         target = self._target(of_table(batch))
-        bad = problems_of(batch)
+        refused = rows_at(self.refused, batch, numbers)
         if self.letters == "fail":
-            return self._all_or_none(batch, numbers, bad, target)
-        bad |= self._refused_of(batch, numbers)
+            if refused:  # letters of an earlier run
+                others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
+                batch, numbers = batch.take(pa.array(others)), numbers[others]
+            return self._all_or_none(batch, numbers, problems_of(batch), target)
+        bad = problems_of(batch) | refused
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
         asked = batch if rest is None else batch.take(pa.array(rest))
         unfit, conformed = unfit_of(asked, lambda rows: conformed_to(target, rows))
@@ -157,12 +173,6 @@ class RouteTask:
             kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
             batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
         return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
-
-    def _refused_of(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
-        if not self.refused:
-            return {}
-        places = ((row, place_of(batch, row, int(numbers[row]))) for row in range(batch.num_rows))
-        return {row: self.refused[place] for row, place in places if place in self.refused}
 
 
 def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
@@ -277,9 +287,9 @@ class SendTask:
             columns = table.schema.names
             opened_stream(table, region, token, self.timeout, columns, self.routing).finish()
 
-    def newest(self) -> int | None:
-        """The newest micro-batch that a region has applied of the query, None for none. Raises: Unavailable."""
-        return self._connected().newest(self.producer, self.timeout)
+    def applied(self) -> Applied:
+        """Which micro-batches of the query the regions have applied. Raises: Unavailable."""
+        return self._connected().applied(self.producer, self.timeout)
 
     def _connected(self) -> RemoteTable:
         return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)

@@ -30,7 +30,7 @@ from ingest.level_reads import LevelReads
 from ingest.levels import Level, RegionView, Reshaped
 from ingest.periodic import Periodic
 from ingest.reader import Reader
-from ingest.receipts import Receipt
+from ingest.receipts import Applied, Receipt
 from ingest.region_context import RegionContext, Upkeep
 from ingest.region_reads import RegionReads
 from ingest.region_set import RegionSet
@@ -233,14 +233,14 @@ class Table(LevelReads):
         self._commits.look()
 
     @at_the_edge
-    def newest(self, producer: str, regions: Iterable[UUID]) -> int | None:
-        """The highest sequence that one of `regions` has applied of `producer`, None where none has applied any.
+    def applied(self, producer: str, regions: Iterable[UUID] | None = None) -> Applied:
+        """What `regions` (all, without) have applied of `producer`.
 
         Raises: Unavailable (`not_owner`) where a region is not here.
         """
         self._refuse_if_closed()
-        found = (writer.newest(producer) for writer in self.regions.of(regions))
-        return max((each for each in found if each is not None), default=None)
+        writers = self.regions.of(self.base.regions if regions is None else regions)
+        return Applied.of_regions(writer.newest(producer) for writer in writers)
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
         """The reads of these regions' rows, those of the base table that are theirs among them.

@@ -279,6 +279,25 @@ class KafkaServer:
         if left or failed:
             raise RuntimeError(f"{left} records of {topic} were not stored: {failed[:1]}")
 
+    def produce_at_once(self, topic: str, values: Sequence[bytes], *, kept: bool) -> None:
+        """Append values in one transaction, which the producer commits or gives up."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.brokers, "transactional.id": topic, **_QUIET})
+        producer.init_transactions(_READY_WITHIN)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value)
+        producer.flush(_READY_WITHIN)
+        (producer.commit_transaction if kept else producer.abort_transaction)(_READY_WITHIN)
+
+    def delete_topic(self, name: str) -> None:
+        """Without its messages; another one may have the name when this returns."""
+        admin = self._admin()
+        admin.delete_topics([name])[name].result(_READY_WITHIN)
+        while name in admin.list_topics(timeout=_READY_WITHIN).topics:
+            time.sleep(0.05)
+
     def stop(self) -> None:
         """End the broker; its messages stay. A second call does nothing."""
         self.process.terminate()

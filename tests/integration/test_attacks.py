@@ -189,7 +189,7 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
             client.open_stream(ours.base.regions[buckets[0]], token, timeout=0.5).finish()
         with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
             RemoteTable(endpoint, id=ours.id)
-        assert theirs.newest("query", theirs.base.regions) is None
+        assert theirs.applied("query") == (None, None)
         assert shown(theirs) == {1: 2}
         with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
             client.router.connection(endpoint).read("count", {"filter": None, "level": "latest"})

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ingest import Invalid
-from ingest.checkpoint import held
+from ingest.checkpoint import held, unfinished
+from ingest.settings import load
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -39,3 +40,19 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         run.kill()
     with held([str(tmp_path)]):
         pass
+
+
+def test_a_micro_batch_without_a_note_that_it_is_done_is_unfinished(tmp_path: Path) -> None:
+    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
+    assert unfinished(settings) is None
+    for name in ("offsets", "commits"):
+        (tmp_path / "c" / name).mkdir(parents=True)
+    (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
+    assert unfinished(settings) is None
+    for number in (8, 9, 10):
+        assert unfinished(settings) is None
+        (tmp_path / "c" / "offsets" / str(number)).touch()
+        (tmp_path / "c" / "offsets" / f".{number}.crc").touch()
+        assert unfinished(settings) == ("q", number)
+        (tmp_path / "c" / "commits" / str(number)).touch()
+    assert unfinished(load({"table": {"uri": "s3://b/t"}, "sink": {"checkpoint": "s3a://b/c"}}, {})) is None

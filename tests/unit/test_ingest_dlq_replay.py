@@ -101,6 +101,19 @@ def test_letters_that_fit_go_into_the_table_and_the_others_stay(world: Callable[
     assert at.left() == [1, 2]
 
 
+def test_letters_of_a_micro_batch_that_comes_again_stay(world: Callable[..., World]) -> None:
+    at = world(key=())
+    at.write({"id": 1}, {"id": 2})
+    target = opened(at.uri, ())
+    mapping = by_source(load({"table": {"uri": at.uri}}, {}), target.base.schema, target.base.key)
+    for waits, replayed in ((("q", 0), 0), (("q", 1), 2)):
+        replaying = Replaying(at.opened(), target, at.table, mapping, lambda waits=waits: waits)
+        outcome = replaying.replay(None, None)
+        assert outcome.replayed == replayed
+        assert [reason for reason in outcome.stay if "not finished" not in reason] == []
+    assert at.ids() == [1, 2]
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before the put", "after the put"])
 def test_a_replay_that_was_cut_off_is_finished_by_the_next_one(world: Callable[..., World], after: bool) -> None:
     at = world(key=())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ingest.errors import Invalid
-from ingest.kafka_source import _check_names, _reader_options, check_reachable, connector
+from ingest.kafka_source import _reader_options, _wanted, check_reachable, connector
 from ingest.mapping import references
 from ingest.settings_reference import render_settings
 from tests.kafka_records import kafka_settings
@@ -24,6 +24,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "offsets": ({"starting_offsets": "earlist"}, 'write "earliest", "latest" or JSON'),
     "offsets as JSON": ({"starting_offsets": '{"t": {"0": "x"}}'}, "says no offsets"),
     "taken option": ({"options": {"startingOffsets": "latest"}}, "write it as starting_offsets"),
+    "consumer option": ({"options": {"kafka.auto.offset.reset": "latest"}}, "write it as starting_offsets"),
+    "Spark's option": ({"options": {"kafka.enable.auto.commit": "true"}}, "Spark's source sets it by itself"),
     "a file's": ({"path": "in"}, "path is for files; take it out"),
     "format": ({"value_format": "jsn"}, "did you mean 'json'?"),
     "avro": ({"value_format": "avro"}, "needs either avro_schema or registry"),
@@ -92,6 +94,7 @@ def test_what_sparks_source_is_told() -> None:
     settings = kafka_settings(TABLE, max_offsets_per_trigger=50, columns={"carrier": "headers.x"})
     assert _reader_options(settings.source, headers=True) == {
         "kafka.max.poll.records": "100000",
+        "kafka.isolation.level": "read_committed",
         "kafka.bootstrap.servers": "127.0.0.1:9092",
         "subscribe": "t",
         "startingOffsets": "earliest",
@@ -102,8 +105,8 @@ def test_what_sparks_source_is_told() -> None:
     pattern = kafka_settings(TABLE, topics=[], topic_pattern="f.*", fail_on_data_loss=False).source
     told = _reader_options(pattern, headers=False)
     assert (told["subscribePattern"], told["failOnDataLoss"], "subscribe" in told) == ("f.*", "false", False)
-    own = kafka_settings(TABLE, options={"kafka.Max.poll.records": "7"})
-    assert "kafka.max.poll.records" not in _reader_options(own.source, headers=False)
+    own = kafka_settings(TABLE, options={"kafka.Max.poll.records": "7", "kafka.isolation.level": "read_uncommitted"})
+    assert not {"kafka.max.poll.records", "kafka.isolation.level"} & set(_reader_options(own.source, headers=False))
 
 
 def test_the_connector_is_that_of_the_spark_that_runs() -> None:
@@ -116,11 +119,11 @@ def test_the_connector_is_that_of_the_spark_that_runs() -> None:
 
 def test_topics_that_are_not_there() -> None:
     with pytest.raises(Invalid, match=r"'t', which is no topic at 127.0.0.1:9092; it has none"):
-        _check_names(kafka_settings(TABLE).source, [])
+        _wanted(kafka_settings(TABLE).source, [])
     with pytest.raises(Invalid, match=r"'flight', .*did you mean 'flights'"):
-        _check_names(kafka_settings(TABLE, topics=["flight"]).source, ["flights"])
+        _wanted(kafka_settings(TABLE, topics=["flight"]).source, ["flights"])
     with pytest.raises(Invalid, match=r"'f' matches no topic .* there is flights"):
-        _check_names(kafka_settings(TABLE, topics=[], topic_pattern="f").source, ["flights"])
+        _wanted(kafka_settings(TABLE, topics=[], topic_pattern="f").source, ["flights"])
 
 
 def test_a_broker_that_nobody_is_at() -> None:

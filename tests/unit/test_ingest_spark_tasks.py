@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lance
@@ -329,6 +330,15 @@ def test_a_row_that_its_region_refused_is_told_by_its_place(
     task = RouteTask(uri, (), letters="table", refused={("orders", 3, 101): BadRow("refused", None, "no")})
     (routed,) = task(iter([batch]))
     assert [letter and letter["stage"] for letter in routed[LETTER].to_pylist()] == [None, "refused", None]
+
+
+def test_a_letter_of_before_is_left_out_where_bad_rows_end_the_job(route: RouteTask, made: Any) -> None:
+    """The micro-batch comes again with another `dlq.mode`; the letter stands."""
+    batch = recorded(made.table(range(4)), [None, "map: odd", None, None])
+    before = {("orders", 3, 101): BadRow("map", None, "odd"), ("orders", 3, 103): BadRow("fit", None, "no longer")}
+    (routed,) = replace(route, refused=before)(iter([batch]))
+    assert routed["id"].to_pylist() == made.table([0, 2])["id"].to_pylist()
+    assert routed[ROW].to_pylist() == [0, 2]
 
 
 def test_letters_of_a_source_without_places_are_the_same_however_they_are_cut(

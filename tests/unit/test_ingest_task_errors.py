@@ -172,6 +172,21 @@ def test_what_kafkas_client_throws_is_told_by_its_class(name: str, kind: type[Me
     assert of_captured(Captured("java.lang.IllegalStateException: org.apache.kafka.common.errors.X: y")) is None
 
 
+def test_offsets_that_are_gone_are_told_with_what_to_do() -> None:
+    """As Spark 4.2 says it of a topic that was created anew."""
+    said = [
+        "Some data may have been lost because they are not available in Kafka any more;",
+        "If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.",
+        "Reason: Partition t-0 offset was changed from 20 to 5.",
+        "This could be either 1) a user error … or 2) the kafka topic-partition is deleted and re-created.",
+    ]
+    thrown = Captured("org.apache.spark.sql.kafka010.KafkaIllegalStateException: " + "\n".join(said))
+    found = of_captured(Captured("[STREAM_FAILED] Query x terminated", thrown))
+    assert isinstance(found, Invalid)
+    assert "records are gone unread: Partition t-0 offset was changed from 20 to 5; a topic that" in str(found)
+    assert len(found.lines) == 1
+
+
 def test_a_reference_to_nothing_tells_that_it_is_an_executor_who_misses_it() -> None:
     with pytest.raises(TaskError) as raised, task_edge():
         resolve({"secret_access_key": SecretStr("env:ONLY_ON_THE_DRIVER")}, {})
