@@ -1,7 +1,7 @@
 """The rows of one call by bucket, checked first, without storage: what a client does whose rows go to several daemons.
 
-No daemon may write its part before all parts are fine. One daemon checks what it is given, as does the embedded table
-(`Table._split`); of several each sees its own part only, so the client checks the whole before it sends anything.
+No daemon may write its part before all parts are fine. One daemon checks what it is given (`ingest.table_writes`); of
+several each sees its own part only, so the client checks the whole before it sends anything.
 """
 
 from __future__ import annotations
