@@ -20,7 +20,7 @@ import pytest
 from ingest.checkpoint import MARKER
 from ingest.errors import Invalid
 from ingest.opening import find_or_create
-from ingest.pipeline import check
+from ingest.pipeline_checks import check
 from ingest.settings import load
 
 
