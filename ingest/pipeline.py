@@ -26,6 +26,7 @@ from rich.console import Console
 
 from flush import BaseTable
 from ingest.checkpoint import held
+from ingest.configured_table import find_or_create
 from ingest.edge import at_the_edge
 from ingest.errors import MemWalError
 from ingest.http_pages import RunPages, listening
@@ -35,7 +36,6 @@ from ingest.logs import configure_logs
 from ingest.metrics import Scrape
 from ingest.on_spark_run import check_room
 from ingest.on_spark_slots import wait_for_executors
-from ingest.opening import find_or_create
 from ingest.pipeline_checks import check
 from ingest.pipeline_stream import PipelineStream, Services
 from ingest.progress import Screen

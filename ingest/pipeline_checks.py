@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from flush import BaseTable
 from ingest.checkpoint import check_checkpoint, refuse_old_checkpoint
+from ingest.configured_table import find_or_create
 from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
 from ingest.errors import Invalid
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable
 from ingest.listening import check_address
-from ingest.opening import find_or_create
 from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source

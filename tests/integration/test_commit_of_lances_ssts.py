@@ -22,8 +22,8 @@ import ingest
 import wal
 from flush import BaseTable
 from flush.verification import verify_table
+from ingest.configured_table import initialise
 from ingest.garbage import Ages, TableCollector
-from ingest.opening import initialise
 from ingest.settings import load
 from tests.conftest import toml
 from wal.layout import parse_sst_dir, region_prefix

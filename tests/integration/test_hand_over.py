@@ -19,7 +19,7 @@ from lance.mem_wal import LsmScanner, ShardSnapshot, ShardWriter
 import ingest
 import wal
 from flush import BaseTable
-from ingest.opening import initialise
+from ingest.configured_table import initialise
 from ingest.settings import load
 from ingest.stored_table import StoredTable
 
