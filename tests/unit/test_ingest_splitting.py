@@ -12,7 +12,7 @@ import pytest
 
 from flush import BaseTable
 from flush.sharding import Routing
-from ingest.splitting import best_of, in_asked_order
+from ingest.merged_answers import best_of, in_asked_order
 
 SCHEMA = pa.schema(
     [
