@@ -252,19 +252,13 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         if details is None:
             _refuse_written_over(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
-    setup = read_setup(metadata)
-    schema = pa.schema(list(dataset.schema))
+    setup, schema, columns = read_setup(metadata), pa.schema(list(dataset.schema)), column_ids(dataset)
     # What is said of a primary key later means nothing to a table that was set up without one.
     key = key_columns(schema) if setup.append_by is None else ()
-    by, columns, version = setup.append_by, column_ids(dataset), setup.routing
     whole = set(setup.append_ids) <= set(columns.values())
-    if (not key) if by is None else (by and not whole):
-        raise UnsupportedTable(
-            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
-            f"{dataset.version}; restore a version that has them"
-        )
+    _expect_routed_columns(uri, dataset, setup, there=bool(key) if setup.append_by is None else whole)
     rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
-    regions = bucket_regions(setup.buckets)
+    regions, version = bucket_regions(setup.buckets), setup.routing
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
         version = int(details["sharding_specs"][0]["spec_id"])
@@ -276,7 +270,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         version=dataset.version,
         schema=schema,
         key=key,
-        append_by=tuple(name for _, name in routing.by) if by else by,
+        append_by=tuple(name for _, name in routing.by) if setup.append_by else setup.append_by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         routing_version=version,
@@ -290,6 +284,15 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         routes_alike=whole,
         _hash=routing.hash(schema),
     )
+
+
+def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, there: bool) -> None:
+    """Refuse a version in which the columns that tell the region of a row are not `there`; () is all, whichever."""
+    if not there and setup.append_by != ():
+        raise UnsupportedTable(
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
+            f"{dataset.version}; restore a version that has them"
+        )
 
 
 def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | None) -> str:

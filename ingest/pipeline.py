@@ -82,10 +82,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
                 check_topics(starting.result(), settings.source)
         stack.enter_context(held([settings.checkpoint for settings in every]))
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
-        owners: dict[str, Owner] = {}  # two pipelines into one table have one
-        for settings, board in zip(every, screen.boards, strict=True):
-            if settings.table.uri not in owners:
-                owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note, starting, every))
+        owners = _owners(every, screen, starting, stack)
         runs = [
             PipelineStream(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)
             for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
@@ -94,12 +91,23 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         if drained:
             for each in runs:
                 each.finish()
-        screen.__exit__(None, None, None)
+        screen.__exit__(None, None, None)  # now: the report goes below the panel
         if drained:
             _report(runs, list(pipelines), console)
     if not drained:
         console.out(_stopped(pages), highlight=False)
     return 0
+
+
+def _owners(
+    pipelines: Sequence[Settings], screen: Screen, starting: Future[SparkSession], stack: ExitStack
+) -> dict[str, Owner]:
+    """Who owns the regions of each table, by its uri: two pipelines into one table have one. They end with `stack`."""
+    owners: dict[str, Owner] = {}
+    for settings, board in zip(pipelines, screen.boards, strict=True):
+        if settings.table.uri not in owners:
+            owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note, starting, pipelines))
+    return owners
 
 
 def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Console) -> None:
