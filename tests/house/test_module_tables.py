@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("ingest", "flush", "wal", "memtable")
+PACKAGES = ("ingest", "flush", "wal", "memtable", "bench")
 _NAME = re.compile(r"`([a-z_0-9]+)(?:\.py)?`")
 
 
@@ -28,7 +28,7 @@ def named_modules(text: str) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_readme_of_a_package_names_each_of_its_modules_once(root: Path, package: str) -> None:
-    modules = sorted(path.stem for path in (root / package).glob("*.py") if path.stem != "__init__")
+    modules = sorted(path.stem for path in (root / package).glob("*.py") if not path.stem.startswith("__"))
     assert sorted(named_modules((root / package / "README.md").read_text(encoding="utf-8"))) == modules
 
 
