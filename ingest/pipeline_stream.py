@@ -103,21 +103,6 @@ class PipelineStream:
                 self._pages.look(self._query)
                 self._look_at_source(self._query)
 
-    def _go_on(self) -> None:
-        """Raises: what ended the query, unless that passes by itself (`ingest.outage`)."""
-        if self._outage.waits:
-            return
-        try:
-            if self._outage.due:
-                self._sink.failure = None
-                self._outage.started()
-                self.start(once=self._once)
-            self._check()
-        except MemWalError as error:
-            self._outage.met(error)
-            self._progress.phase("waiting for the source")
-            self._stop_query()
-
     def finish(self) -> None:
         """Flush and commit what the query has put, once it is drained; its last figures are shown before."""
         self._show()
@@ -138,6 +123,21 @@ class PipelineStream:
             self._feed.stop()
         self._stop_query()
 
+    def _go_on(self) -> None:
+        """Raises: what ended the query, unless that passes by itself (`ingest.outage`)."""
+        if self._outage.waits:
+            return
+        try:
+            if self._outage.due:
+                self._sink.failure = None
+                self._outage.started()
+                self.start(once=self._once)
+            self._check()
+        except MemWalError as error:
+            self._outage.met(error)
+            self._progress.phase("waiting for the source")
+            self._stop_query()
+
     def _stop_query(self) -> None:
         with suppress(Exception):
             if self._query is not None:
@@ -151,17 +151,14 @@ class PipelineStream:
             writer = self._frame().writeStream.foreachBatch(self._writer())
             writer = writer.queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
-            timed = (
-                {"availableNow": True}
-                if available_now
-                else {"processingTime": f"{source.trigger * 1e3:.0f} milliseconds"}
-            )
+            every = f"{source.trigger * 1e3:.0f} milliseconds"
+            writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
             if self._feed is not None:
                 self._progress.phase("warming up")
                 self._sink.warm_up(self._services.spark)
             mark_checkpoint(self._settings, self._base)
             self._pages.tally.begin()
-            query = writer.trigger(**timed).start()
+            query = writer.start()
         except Exception as error:
             raise of_spark(error) from error
         self._pages.health.release("starting")
