@@ -5,46 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 from uuid import UUID
 
 import lance
 import pyarrow as pa
 
-from flush.errors import NotALanceTable, NotInitialised, TableExists, UnsupportedTable
-from flush.field_ids import column_ids, field_id, first_ids, row_field_ids
+from flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
+from flush.field_ids import column_ids, field_id, row_field_ids
 from flush.lance_dataset import open_dataset
-from flush.row_hash import is_hashed
 from flush.shape import Shape, present_indexes, shape_of
 from flush.sharding import BucketHash, Buckets, Routing, RowHash
 from flush.sharding_spec import Regions, bucket_regions, published_regions
+from flush.table_creation import adopt, complete, create, is_vacant
 from flush.table_manifest import read_progress
-from flush.table_setup import (
-    REGIONS,
-    TABLE,
-    Setup,
-    WriteRules,
-    complete,
-    declare,
-    declare_beside,
-    is_vacant,
-    is_version_type,
-    keyed_schema,
-    metadata_of,
-    read_setup,
-    setup_metadata,
-)
+from flush.table_setup import REGIONS, TABLE, Setup, WriteRules, metadata_of, read_setup
 from flush.vector_models import vector_models
-from memtable import (
-    IndexSpec,
-    InvalidRows,
-    VectorModel,
-    check_indexes,
-    key_columns,
-    required_columns,
-    row_schema,
-)
-from memtable.index_spec import nearest
+from memtable import IndexSpec, VectorModel, key_columns, required_columns
 from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
 from wal import regions as regions_of
 from wal.layout import ROOT, manifest_prefix
@@ -114,23 +90,8 @@ class BaseTable:
         Raises TableExists; NotALanceTable where something else is there; InvalidRows for schema, key, or
         indexes.
         """
-        by = None if append_by is None else tuple(append_by)
-        store = open_store(uri, storage_options)
-        setup = Setup(buckets, tuple(indexes), wal_format, append_by=by, rules=rules or WriteRules())
-        keyed = keyed_schema(schema, key, {})
-        _check_definition(keyed, key, setup)
-        keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema)))
-        if not is_vacant(store):
-            if open_dataset(store, uri) is not None:
-                raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")
-            raise _not_a_table(uri)
-        try:
-            dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
-        except OSError as error:
-            if open_dataset(store, uri) is not None:
-                raise TableExists(f"{uri}: another process created the table just now; open it") from error
-            raise OSError(f"{uri}: {error}") from error
-        complete(dataset, setup)
+        setup = _setup(buckets, indexes, wal_format, append_by, rules)
+        create(open_store(uri, storage_options), uri, schema, key, setup)
         return BaseTable.open(uri, storage_options)
 
     @staticmethod
@@ -157,20 +118,8 @@ class BaseTable:
         if dataset.mem_wal_index_details() is None:
             _refuse_written_over(uri, dataset, store)
         if REGIONS not in metadata_of(dataset):
-            key, details = _key_of(uri, dataset, key, append_by), dataset.mem_wal_index_details()
-            by = None if append_by is None else tuple(append_by)
-            setup = Setup(buckets, tuple(indexes), wal_format or "lance", append_by=by)
-            keyed = keyed_schema(dataset.schema, key, {})
-            if details is not None:
-                keyed, setup = dataset.schema, _setup_beside(uri, dataset, details, key, indexes, wal_format)
-            setup = setup._replace(rules=rules or WriteRules())
-            _check_definition(keyed, key, setup)
-            if key:
-                _check_unique(uri, dataset, key)
-            if details is None:
-                declare(dataset, key, setup)
-            else:
-                declare_beside(dataset, setup)
+            setup = _setup(buckets, indexes, wal_format or "lance", append_by, rules)
+            adopt(uri, dataset, key, setup, any_format=wal_format is None)
         complete(dataset, read_setup(metadata_of(dataset)))
         return BaseTable.open(uri, storage_options)
 
@@ -186,7 +135,7 @@ class BaseTable:
         if dataset is None:
             if is_vacant(store):
                 return None
-            raise _not_a_table(uri)
+            raise NotALanceTable.at(uri)
         metadata = metadata_of(dataset)
         if REGIONS in metadata and dataset.mem_wal_index_details() is None:
             _refuse_written_over(uri, dataset, store)
@@ -272,6 +221,17 @@ class BaseTable:
         return self.routing._replace(buckets=buckets).hash(self.schema)(rows)
 
 
+def _setup(
+    buckets: int,
+    indexes: Sequence[IndexSpec],
+    wal_format: WalFormat,
+    append_by: Sequence[str] | None,
+    rules: WriteRules | None,
+) -> Setup:
+    by = None if append_by is None else tuple(append_by)
+    return Setup(buckets, tuple(indexes), wal_format, append_by=by, rules=rules or WriteRules())
+
+
 def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
     """A view of the newest version. Another program may supersede it and clean it up before its manifest is read, which
     is no damage: the version after it is there.
@@ -292,19 +252,13 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         if details is None:
             _refuse_written_over(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
-    setup = read_setup(metadata)
-    schema = pa.schema(list(dataset.schema))
+    setup, schema, columns = read_setup(metadata), pa.schema(list(dataset.schema)), column_ids(dataset)
     # What is said of a primary key later means nothing to a table that was set up without one.
     key = key_columns(schema) if setup.append_by is None else ()
-    by, columns, version = setup.append_by, column_ids(dataset), setup.routing
     whole = set(setup.append_ids) <= set(columns.values())
-    if (not key) if by is None else (by and not whole):
-        raise UnsupportedTable(
-            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
-            f"{dataset.version}; restore a version that has them"
-        )
+    _expect_routed_columns(uri, dataset, setup, there=bool(key) if setup.append_by is None else whole)
     rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
-    regions = bucket_regions(setup.buckets)
+    regions, version = bucket_regions(setup.buckets), setup.routing
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
         version = int(details["sharding_specs"][0]["spec_id"])
@@ -316,7 +270,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         version=dataset.version,
         schema=schema,
         key=key,
-        append_by=tuple(name for _, name in routing.by) if by else by,
+        append_by=tuple(name for _, name in routing.by) if setup.append_by else setup.append_by,
         indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
         regions=regions,
         routing_version=version,
@@ -330,6 +284,15 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         routes_alike=whole,
         _hash=routing.hash(schema),
     )
+
+
+def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, there: bool) -> None:
+    """Refuse a version in which the columns that tell the region of a row are not `there`; () is all, whichever."""
+    if not there and setup.append_by != ():
+        raise UnsupportedTable(
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
+            f"{dataset.version}; restore a version that has them"
+        )
 
 
 def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | None) -> str:
@@ -361,136 +324,8 @@ def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectSto
     )
 
 
-def _key_of(
-    uri: str, dataset: lance.LanceDataset, key: Sequence[str], append_by: Sequence[str] | None
-) -> tuple[str, ...]:
-    """The key to adopt a table by: the primary key it declares, which Lance never changes, else `key`."""
-    declared = key_columns(dataset.schema)
-    if declared and append_by is not None:
-        raise InvalidRows(
-            f"{uri}: it declares the primary key {', '.join(declared)}, so its rows cannot only be appended; leave "
-            "append_only out, or copy the rows into a new table"
-        )
-    if declared and tuple(key) not in ((), declared):
-        raise InvalidRows(f"{uri}: its primary key is {', '.join(declared)}, not {', '.join(key)}; name that one")
-    return declared or tuple(key)
-
-
-def _setup_beside(
-    uri: str,
-    dataset: lance.LanceDataset,
-    details: Mapping[str, Any],
-    key: Sequence[str],
-    indexes: Sequence[IndexSpec],
-    wal_format: WalFormat | None,
-) -> Setup:
-    """The set-up of a table whose MemWAL another program initialised, as the `details` say."""
-    if wal_format == "lance":
-        raise UnsupportedTable(
-            f"{uri}: its MemWAL was initialised by another program, whose regions hold entries in arrow format; "
-            "set wal.format = 'arrow', or copy the rows into a new table"
-        )
-    if not key_columns(dataset.schema):
-        raise UnsupportedTable(
-            f"{uri}: its MemWAL was initialised by another program, and it has no primary key; copy the rows into a "
-            "new table"
-        )
-    regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
-    return Setup(len(regions), tuple(indexes), "arrow")
-
-
 def _existing(store: ObjectStore, uri: str, version: int | None) -> lance.LanceDataset:
     dataset = open_dataset(store, uri, version)
     if dataset is None:
-        raise _not_a_table(uri, version)
+        raise NotALanceTable.at(uri, version)
     return dataset
-
-
-def _not_a_table(uri: str, version: int | None = None) -> NotALanceTable:
-    which = "" if version is None else f" of version {version}"
-    return NotALanceTable(f"{uri}: no Lance table{which} is there; correct table.uri")
-
-
-def _check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    if setup.buckets < 1:
-        raise InvalidRows(f"regions.count = {setup.buckets}: a table has at least 1 region")
-    row_schema(schema, key)
-    check_indexes(schema, setup.indexes)
-    _check_version(schema, key, setup)
-    if setup.append_by is not None:
-        _check_append(schema, key, setup.append_by, setup.wal_format)
-        return
-    if not key:
-        raise InvalidRows(
-            "the table has no key: name at least one key column, or choose append_only (in Python key=()): a table "
-            "without a key keeps every row"
-        )
-    first = schema.field(key[0])
-    if setup.wal_format == "arrow" and (pa.types.is_binary(first.type) or pa.types.is_large_binary(first.type)):
-        raise InvalidRows(
-            f"key column {first.name!r} has the type {first.type}, by which Lance cannot shard a table with "
-            "wal.format = 'arrow': put another column first in the key, or choose wal.format = 'lance'",
-            column=first.name,
-        )
-    for name in key:
-        if pa.types.is_date32(schema.field(name).type):
-            raise InvalidRows(
-                f"key column {name!r} has the type date32, which Lance's MemWAL cannot have in a key: "
-                "use its days as int32, or a string",
-                column=name,
-            )
-
-
-def _check_version(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    name = setup.rules.version
-    if not name:
-        return
-    if name not in schema.names:
-        raise InvalidRows(f"version column {name!r} is not in the table{nearest(name, schema.names)}", column=name)
-    if not key or name in key:
-        what = "is part of the key" if key else "is for rows with a key, and the table has none"
-        raise InvalidRows(f"version column {name!r} {what}: name a column outside the key, or none", column=name)
-    if not is_version_type(kind := schema.field(name).type):
-        raise InvalidRows(
-            f"version column {name!r} has the type {kind}: name a column of integers, timestamps or dates", column=name
-        )
-    if setup.rules.upsert == "insert":
-        raise InvalidRows(
-            f"version column {name!r} is for rows that replace others, and upsert = 'insert' never replaces one: drop "
-            "one of both",
-            column=name,
-        )
-
-
-def _check_append(schema: pa.Schema, key: Sequence[str], by: Sequence[str], wal_format: WalFormat) -> None:
-    if key:
-        raise InvalidRows(
-            f"the key {', '.join(key)} is named for a table whose rows are only appended: drop one of both"
-        )
-    if wal_format == "arrow":
-        raise InvalidRows(
-            "wal.format = 'arrow' needs a key: Lance's own writers refuse a log whose table's metadata has changed, as "
-            "every commit that appends does; choose wal.format = 'lance'"
-        )
-    for place, name in enumerate(by):
-        if name not in schema.names:
-            raise InvalidRows(
-                f"regions.by: column {name!r} is not in the table{nearest(name, schema.names)}", column=name
-            )
-        if name in by[:place]:
-            raise InvalidRows(f"regions.by names {name!r} twice: name it once", column=name)
-        if not is_hashed(kind := schema.field(name).type):
-            raise InvalidRows(
-                f"regions.by: column {name!r} is of type {kind}; name columns of numbers, text, bytes or times",
-                column=name,
-            )
-
-
-def _check_unique(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> None:
-    keys = dataset.to_table(columns=list(key))
-    doubled = keys.num_rows - keys.group_by(list(key)).aggregate([]).num_rows
-    if doubled:
-        raise InvalidRows(
-            f"{uri}: {doubled} of {keys.num_rows} rows repeat a key of {', '.join(key)}; remove them first, "
-            "or choose another key"
-        )

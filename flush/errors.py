@@ -15,6 +15,12 @@ class FlushError(Exception):
 class NotALanceTable(FlushError):
     """The path holds nothing, or something that is no Lance table. Correct the path."""
 
+    @classmethod
+    def at(cls, uri: str, version: int | None = None) -> NotALanceTable:
+        """Of what lies at `uri`, or of one `version` of it."""
+        which = "" if version is None else f" of version {version}"
+        return cls(f"{uri}: no Lance table{which} is there; correct table.uri")
+
 
 class TableExists(FlushError):
     """A table is already there; open it instead of creating it."""

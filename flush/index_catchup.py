@@ -22,7 +22,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from flush.table_setup import create_scalar_indexes
+from flush.table_creation import create_scalar_indexes
 from memtable import IndexSpec
 
 _LOG = logging.getLogger("memwal.flush")

@@ -19,7 +19,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from flush.table_setup import SCALAR_KINDS
+from flush.table_creation import SCALAR_KINDS
 from memtable import IndexSpec, VectorModel
 
 _LOG = logging.getLogger("memwal.flush")

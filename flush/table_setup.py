@@ -1,12 +1,4 @@
-"""Creating a base table, or setting up a Lance table that is there, so that any crash leaves a step to
-repeat.
-
- 1. The dataset, empty, with key and set-up in its schema: one version, so a table without set-up is not ours.
-    A table that is there gets them by metadata edits.
- 2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.index_catchup.
- 3. Lance's MemWAL index, last: where it exists the set-up is complete.
-
-The set-up is schema metadata of the base table:
+"""What a table is set up for, and how the base table says so: as schema metadata.
 
     memwal:table       random id of the table, 32 hex digits: another table at the same path has another one
     memwal:regions     number of buckets, decimal; in arrow format the sharding spec of Lance's MemWAL index says it
@@ -29,19 +21,15 @@ there would cut it off from the entries it wrote itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import lance
-import pyarrow as pa
 
 from flush.errors import UnsupportedTable
-from flush.field_ids import column_ids
-from flush.table_manifest import COMMITTED
 from memtable import IndexSpec
-from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
-from wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
+from wal import WAL_FORMATS, SystemIds, WalFormat
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
@@ -49,10 +37,6 @@ UPSERT, ON_DUPLICATE, VERSION = b"memwal:upsert", b"memwal:on_duplicate", b"memw
 ROUTING = b"memwal:routing"
 Upsert = Literal["replace", "insert", "merge"]
 OnDuplicate = Literal["last", "first", "fail"]
-SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
-"""Lance's names of our kinds of index that need no training."""
-_LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
-"""What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
 
 
 class WriteRules(NamedTuple):
@@ -146,93 +130,3 @@ def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
         if value not in get_args(known):
             raise ValueError(f"{value!r} is no {key.decode()}")
     return WriteRules(upsert, on_duplicate)  # type: ignore[arg-type]  # checked just now
-
-
-def is_version_type(kind: pa.DataType) -> bool:
-    """Whether values of this type tell which of two rows is newer: any two of them compare, and none is NaN."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:
-    """Field metadata of the key column `name`; the position says the key's order where there is more than one
-    column.
-    """
-    position = {PRIMARY_KEY_POSITION: str(key.index(name) + 1).encode()} if len(key) > 1 else {}
-    return {PRIMARY_KEY: b"true", **position}
-
-
-def keyed_schema(schema: pa.Schema, key: Sequence[str], metadata: Mapping[str, str]) -> pa.Schema:
-    """`schema` with its key, if it has one, declared as Lance's (unenforced) primary key, not null."""
-
-    def keyed(field: pa.Field) -> pa.Field:
-        if field.name not in key:
-            return field
-        return field.with_nullable(False).with_metadata({**(field.metadata or {}), **key_metadata(key, field.name)})
-
-    return pa.schema([keyed(field) for field in schema], metadata=dict(metadata))
-
-
-def is_vacant(store: ObjectStore) -> bool:
-    """Whether nothing that counts is at the table's path, so that a table may be created there."""
-    if set(store.children("")) - _LEFTOVERS:
-        return False
-    top = {key.partition("/")[0] for key in store.list("")}
-    return not top - _LEFTOVERS and "_versions" not in top and not regions(store)
-
-
-def declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> None:
-    """Step 1 for a table that is there: not null and primary-key metadata on the key, then the set-up."""
-    nullable = [name for name in key if dataset.schema.field(name).nullable]
-    if nullable:
-        alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]
-        dataset.alter_columns(*alterations)
-    if key and not key_columns(dataset.schema):  # Lance sets a primary key once, and refuses the same one again
-        dataset.update_field_metadata(
-            {name: {k.decode(): v.decode() for k, v in key_metadata(key, name).items()} for name in key}
-        )
-    dataset.update_schema_metadata(dict(setup_metadata(setup, column_ids(dataset))))
-
-
-def declare_beside(dataset: lance.LanceDataset, setup: Setup) -> None:
-    """Step 1 for a table whose MemWAL another program initialised: its schema, which declares the key, stays as it
-    is."""
-    dataset.update_config(dict(setup_metadata(setup, column_ids(dataset))))
-
-
-def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
-    """Steps 2 and 3, whatever of them is left to do.
-
-    Other processes may take the same steps at this moment, as daemons do that are started together. A conflict is known
-    by the version that somebody made meanwhile: it is looked at, and what is left to do is done.
-    """
-    while True:
-        try:
-            return _complete(dataset, setup)
-        except (OSError, RuntimeError):
-            newest = dataset.latest_version
-            if newest <= dataset.version:
-                raise
-            dataset = dataset.checkout_version(newest)
-
-
-def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
-    create_scalar_indexes(dataset, setup.indexes)
-    if dataset.mem_wal_index_details() is None:
-        if COMMITTED.encode() in (dataset.schema.metadata or {}):
-            # Rows copied from another table bring its metadata along: its generations are none of this table's.
-            dataset.update_schema_metadata({COMMITTED: None})
-        # In lance format no sharding spec, so that nobody routes rows of Lance's own writer into our regions; in arrow
-        # format the spec by which that writer computes the regions that we do. Maintained inside SSTs are all indexes,
-        # those built later too: the default, which names none, since a vector index does not exist yet.
-        routes: dict[str, Any] = {}
-        if setup.wal_format == "arrow":
-            routes = {"bucket_column": key_columns(dataset.schema)[0], "num_buckets": setup.buckets}
-        dataset.initialize_mem_wal(**routes)
-
-
-def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
-    """Create the B-tree and full-text indexes that are missing; they work on an empty table."""
-    present = {index.name for index in dataset.describe_indices()}
-    for spec in indexes:
-        if spec.kind in SCALAR_KINDS and spec.name not in present:
-            dataset.create_scalar_index(spec.column, SCALAR_KINDS[spec.kind], name=spec.name, **spec.parameters)

@@ -1,4 +1,4 @@
-"""Reads of the base rows that belong to some regions only: what a daemon answers with that does not own them all.
+"""Reads of the base rows that belong to some regions only: the answers of a daemon that does not own them all.
 
 The base table is not sorted by region, so each row's bucket is computed from the columns that route it, and rows of
 other buckets are left out. Every answer stays exact: a limit or the best k are taken after that, from as many rows as

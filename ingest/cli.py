@@ -110,7 +110,7 @@ def serve(
 @app.command()
 def init(config: Config) -> int:
     """Create the table, or check that the one that is there fits; print what was done."""
-    from ingest.opening import initialise
+    from ingest.configured_table import initialise
 
     settings = _load(config)
     base, done = initialise(settings, os.environ)

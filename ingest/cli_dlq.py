@@ -25,7 +25,7 @@ from ingest.dlq_replay import Replaying, among
 from ingest.dlq_sources import by_source
 from ingest.errors import Invalid
 from ingest.opening import open_table
-from ingest.pipeline import written_schema
+from ingest.pipeline_checks import written_schema
 from ingest.settings import Settings
 from ingest.settings_problems import nearest
 from ingest.spark_tasks import opened

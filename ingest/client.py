@@ -26,16 +26,17 @@ from ingest.attempts import Attempts
 from ingest.connection import Connection, as_vector
 from ingest.edge import at_the_edge
 from ingest.errors import MemWalError, Unavailable
-from ingest.flight_wire import BUSY, NOT_OWNER, RESIZED
+from ingest.flight_wire import NOT_OWNER, RESIZED
 from ingest.in_flight import InFlight
 from ingest.keys import normalise_keys
+from ingest.merged_answers import in_asked_order, merged, merged_status
 from ingest.reads import Reads
 from ingest.receipts import Applied, Receipt
 from ingest.region_stream import RegionStream
 from ingest.routed_write import RoutedWrite, the_worst
 from ingest.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from ingest.rows import as_table
-from ingest.splitting import Splitter, best_of, in_asked_order
+from ingest.splitting import Splitter
 from ingest.standstill import given_up_when
 from ingest.tokens import Token, TokenLike
 from memtable import row_schema
@@ -344,33 +345,5 @@ class RemoteTable(Reads):
             asked, to = keys.filter(pa.array(np.isin(buckets, mine))), router.connection(endpoint)
             asking = {**request, "columns": wanted, "regions": regions, "routing": splitter.routing}
             calls.append(Call(to, regions, partial(to.read, "get", asking, asked, within)))
-        found = in_asked_order(_alike(self._all_of(calls)), keys)
+        found = in_asked_order(self._all_of(calls), keys)
         return found if columns is None else found.select([*dict.fromkeys(columns)])
-
-
-def merged(read: str, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
-    """The answers of several owners to one read as one. Raises: Unavailable where columns changed in between."""
-    parts = _alike(answers)
-    if read == "search":
-        return best_of(parts, "_distance", request["k"], ascending=True)
-    if read == "match":
-        return best_of(parts, "_score", request["k"], ascending=False)
-    rows = pa.concat_tables(parts)
-    return rows if request["limit"] is None else rows.slice(0, request["limit"])
-
-
-def _alike(answers: Sequence[pa.Table]) -> Sequence[pa.Table]:
-    if any(answer.schema != answers[0].schema for answer in answers):
-        raise Unavailable("somebody changed the table's columns while it was read; read again", {"reason": BUSY})
-    return answers
-
-
-def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What several daemons say of one table: of a region that two name the higher epoch, of the base the newest."""
-    newest = max(found, key=lambda status: int(status["base_version"]))
-    regions: dict[str, Any] = {}
-    for region in (region for status in found for region in status["regions"]):
-        known = regions.get(region["id"])
-        if known is None or known["epoch"] < region["epoch"]:
-            regions[region["id"]] = region
-    return newest | {"regions": sorted(regions.values(), key=lambda region: int(region["bucket"]))}

@@ -38,24 +38,18 @@ def sst(place: Place, region: UUID, name: str) -> RenderableType:
         indexes = list(dataset.describe_indices())
         physical = sum(fragment.physical_rows for fragment in dataset.get_fragments())
         deleted = dataset.count_rows(TOMBSTONE) if TOMBSTONE in dataset.schema.names else 0
-    bloom = store.get(layout.sst_key(region, name, BLOOM_NAME))
     shown = {
         "region": region,
         "directory": name,
         "generation": named.generation if named else "?",
         "published": _published(store, region, name),
         "rows": rows,
-        "superseded rows": physical - rows,
+        **({"superseded rows": physical - rows} if physical > rows else {}),
         "tombstones": deleted,
-        "key sidecar rows": _sidecar_rows(store, layout.sst_key(region, name, f"{SIDECAR_DIR}/{_DATA}")),
-        "bloom filter bytes": "missing" if bloom is None else len(bloom),
+        **_key_files(place, region, name),
         "storage version": dataset.data_storage_version,
         "bytes": size(sum(each.size for each in store.describe(f"{place.key}/"))),
     }
-    if not shown["superseded rows"]:
-        del shown["superseded rows"]
-    if bloom is None and not place.base().key:
-        del shown["key sidecar rows"], shown["bloom filter bytes"]
     return Group(
         fields("SST", shown),
         columns(
@@ -66,6 +60,17 @@ def sst(place: Place, region: UUID, name: str) -> RenderableType:
         ),
         first_rows(first, rows),
     )
+
+
+def _key_files(place: Place, region: UUID, name: str) -> dict[str, Any]:
+    """What is shown of the files that look keys up; nothing where the table has no key."""
+    bloom = place.store.get(layout.sst_key(region, name, BLOOM_NAME))
+    if bloom is None and not place.base().key:
+        return {}
+    return {
+        "key sidecar rows": _sidecar_rows(place.store, layout.sst_key(region, name, f"{SIDECAR_DIR}/{_DATA}")),
+        "bloom filter bytes": "missing" if bloom is None else len(bloom),
+    }
 
 
 def sidecar(place: Place, region: UUID, name: str) -> RenderableType:

@@ -59,7 +59,11 @@ _STATES = ("serving", "flush_failing", "fenced", "poisoned")
 COUNTED = (
     _counter("memwal_put_rows", "rows put and acknowledged", "rows_put"),
     _counter("memwal_deleted_rows", "keys deleted and acknowledged", "rows_deleted"),
-    _counter("memwal_skipped_rows", "rows left out because their key was there (upsert = insert)", "rows_skipped"),
+    _counter(
+        "memwal_skipped_rows",
+        "rows left out: their key was there (upsert = insert), or newer (version)",
+        "rows_skipped",
+    ),
     _counter("memwal_repeated_rows", "rows acknowledged again: their token was applied before", "rows_repeated"),
     _counter("memwal_writes", "puts, deletes and streams of micro-batches acknowledged", "writes"),
     _counter(

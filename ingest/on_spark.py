@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import wal
+from ingest.configured_table import find_or_create
 from ingest.daemon import stop_signals
 from ingest.elsewhere import anywhere
 from ingest.errors import Internal, MemWalError, Unavailable, from_wire
@@ -28,7 +29,6 @@ from ingest.logs import configure_logs
 from ingest.on_spark_line import Desk
 from ingest.on_spark_slots import check_configuration, patience_of, slots_now, wait_for_slots
 from ingest.on_spark_task import DaemonTask, Told
-from ingest.opening import find_or_create
 from ingest.settings import Settings
 from ingest.spark_master import check_master
 from ingest.spark_session import check_java, configuration, start_context

@@ -1,4 +1,4 @@
-"""From settings to an open table: find or create the base table, then claim its regions."""
+"""From settings to an open table: what its regions share, what it does by itself, and the claim of its regions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import flush
 import wal
 from flush.maintenance import MaintenanceRules
 from ingest.commit_policy import CommitLimits
+from ingest.configured_table import find_or_create
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid
 from ingest.garbage import Ages
-from ingest.keys import nearest
 from ingest.region_context import Limits, OnReplay, RegionContext, Upkeep
 from ingest.replay_progress import replay_bar
 from ingest.settings import Settings, load
 from ingest.table import Table
 from ingest.vector_models import VectorModels
-from memtable import check_indexes, row_schema
+from memtable import row_schema
 
 _LOG = logging.getLogger("memwal.opening")
 _RESIZED_PAUSE = 0.25
@@ -124,15 +124,27 @@ def _opened(
     wal.probe(store, ids, clock, limits)
     if finish:
         base = flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
-    rows = row_schema(base.schema, base.key)
+    context = _context(settings, base, store, clock, ids, limits)
+    with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
+        return Table(base, replace(context, on_replay=tell), _upkeep(settings), base.regions if claim else ())
+
+
+def _context(
+    settings: Settings,
+    base: flush.BaseTable,
+    store: wal.ObjectStore,
+    clock: wal.Clock,
+    ids: wal.Ids,
+    wal_options: wal.WalOptions,
+) -> RegionContext:
     models = VectorModels()
     models.read(base)
-    context = RegionContext(
+    return RegionContext(
         store=store,
         codec=base.codec,
         clock=clock,
         ids=ids,
-        schema=rows,
+        schema=row_schema(base.schema, base.key),
         key=base.key,
         indexes=base.indexes,
         required=base.required,
@@ -142,7 +154,7 @@ def _opened(
         sst_indexes=flush.SstIndexes(base.indexes, models.current, wanted=settings.flush.indexes),
         flushing=threading.Semaphore(settings.flush.at_once),
         limits=_limits(settings, base.wal_format),
-        wal_options=limits,
+        wal_options=wal_options,
         index_mode=settings.memtable.index_mode,
         models=models,
         shape=base.shape,
@@ -150,74 +162,13 @@ def _opened(
         routing=base.routing_version,
         route_into=base.route_into,
     )
+
+
+def _upkeep(settings: Settings) -> Upkeep:
     commit, gc = settings.commit, settings.gc
-    limits_of_commit = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
+    limits = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
     rules = maintenance_rules(settings)
-    upkeep = Upkeep(limits_of_commit, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
-    with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
-        return Table(base, replace(context, on_replay=tell), upkeep, base.regions if claim else ())
-
-
-def find_or_create(
-    settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
-) -> tuple[flush.BaseTable, bool]:
-    """The base table of `settings`, and whether it was created now.
-
-    `schema`: takes the place of `table.columns`. Raises: Invalid when there is nothing and no schema and key are given,
-    or when the table there has another key or other columns; flush errors when the path holds something else.
-    """
-    table, options = settings.table, settings.storage_options(environ)
-    base = flush.BaseTable.find(table.uri, options)
-    if base is not None:
-        _check_same_table(settings, base)
-        return base, False
-    wanted = schema if schema is not None else settings.arrow_schema()
-    if not len(wanted) or not (table.key or table.append_only):
-        raise Invalid(
-            f"{table.uri}: no table is there; give its columns and its key, and it is created; or its columns and "
-            "append_only = true (in Python key=()) for a table that has no key and keeps every row"
-        )
-    wanted, indexes = _with_key(wanted, table.key), settings.index_specs()
-    row_schema(wanted, table.key)
-    check_indexes(wanted, indexes)
-    try:
-        rules = flush.WriteRules(table.upsert, table.on_duplicate, table.version)
-        created = flush.BaseTable.create(
-            table.uri,
-            wanted,
-            table.key,
-            settings.regions.count,
-            indexes,
-            options,
-            settings.wal.format,
-            _append_by(settings),
-            rules,
-        )
-        return created, True
-    except (flush.TableExists, OSError):
-        # Somebody else creates it at this moment; what they made, whole or half, is found (and completed) now.
-        if (base := flush.BaseTable.find(table.uri, options)) is None:
-            raise
-        _check_same_table(settings, base)
-        return base, False
-
-
-def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
-    """Create the table of `settings`, or adopt the Lance table that is there; returns it and what was done.
-
-    Raises: as `find_or_create`; Invalid when the rows that are there do not fit the key.
-    """
-    try:
-        base, created = find_or_create(settings, environ)
-        return base, "created" if created else "found"
-    except flush.NotInitialised:
-        uri, key, indexes = settings.table.uri, tuple(settings.table.key), settings.index_specs()
-        options, wal_format = settings.storage_options(environ), _given_format(settings)
-        table, by = settings.table, _append_by(settings)
-        rules = flush.WriteRules(table.upsert, table.on_duplicate, table.version)
-        adopted = flush.BaseTable.adopt(uri, key, settings.regions.count, indexes, options, wal_format, by, rules)
-        _check_same_table(settings, adopted)
-        return adopted, f"adopted ({adopted.wal_format})"
+    return Upkeep(limits, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
 
 
 def _check_arguments(settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool) -> None:
@@ -239,81 +190,6 @@ def _check_arguments(settings: Settings, schema: pa.Schema | None, regions: int 
 
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
-def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """`schema` with its key fields declared not null, as Lance wants a key's fields."""
-    for name in key:
-        if name not in schema.names:
-            raise Invalid(f"key column '{name}' is not in the schema{nearest(name, schema.names)}")
-        if key.count(name) > 1:
-            raise Invalid(f"key column '{name}' is named twice; name it once")
-    return pa.schema([field.with_nullable(field.nullable and field.name not in key) for field in schema])
-
-
-def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
-    key = tuple(settings.table.key)
-    if key and key != base.key:
-        has = f"has the key {list(base.key)}" if base.key else "has none: its rows are only appended"
-        raise Invalid(
-            f"[table] key = {list(key)} but the table at {settings.table.uri} {has}; "
-            "correct the setting or choose another uri"
-        )
-    if settings.table.append_only and base.key:
-        raise Invalid(
-            f"[table] append_only = true but the table at {base.uri} has the key {list(base.key)}; take it out (in "
-            "Python key=()), or choose another uri"
-        )
-    by = tuple(settings.regions.by)
-    if by and by != base.append_by:
-        there = list(base.append_by or ()) or "the whole row"
-        raise Invalid(
-            f"[regions] by = {list(by)} but the rows of the table at {base.uri} are spread by {there}; leave it out"
-        )
-    _check_same_choices(settings, base)
-    _check_same_columns(settings, base)
-
-
-def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
-    """What is fixed when a table is set up, where it is said at all."""
-    if _given_format(settings) not in (None, base.wal_format):
-        raise Invalid(
-            f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
-            "fixed when a table is set up; correct the setting, or leave it out"
-        )
-    for rule, there in base.rules._asdict().items():
-        if rule in settings.table.model_fields_set and (given := getattr(settings.table, rule)) != there:
-            raise Invalid(
-                f'[table] {rule} = "{given}" but the table at {base.uri} has "{there}", which is fixed when a table is '
-                "set up; correct the setting, or leave it out"
-            )
-
-
-def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
-    columns = settings.table.columns
-    for name in columns:
-        if name not in base.schema.names:
-            raise Invalid(
-                f"[table] columns.{name}: the table at {settings.table.uri} has no such column"
-                f"{nearest(name, base.schema.names)}"
-            )
-    for field in settings.arrow_schema():
-        found = base.schema.field(field.name).type
-        if found != field.type:
-            raise Invalid(
-                f"[table] columns.{field.name} is {field.type}, but {found} in the table at {settings.table.uri}; "
-                "correct the setting or choose another uri"
-            )
-
-
-def _append_by(settings: Settings) -> list[str] | None:
-    """What `flush.BaseTable.create` takes for a table without a key; None where it has one."""
-    return settings.regions.by if settings.table.append_only else None
-
-
-def _given_format(settings: Settings) -> wal.WalFormat | None:
-    """The setting `wal.format`, None where it is left at its default: that is for new tables only."""
-    return settings.wal.format if "format" in settings.wal.model_fields_set else None
 
 
 def maintenance_rules(settings: Settings) -> MaintenanceRules:

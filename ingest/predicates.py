@@ -13,40 +13,11 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 # Words of the grammar: never a column unless in backticks.
-_RESERVED = frozenset(
-    (
-        *(
-            "and",
-            "or",
-            "not",
-            "in",
-            "is",
-            "null",
-            "like",
-            "ilike",
-            "similar",
-            "to",
-            "rlike",
-            "between",
-            "escape",
-        ),
-        *(
-            "true",
-            "false",
-            "case",
-            "when",
-            "then",
-            "else",
-            "end",
-            "as",
-            "cast",
-            "try_cast",
-            "distinct",
-            "from",
-        ),
-        *("interval", "at", "time", "zone"),
-    )
-)
+_GRAMMAR = """
+    and or not in is null like ilike similar to rlike between escape true false case when then else end as cast try_cast
+    distinct from interval at time zone
+"""
+_RESERVED = frozenset(_GRAMMAR.split())
 
 
 def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:

@@ -20,7 +20,7 @@ What the core promises, whatever storage answers:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -30,7 +30,6 @@ import pyarrow as pa
 
 import flush as flush_package
 import wal
-from ingest.admission import Admission, size_bound
 from ingest.commit_policy import Waiting
 from ingest.levels import RegionView
 from ingest.region_context import RegionContext
@@ -38,10 +37,9 @@ from ingest.region_indexes import RegionIndexes
 from ingest.region_levels import RegionLevels
 from ingest.region_log import RegionLog
 from ingest.repeats import Repeats
-from ingest.reshaping import fitted
-from ingest.resolver import Refused, resolver_of
 from ingest.row_ages import RowAges
-from ingest.write_queue import Ack, Write
+from ingest.write_groups import WriteGroup, WriteGroups, entry_sized
+from ingest.write_queue import Write
 from memtable import Checked
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
@@ -85,15 +83,14 @@ class RegionCore:
         """Take over what `wal.claim` gave, rows of the log included; nobody else may use that claim."""
         self.region, self.guard = region, claim.guard
         self._context = context
-        self._admission = Admission(context)
-        self._resolver = resolver_of(context, self._admission)
         self._manifests = wal.ManifestStore(
             context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
         )
         self._applied = dict(claim.applied)
-        self._repeats = Repeats(claim.applied)
         self._log = RegionLog(_appender(context, region, claim), context, context.meters.of(region), self._applied)
         self.levels = RegionLevels(region, claim.manifest, context)
+        self._repeats = Repeats(claim.applied)
+        self._groups = WriteGroups(context, self._repeats, self.levels.view)
         self._indexes = RegionIndexes(region, self.levels, context.log)
         self._index_at_once = False  # not while the log is replayed
         self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
@@ -186,10 +183,10 @@ class RegionCore:
         """
         try:
             with self._ending:
-                for group in self._groups(writes):
-                    taken = [write for write in group if write.take() and self._fits(write)]
-                    while taken:
-                        taken = self._write(taken)
+                for gathered in entry_sized(writes, self._context.limits.entry_size_max):
+                    group = self._groups.group(gathered, self._applied)
+                    if group is not None:
+                        self._append_and_apply(group)
         except BaseException as error:
             for write in writes:
                 if not write.done.done():
@@ -239,8 +236,8 @@ class RegionCore:
                 self._freeze()
                 self._log.recode(context.codec)
                 self.levels.reshape(context)
-                self._context, self._admission = context, Admission(context)
-                self._resolver = resolver_of(context, self._admission)
+                self._context = context
+                self._groups = WriteGroups(context, self._repeats, self.levels.view)
                 self._index_at_once = context.index_at_once
             return self.levels.last_unlike(self._context)
 
@@ -292,134 +289,26 @@ class RegionCore:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _groups(self, writes: Sequence[Write]) -> Iterator[list[Write]]:
-        """Runs of writes that fit into one entry together."""
-        if len(writes) == 1:
-            yield list(writes)
-            return
-        group: list[Write] = []
-        size = 0
-        for write in writes:
-            more = size_bound(write.rows)
-            if group and size + more > self._context.limits.entry_size_max:
-                yield group
-                group, size = [], 0
-            group.append(write)
-            size += more
-        if group:
-            yield group
-
-    def _write(self, group: Sequence[Write]) -> list[Write]:
-        """Check and copy, resolve, append, apply, answer.
-
-        Returns the writes that are to be written then: where some were refused the others, none of which is answered.
-        """
-        fresh, applied = self._repeats.set_aside(group, self._applied, self._admission)
-        skipped: Sequence[int] = ()
+    def _append_and_apply(self, group: WriteGroup) -> None:
+        """Append, apply, and answer the group."""
+        position = 0
         try:
-            checked = self._admission.gather(fresh) if fresh else None
-        except Exception as error:  # noqa: BLE001 - handed on to the writes at fault
-            return self._without_faulty(group, error)
-        if checked is not None and checked.num_rows and self._resolver is not None:
-            for write in fresh:
-                write.copied = True  # storage may take its time now
-            try:
-                checked, skipped = self._resolver.resolve(fresh, checked, self.levels.view)
-            except Refused as refused:
-                return self._without_refused(group, fresh, checked, refused)
-            except Exception as error:  # noqa: BLE001 - nothing was written: the callers' affair, not the region's
-                for write in group:
-                    write.done.set_exception(error)
-                return []
-        for write in group:
-            write.copied = True
-        self._append_and_apply(group, fresh, checked, applied, skipped)
-        return []
-
-    def _append_and_apply(
-        self,
-        group: Sequence[Write],
-        fresh: Sequence[Write],
-        checked: Checked | None,
-        applied: dict[str, int],
-        skipped: Sequence[int],
-    ) -> None:
-        """Append, apply, and answer the whole `group`; `checked`: the rows of those of it that are `fresh`."""
-        position, durable = 0, any(write.durable for write in group)
-        try:
-            self._keep_generation_small(checked)
-            if durable:
-                position = self._append(checked, applied, alone=_is_note(fresh))
+            self._keep_generation_small(group.rows)
+            if group.durable:
+                position = self._append(group.rows, group.applied, alone=group.is_note)
         except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
             if isinstance(error, NOT_ENCODED) and self.lingers:
                 raise  # visible rows among them: they could never be appended
-            for write in group:
-                write.done.set_exception(error)
+            group.fail(error)
             return
-        if checked is not None and not durable:
-            self._log.linger(checked.rows, checked.size, self._context.clock.monotonic())
-        self._applied = applied
-        if checked is not None:
-            self._apply(checked)
+        if group.rows is not None and not group.durable:
+            self._log.linger(group.rows.rows, group.rows.size, self._context.clock.monotonic())
+        self._applied = group.applied
+        if group.rows is not None:
+            self._apply(group.rows)
             if self._index_at_once:
                 self._index()
-        self._acknowledge(group, fresh, position, skipped)
-
-    def _fits(self, write: Write) -> bool:
-        """Bring rows that are in the shape of just before this region took another one into that; False: refused."""
-        shape = self._context.shape
-        if write.shape is None or shape is None or write.shape is shape:
-            return True
-        try:
-            partly = self._context.rules.upsert == "merge"
-            write.rows, write.shape = fitted(write.rows, write.shape, shape, partly=partly), shape
-        except Exception as error:  # noqa: BLE001 - handed on with the answer
-            write.done.set_exception(error)
-            return False
-        return True
-
-    def _acknowledge(
-        self, group: Sequence[Write], fresh: Sequence[Write], position: int, skipped: Sequence[int]
-    ) -> None:
-        first_time = {id(write) for write in fresh} if len(fresh) < len(group) else None
-        left_out = {id(write): number for write, number in zip(fresh, skipped, strict=True)} if skipped else {}
-        for write in group:
-            applied = first_time is None or id(write) in first_time
-            newest = None if applied or write.token is None else self._applied.get(write.token.producer)
-            write.done.set_result(Ack(write.rows.num_rows, applied, position, left_out.get(id(write), 0), newest))
-
-    def _without_faulty(self, group: Sequence[Write], error: Exception) -> list[Write]:
-        """The group did not pass as a whole, with `error`: answer the writes at fault; returns the others."""
-        passed = []
-        for write in group:
-            try:
-                self._admission.check(write.rows, deletes=write.deletes)
-                passed.append(write)
-            except Exception as fault:  # noqa: BLE001 - handed on
-                write.done.set_exception(fault)
-        if len(passed) < len(group):
-            return passed
-        for write in passed:  # each by itself is fine: want of memory, for example
-            write.done.set_exception(error)
-        return []
-
-    @staticmethod
-    def _without_refused(
-        group: Sequence[Write], fresh: Sequence[Write], checked: Checked, refused: Refused
-    ) -> list[Write]:
-        """Answer the writes of `fresh` that the rules refuse; returns the others of `group`, their rows our own copy.
-
-        The others are resolved anew: they may have built on what a refused one would have stored.
-        """
-        start = 0
-        for number, write in enumerate(fresh):
-            rows = write.rows.num_rows
-            # Callers that have given up meanwhile may change their memory: it counts as copied.
-            write.rows = checked.rows.slice(start, rows).select(write.rows.column_names)
-            start += rows
-            if number in refused.errors:
-                write.done.set_exception(refused.errors[number])
-        return [write for write in group if not write.done.done()]
+        group.acknowledge(position)
 
     def _append(self, checked: Checked | None, applied: dict[str, int], *, alone: bool = False) -> int:
         rows, size = (None, 0) if checked is None else (checked.rows, checked.size)
@@ -480,11 +369,6 @@ class RegionCore:
             self.levels.freeze(self._frozen_to)
             if self._index_at_once:
                 self._index()
-
-
-def _is_note(writes: Sequence[Write]) -> bool:
-    """Whether they have no rows, and one a token: all that there is to remember of them."""
-    return any(write.token for write in writes) and not any(write.rows.num_rows for write in writes)
 
 
 def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.WalAppender:

@@ -1,4 +1,4 @@
-"""The reads of some regions of a table: what a daemon answers with that shares the table with others.
+"""The reads of some regions of a table: the answers of a daemon that shares the table with others.
 
 Whoever asks several daemons puts their answers together: each row is of one region, and each region has one owner.
 """

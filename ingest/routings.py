@@ -1,5 +1,6 @@
-"""Who means other regions than those that it has found, though they have the same ids: those of the routing before a
-resize, or those of another table.
+"""Refusing a call that means other regions under the same ids: those of another routing, or another table.
+
+Ids of regions are a function of the bucket alone, so they tell neither the routing nor the table.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 import pyarrow as pa
 
 from flush.row_hash import is_hashed
-from flush.table_setup import is_version_type
+from flush.table_definition import is_version_type
 from ingest.addresses import expanded
 from ingest.column_types import parse_type
 from ingest.kafka_checks import of_kafka

@@ -1,7 +1,7 @@
 """The rows of one call by bucket, checked first, without storage: what a client does whose rows go to several daemons.
 
-No daemon may write its part before all parts are fine. One daemon checks what it is given, as does the embedded table
-(`Table._split`); of several each sees its own part only, so the client checks the whole before it sends anything.
+No daemon may write its part before all parts are fine. One daemon checks what it is given (`ingest.table_writes`); of
+several each sees its own part only, so the client checks the whole before it sends anything.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flush.sharding import Routing
 from ingest.rows import check_encoding
 from ingest.write_rules import first_of_each_key
 from memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombstones, with_tombstone
-
-_ROW = "_memwal_row"
 
 
 class Splitter:
@@ -65,31 +62,3 @@ class Splitter:
     def buckets(self, rows: pa.Table) -> npt.NDArray[np.int32]:
         """Bucket of every row, of whole rows or of keys."""
         return self._bucket(rows)
-
-
-def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
-    """The rows that several owners found of the keys `asked`, in the order in which these are first named.
-
-    `found`: one table at least, each with all key columns.
-    """
-    rows = pa.concat_tables(found)
-    if len(found) == 1 or not rows.num_rows:
-        return rows
-    key = asked.column_names
-    numbered = asked.append_column(_ROW, pa.array(np.arange(asked.num_rows)))
-    first = numbered.group_by(key).aggregate([(_ROW, "min")])
-    at = pa.array(np.arange(rows.num_rows))
-    # Only keys are joined: Arrow joins no rows with columns of lists, such as vectors. They are copied, since it warns,
-    # on the user's terminal, of rows that lie as they came off the wire.
-    keys = rows.select(key).take(at).cast(asked.schema).append_column("_memwal_at", at)
-    joined = keys.join(first, key, join_type="inner")
-    order = pc.sort_indices(joined.column(f"{_ROW}_min"))
-    return rows.take(joined.column("_memwal_at").take(order))
-
-
-def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool) -> pa.Table:
-    """The best `k` of several rankings, each best first; on equal scores the earlier one's rows first, NaN last."""
-    rows = pa.concat_tables(found)
-    scores = rows.column(score).to_numpy()
-    order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
-    return rows.take(pa.array(order))

@@ -1,6 +1,7 @@
 """The embedded table: regions claimed in this process, rows in and rows out, no Spark.
 
-`open_table` is the whole of memwal as a library; the daemon is this class behind Arrow Flight.
+`Table` is the whole of memwal as a library; the daemon is this class behind Arrow Flight. It says what a table does;
+how is told by its parts: `table_columns`, `table_writes`, `table_upkeep`, `region_set`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -21,30 +22,27 @@ import pyarrow as pa
 import wal
 from flush import BaseTable, CommitReport, Upsert
 from flush.shape import Shape
-from ingest.admission import Admission
 from ingest.commit_loop import CommitLoop
 from ingest.edge import at_the_edge
-from ingest.errors import Invalid, MemWalError, UnknownOutcome
+from ingest.errors import Invalid, MemWalError
 from ingest.keys import normalise_keys
 from ingest.level_reads import LevelReads
-from ingest.levels import Level, RegionView, Reshaped
+from ingest.levels import Level, RegionView
 from ingest.periodic import Periodic
 from ingest.reader import Reader
 from ingest.receipts import Applied, Receipt
 from ingest.region_context import RegionContext, Upkeep
 from ingest.region_reads import RegionReads
 from ingest.region_set import RegionSet
-from ingest.region_writer import RegionWriter
-from ingest.reshaping import difference, fitted, reshaped
 from ingest.resizing import Resizing
 from ingest.routings import expect_routing
 from ingest.rows import as_table, split_deletes
+from ingest.table_columns import TableColumns
 from ingest.table_upkeep import TableUpkeep
+from ingest.table_writes import TableWrites
 from ingest.tokens import Token, TokenLike
-from ingest.waiting import written
-from ingest.write_queue import Ack, Deletes, Write
-from ingest.write_rules import first_of_each_key
-from memtable import TOMBSTONE, InvalidRows, tombstones
+from ingest.write_queue import Ack, Write
+from memtable import TOMBSTONE, tombstones
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
@@ -72,10 +70,10 @@ class Table(LevelReads):
         """Claim the regions `claim` of `base`. Use `ingest.open`, which claims all and also creates the table."""
         super().__init__(base, Reader(base, context.store, routing=base.routing_version))
         context = replace(context, find=self._stored)
-        self._admission = Admission(context)
-        self._former = list[Shape]()
         self.regions = RegionSet(base, context)
-        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._take_over)
+        self._columns = TableColumns(base, self.regions, self._reader, self._took)
+        self._writes = TableWrites(self._columns, self.regions)
+        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
         self._commits = CommitLoop(steps, upkeep.commit, context.clock)
         self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
         self._process = os.getpid()
@@ -108,9 +106,10 @@ class Table(LevelReads):
         `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
-        admission, conforming = self._conforming(as_table(rows, self.schema, alike=self.upsert == "merge"))
-        once, _ = self._once_per_key(admission, conforming)
-        receipt = self._write(admission, once, Token.parse(token), durable=durable, timeout=timeout)
+        admission, conforming = self._columns.conforming(as_table(rows, self.schema, alike=self.upsert == "merge"))
+        once, _ = self._writes.once_per_key(admission, conforming)
+        self._refuse_if_closed()
+        receipt = self._writes.write(admission, once, Token.parse(token), durable=durable, timeout=timeout)
         return receipt if once is conforming else replace(receipt, rows=conforming.num_rows)
 
     @at_the_edge
@@ -120,10 +119,12 @@ class Table(LevelReads):
         """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`; Invalid
         where the table has no key.
         """
-        admission = self._admission
+        admission = self._columns.admission
         normalised = normalise_keys(keys, self.schema, self.key)
         deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
-        return self._write(admission, deleting, Token.parse(token), durable=durable, timeout=timeout, deletes=True)
+        self._refuse_if_closed()
+        parsed = Token.parse(token)
+        return self._writes.write(admission, deleting, parsed, durable=durable, timeout=timeout, deletes=True)
 
     @at_the_edge
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None, routing: int | None = None) -> Ack:
@@ -140,14 +141,14 @@ class Table(LevelReads):
         self._refuse_if_closed()
         expect_routing(self.base.uri, routing, self.base.routing_version)
         given, deletes = split_deletes(rows, self.key)
-        admission, conforming = self._conforming(self._brought_up(given), deletes)
+        admission, conforming = self._columns.conforming(self._columns.brought_up(given), deletes)
         admission.check(conforming, deletes=deletes)
         writer = self.regions.serving(region)
         if np.any(self.base.route(conforming) != writer.bucket):
             raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
-        once, deletes = self._once_per_key(admission, conforming, deletes)
+        once, deletes = self._writes.once_per_key(admission, conforming, deletes)
         write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
-        ack = self._acks([(writer, write)])[writer.name]
+        ack = self._writes.acks([(writer, write)])[writer.name]
         return replace(ack, rows=conforming.num_rows)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
@@ -288,39 +289,6 @@ class Table(LevelReads):
     def _committed(self) -> Mapping[UUID, int]:
         return self._reader.base().committed
 
-    def _write(
-        self,
-        admission: Admission,
-        rows: pa.Table,
-        token: Token | None,
-        *,
-        durable: bool,
-        timeout: float | None,
-        deletes: bool = False,
-    ) -> Receipt:
-        self._refuse_if_closed()
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]
-            raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
-        split, shape = self._split(admission, rows, deletes), admission.context.shape
-        acks = self._acks([(to, Write(part, durable, token, deletes, shape=shape)) for to, part in split], timeout)
-        return Receipt(
-            rows.num_rows,
-            any(ack.applied for ack in acks.values()) if acks else True,
-            {region: ack.position for region, ack in acks.items()},
-            sum(ack.skipped for ack in acks.values()),
-        )
-
-    def _once_per_key(self, admission: Admission, rows: pa.Table, deletes: Deletes = False) -> tuple[pa.Table, Deletes]:
-        """The rows of one put by the table's rule for equal keys among them. Raises: Invalid, InvalidRows."""
-        rule = self.base.rules.on_duplicate
-        if rule == "last" or rows.num_rows < 2:
-            return rows, deletes
-        admission.check(rows, deletes=deletes)  # a null is no key, and its row is told by the caller's number
-        once = first_of_each_key(rows, self.base.key, deletes, refuse=rule == "fail")
-        if once.all():
-            return rows, deletes
-        return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
-
     def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
         """See `region_context.Find`; called by the regions' own threads."""
         try:
@@ -329,48 +297,6 @@ class Table(LevelReads):
         except (pa.ArrowInvalid, OSError):
             self._reader.ask_storage()
             raise
-
-    def _acks(self, waiting: Sequence[tuple[RegionWriter, Write]], timeout: float | None = None) -> dict[str, Ack]:
-        """See `ingest.waiting.written`. A region that looks up what is stored, and finds other columns there than it
-        has, writes nothing; it takes these over, and is asked once more.
-        """
-        try:
-            return self._written(waiting, timeout)
-        except Reshaped:
-            self.follow()
-        except UnknownOutcome as error:
-            if isinstance(error.__cause__, Reshaped):
-                self.follow()
-            raise
-        again = [
-            (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape)) for to, each in waiting
-        ]
-        return self._written(again, timeout)
-
-    def _written(self, waiting: Sequence[tuple[RegionWriter, Write]], timeout: float | None) -> dict[str, Ack]:
-        try:
-            return written(waiting, within=timeout, clock=self._context.clock)
-        except UnknownOutcome as error:
-            if "positions" in error.details:  # whoever sends the rest must know it by the routing that these are of
-                error.details["routing"] = self.base.routing_version
-            raise
-
-    def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
-        """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
-        if len(self.regions.order) == 1 or not rows.num_rows:
-            return [(self.regions.of_bucket(0), rows)] if rows.num_rows else []
-        # One region checks what it is given. Of several none may write its part before all of them are fine, and
-        # routing reads the key.
-        admission.check(rows, deletes=deletes)
-        buckets = self.base.route(rows)
-        order = np.argsort(buckets, kind="stable")
-        present, starts = np.unique(buckets[order], return_index=True)
-        sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
-        ends = [*starts[1:], rows.num_rows]
-        return [
-            (self.regions.of_bucket(bucket), sorted_rows.slice(start, end - start))
-            for bucket, start, end in zip(present, starts, ends, strict=True)
-        ]
 
     def _views(self, level: Level) -> list[RegionView]:
         return self.views(level, self.regions.order)
@@ -390,59 +316,15 @@ class Table(LevelReads):
     def look(self) -> None:
         """Take over the columns of the newest base version, where they are others. Raises: as a read."""
         self._refuse_if_closed()
-        self._take_over()
+        self._columns.take_over()
 
     def follow(self) -> None:
         """Before a read is tried again: no memtable is left that has other columns than the base."""
-        for published in self._take_over():
+        for published in self._columns.take_over():
             published()
 
-    def _take_over(self) -> list[Callable[[], None]]:
-        """Steps 1 and 2 of `ingest.reshaping`; the results, called, wait for step 4. Raises: as `put`."""
-        with self.regions.changing:
-            base, context = self._reader.base(), self._context
-            expect_routing(base.uri, self.base.routing_version, base.routing_version)
-            if context.shape is None:
-                return []
-            changed = base.shape != context.shape
-            if changed:
-                context.models.read(base)
-                context = reshaped(context, base)
-            waits = [writer.reshape(context) for writer in self.regions.alive]
-            if changed and self._context.shape is not None:
-                what = difference(self._context.shape, base.shape)
-                _LOG.info("%s: rows have the columns of version %d now: %s", base.uri, base.version, what)
-                self._former.append(self._context.shape)
-                # The columns first: who meets a new admission must not make rows for the old ones.
-                self.base, self.schema, self.regions.context = base, base.schema, context
-                self._admission = Admission(context)
-            return waits
-
-    def _conforming(self, given: pa.Table, deletes: Deletes = False) -> tuple[Admission, pa.Table]:
-        """Rows in the table's columns, and what brought them there.
-
-        Raises: InvalidRows; Invalid for a column that the table had once.
-        """
-        admission = self._admission
-        try:
-            return admission, admission.conform(given, deletes)
-        except InvalidRows:
-            if set(given.column_names) <= set(admission.context.schema.names):
-                raise
-        self._take_over()  # a column that nobody knows may have been added just now
-        for name in given.column_names:
-            if (gone := self._reader.gone.get(name)) is not None:
-                raise Invalid(f"{gone}: leave it out of the rows, or give it its new name")
-        return self._admission, self._admission.conform(given, deletes)
-
-    def _brought_up(self, rows: pa.Table) -> pa.Table:
-        """Rows of a stream that was opened when the table had other columns, in those of now."""
-        names, now = rows.column_names, self._context.shape
-        if now is None or names == self.schema.names:
-            return rows
-        former = (shape for shape in reversed(self._former) if names == [n for n in shape.rows.names if n != TOMBSTONE])
-        found = next(former, None)
-        return rows if found is None else fitted(rows, found, now, partly=self.upsert == "merge")
+    def _took(self, base: BaseTable) -> None:
+        self.base, self.schema = base, base.schema
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -13,27 +13,11 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 # A column of such a name needs backticks, as in Lance.
-_WORDS = frozenset(
-    (
-        *(
-            "and",
-            "or",
-            "not",
-            "in",
-            "is",
-            "null",
-            "like",
-            "ilike",
-            "between",
-            "true",
-            "false",
-            "case",
-            "when",
-        ),
-        *("then", "else", "end", "as", "cast", "escape", "similar", "to", "distinct", "from", "exists"),
-        "interval",
-    )
-)
+_GRAMMAR = """
+    and or not in is null like ilike between true false case when then else end as cast escape similar to distinct from
+    exists interval
+"""
+_WORDS = frozenset(_GRAMMAR.split())
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.kafka_fixtures", "tests.s3_fixtures", "tests.table_stages"]
+pytest_plugins = [
+    "tests.damaged_table",
+    "tests.kafka_fixtures",
+    "tests.s3_fixtures",
+    "tests.simulation_fixtures",
+    "tests.table_stages",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ROOT / "configs" / "quickstart"

@@ -36,6 +36,17 @@ class Killed(BaseException):
     """The process ended here."""
 
 
+def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+    """`call` in a process that ends before or after it."""
+
+    def ends(*args: Any, **kwargs: Any) -> None:
+        if after:
+            call(*args, **kwargs)
+        raise Killed
+
+    return ends
+
+
 @dataclass(frozen=True)
 class StoreFault:
     """What one call of a store does in place of what it should."""

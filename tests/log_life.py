@@ -6,17 +6,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from tests.failure_matrix import FaultyStore, Killed
+from tests.log_rows import CODEC, rows
 from wal import (
     BatchPart,
     Claim,
     Clock,
     FakeClock,
     Fenced,
-    LanceCodec,
     ManifestStore,
     MemoryStore,
     ObjectStore,
@@ -33,13 +32,6 @@ from wal import (
 from wal.layout import manifest_key, parse_entry_key, wal_prefix
 
 REGION = bucket_region(0)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
-CODEC = LanceCodec(SCHEMA)
-
-
-def rows(*ids: int) -> pa.Table:
-    """Rows of SCHEMA."""
-    return pa.table({"id": ids, "_tombstone": [False] * len(ids)}, schema=SCHEMA)
 
 
 def take(store: ObjectStore, seed: int = 0, clock: Clock | None = None, options: WalOptions | None = None) -> Claim:

@@ -121,11 +121,6 @@ def sst_name(token: str, generation: int) -> str:
     return name
 
 
-def sst_dir(region: UUID, token: str, generation: int) -> str:
-    """Key of an SST directory, without a trailing "/"."""
-    return f"{ROOT}{region}/{sst_name(token, generation)}"
-
-
 def sst_key(region: UUID, path: str, name: str = "") -> str:
     """Key of `name` inside the SST directory `path` (an SsTable's path), or of the directory where `name` is
     empty."""

@@ -18,7 +18,7 @@ from flush import BaseTable
 from flush.history import read_history
 from flush.verification import verify_table
 from ingest.cli import main
-from ingest.opening import initialise
+from ingest.configured_table import initialise
 from ingest.settings import load
 from ingest.source import read_stream
 from ingest.spark_session import configuration, start_session

@@ -15,31 +15,21 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from lance.mem_wal import LsmScanner, ShardSnapshot, ShardWriter
+from lance.mem_wal import ShardWriter
 
 import flush
 import ingest
 import wal
 from flush import BaseTable
 from flush.verification import verify_table
+from ingest.configured_table import initialise
 from ingest.garbage import Ages, TableCollector
-from ingest.opening import initialise
 from ingest.settings import load
-from tests.conftest import toml
+from tests.conftest import INDEXES, SCHEMA, WIDTH, toml
+from tests.lance_scan import scanned
 from wal.layout import parse_sst_dir, region_prefix
 
-WIDTH = 8
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("name", pa.string()),
-        pa.field("price", pa.int64()),
-        pa.field("body", pa.string()),
-        pa.field("vector", pa.list_(pa.float32(), WIDTH)),
-    ]
-)
-INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
 BY_HAND = {"wal": {"format": "arrow"}, "commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 FIRST = range(300)
 """Enough rows for a vector index."""
@@ -147,13 +137,7 @@ class World:
 
     def check_lance_over_ssts(self) -> None:
         """Lance's scan of base and SSTs, where everything is flushed."""
-        snapshots = []
-        for manifest in self.manifests():
-            snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
-            for sst in manifest.ssts:
-                snapshot = snapshot.with_sstable(sst.generation, sst.path)
-            snapshots.append(snapshot)
-        self.same(LsmScanner.from_snapshots(lance.dataset(self.uri), snapshots).to_table())
+        self.same(scanned(self.uri, self.manifests()))
 
     def same(self, found: pa.Table) -> None:
         """`found` is the oracle's rows, every column of them."""

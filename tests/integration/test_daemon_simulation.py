@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 
@@ -14,13 +12,6 @@ from tests.simulation.many import outcomes
 from tests.simulation.world import simulate
 
 SEEDS = 8
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPoolExecutor]:
-    """Two processes; not forked, because pylance's threads would not be in the child."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
-        yield processes
 
 
 @pytest.mark.timeout(900)

@@ -21,7 +21,7 @@ from ingest.dead_letters import DeadLetters
 from ingest.dlq_replay import Replaying
 from ingest.dlq_sources import by_source
 from ingest.feed import Feed
-from ingest.pipeline import written_schema
+from ingest.pipeline_checks import written_schema
 from ingest.settings import load
 from ingest.source import read_stream
 from ingest.spark_session import configuration, start_session

@@ -14,14 +14,15 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from lance.mem_wal import LsmScanner, ShardSnapshot, ShardWriter
+from lance.mem_wal import ShardWriter
 
 import ingest
 import wal
 from flush import BaseTable
-from ingest.opening import initialise
+from ingest.configured_table import initialise
 from ingest.settings import load
 from ingest.stored_table import StoredTable
+from tests.lance_scan import scanned
 
 WIDTH = 4
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
@@ -162,13 +163,7 @@ class World:
 
     def check_flushed_by_lance(self) -> None:
         """Lance's scan over base and SSTs, without a log, where everything is flushed."""
-        snapshots = []
-        for manifest in self.manifests():
-            snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
-            for sst in manifest.ssts:
-                snapshot = snapshot.with_sstable(sst.generation, sst.path)
-            snapshots.append(snapshot)
-        assert self.same(LsmScanner.from_snapshots(lance.dataset(self.uri), snapshots).to_table())
+        assert self.same(scanned(self.uri, self.manifests()))
 
 
 def by_id(rows: Iterable[Row]) -> dict[int, Row]:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ingest.checkpoint import MARKER
+from ingest.configured_table import find_or_create
 from ingest.errors import Invalid
-from ingest.opening import find_or_create
-from ingest.pipeline import check
+from ingest.pipeline_checks import check
 from ingest.settings import load
 
 

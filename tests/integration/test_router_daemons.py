@@ -93,17 +93,24 @@ def test_a_daemon_that_is_killed_costs_time_only(
         assert append_rows.counted(table) == writers.acked
 
 
-def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
-    tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def two_that_are_waited_for(
+    tmp_path: Path, uri: str, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], list[Any]]:
+    """Where two daemons serve the table, and both. Only a claim ends the wait for one of them that stands still."""
     endpoints = spread(2, REGIONS)
-    uri = str(tmp_path / "rows.lance")
     config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, daemon={"endpoints": endpoints})
     running = [start_daemon(start, config, endpoint) for endpoint in endpoints]
     for each in running:
         each.line_with("serving")
-    # Nothing but the claim of the other daemon ends the wait for the one that stands still.
     monkeypatch.setattr(attempts, "FIRST_PATIENCE", 3600.0)
+    return endpoints, running
+
+
+def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
+    tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = str(tmp_path / "rows.lance")
+    endpoints, running = two_that_are_waited_for(tmp_path, uri, start, monkeypatch)
     with ingest.connect(endpoints) as table:
         base = BaseTable.open(uri)
         rows = append_rows.rows(range(200))
@@ -128,14 +135,7 @@ def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
 def test_calls_by_hand_to_a_daemon_that_stands_still_go_to_its_successor(
     tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    endpoints = spread(2, REGIONS)
-    uri = str(tmp_path / "rows.lance")
-    config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, daemon={"endpoints": endpoints})
-    running = [start_daemon(start, config, endpoint) for endpoint in endpoints]
-    for each in running:
-        each.line_with("serving")
-    # Nothing but the claim of the other daemon ends the wait for the one that stands still.
-    monkeypatch.setattr(attempts, "FIRST_PATIENCE", 3600.0)
+    endpoints, running = two_that_are_waited_for(tmp_path, str(tmp_path / "rows.lance"), start, monkeypatch)
     monkeypatch.setattr(client, "READ_TIMEOUT", 3600.0)
 
     def shared(table: RemoteTable) -> bool:

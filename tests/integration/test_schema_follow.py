@@ -15,6 +15,7 @@ import flush
 import ingest
 import wal
 from flush.verification import verify_table
+from ingest import table_writes
 from ingest.flight_server import FlightService
 from ingest.stored_table import StoredTable
 from tests.conftest import ROOT, Made, wait_until
@@ -330,7 +331,7 @@ def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
     """A put was brought into the old columns; before its region gets it, another thread takes a change over."""
     table = open_small()
     table.put(made.rows(range(10)))
-    submit = ingest.table.written
+    submit = table_writes.written
 
     def late(*arguments: Any, **more: Any) -> Any:
         monkeypatch.undo()
@@ -340,7 +341,7 @@ def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
         assert "cost" in table.schema.names
         return submit(*arguments, **more)
 
-    monkeypatch.setattr(ingest.table, "written", late)
+    monkeypatch.setattr(table_writes, "written", late)
     table.put(made.rows([10, 11], 1))
     expected = Open(table, table, uri, made).expected(range(10), price="cost", name=None)
     for id in (10, 11):

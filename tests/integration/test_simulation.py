@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -24,13 +22,6 @@ SEEDS, AT_A_TIME = 300, 50
 SEEDS_WITHOUT_A_KEY = 100
 SEEDS_TO_FIND = 40
 """Within so many seeds every planted fault is to be found; most take fewer than ten."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPoolExecutor]:
-    """Two processes; not forked, because pylance's threads would not be in the child."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
-        yield processes
 
 
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, AT_A_TIME))

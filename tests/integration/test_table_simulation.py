@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 
@@ -18,13 +16,6 @@ SEEDS_TO_FIND = 12
 """Within so many seeds a planted fault is to be found; it took one or two when this was written."""
 RARE = {"leaves_out_the_deletes_of_a_second_try": range(15, 45)}
 """Seeds for a fault that shows only where a conflict follows a deletes pass: one run in twenty."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPoolExecutor]:
-    """Two processes; not forked, because pylance's threads would not be in the child."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
-        yield processes
 
 
 @pytest.mark.timeout(900)

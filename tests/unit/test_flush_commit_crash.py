@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lance
 import pyarrow as pa
@@ -15,7 +13,7 @@ import pytest
 from flush import CommitReport, committer
 from tests.clean import assert_clean, assert_collected
 from tests.commit_world import World
-from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
 from wal import FakeClock, LocalStore
 
 LANCES = ("delete_pass", "upsert_pass", "catch_up", "sync_table")
@@ -112,14 +110,3 @@ def test_killed_at_a_repair(prepared: World, tmp_path: Path, monkeypatch: pytest
     assert world.commit().rows_repaired == (0 if after else 1)
     assert world.found() == world.oracle
     assert_collected(world.store, world.uri)
-
-
-def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
-    """`call` in a process that ends before or after it."""
-
-    def ends(*args: Any, **kwargs: Any) -> None:
-        if after:
-            call(*args, **kwargs)
-        raise Killed
-
-    return ends

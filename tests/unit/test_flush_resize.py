@@ -26,7 +26,7 @@ from ingest import opening
 from ingest.cli_status import status_from_storage
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
-from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
 from wal import FakeClock, LocalStore, ManifestStore, RegionStatus, SystemIds
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -226,17 +226,6 @@ def test_killed_at_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
         assert not table.put([{"id": 0, "n": 9}], token="a:1").applied
         world.expect(table)
     assert_clean(world.store, world.uri)
-
-
-def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
-    """`call` in a process that ends before or after it."""
-
-    def ends(*args: Any, **kwargs: Any) -> None:
-        if after:
-            call(*args, **kwargs)
-        raise Killed
-
-    return ends
 
 
 class Interrupted:

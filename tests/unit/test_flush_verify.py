@@ -14,22 +14,17 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 import pytest
-from lance.file import LanceFileReader, LanceFileWriter
-from lance.mem_wal import CompactedSsTable
 
 import ingest
-from flush import BaseTable, bloom_bytes, write_key_sidecar
+from flush import BaseTable
 from flush.commit_plan import plan_key
 from flush.finding import Finding, View, take_view
-from flush.verification import Verified, verify_table
-from flush.verify_sst import check_keys
+from flush.verification import verify_table
+from tests.damaged_table import SCHEMA, SETTINGS, Damaged, cut, flip, found_in, grow, opened, rows, verify
 from wal import (
     FakeClock,
-    ManifestStore,
     ObjectStore,
-    RegionManifest,
     SeededIds,
-    SsTable,
     claim,
     open_store,
     read_tail,
@@ -38,181 +33,8 @@ from wal.layout import (
     entry_key,
     manifest_key,
     manifest_prefix,
-    parse_entry_key,
-    parse_manifest_key,
     sst_key,
-    wal_prefix,
 )
-
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("name", pa.string()),
-        pa.field("vector", pa.list_(pa.float32(), 4)),
-    ]
-)
-INDEXES = {"name": "btree"}
-SETTINGS = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
-
-
-def rows(ids: range | list[int], version: int) -> list[dict[str, Any]]:
-    """Rows that only these arguments decide."""
-    return [{"id": n, "name": f"name of {n} v{version}", "vector": [n, version, 0.5, 1.0]} for n in ids]
-
-
-def opened(uri: str) -> Any:
-    """The table, claimed."""
-    new = {} if Path(uri).exists() else {"schema": SCHEMA, "key": "id", "regions": 2, "indexes": INDEXES}
-    return ingest.open(uri, settings=SETTINGS, **new)
-
-
-def grow(uri: str) -> Iterator[str]:
-    """A table's life, stage by stage."""
-    table = opened(uri)
-    yield "created"
-    table.put(rows(range(40), 1))
-    yield "put"
-    table.flush()
-    yield "flushed"
-    table.commit()
-    yield "committed"
-    table.put(rows(range(20, 60), 2))
-    table.delete([1, 2, 3])
-    table.flush()
-    table.put(rows([5, 6, 7, 100, 101], 3))
-    table.flush()
-    yield "flushed twice"
-    table.put(rows(range(200, 210), 4))
-    table.close()
-    table = opened(uri)
-    yield "opened again"
-    for number in range(3):
-        table.put(rows(range(300 + 10 * number, 305 + 10 * number), 5), durable=number != 1)
-    table.close()
-    yield "closed"
-
-
-def verify(uri: str, deep: bool = True) -> Verified:
-    return verify_table(open_store(uri), uri, deep=deep)
-
-
-@pytest.fixture(scope="module")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table with one generation committed, two published, and a tail that two claims wrote."""
-    path = tmp_path_factory.mktemp("verify") / "table"
-    for _ in grow(str(path)):
-        pass
-    return path
-
-
-class Damaged:
-    """A copy of the grown table, to be damaged. `region` is that of bucket 0."""
-
-    def __init__(self, uri: str) -> None:
-        self.uri, self.store = uri, open_store(uri)
-        self.base = BaseTable.open(uri)
-        self.region, self.other = self.base.regions
-        self.suffix = self.base.codec.suffix
-
-    @property
-    def manifest(self) -> RegionManifest:
-        found = ManifestStore(self.store, self.region).latest()
-        assert found is not None
-        return found
-
-    @property
-    def sst(self) -> SsTable:
-        return self.manifest.ssts[0]
-
-    def file(self, key: str) -> Path:
-        return Path(self.uri) / key
-
-    def sst_file(self, name: str) -> Path:
-        """A file of the first SST; a pattern may be given, of a name that there is one of."""
-        (found,) = self.file(sst_key(self.region, self.sst.path)).glob(name)
-        return found
-
-    def entry(self, position: int) -> Path:
-        return self.file(entry_key(self.region, position, self.suffix))
-
-    @property
-    def positions(self) -> list[int]:
-        keys = map(parse_entry_key, self.store.list(wal_prefix(self.region)))
-        return sorted(key.position for key in keys if key)
-
-    @property
-    def sentinel(self) -> int:
-        """Position of the second claim's."""
-        (found,) = (p for p in self.positions if self.base.codec.header(self.entry(p).read_bytes()).sentinel)
-        return found
-
-    def reentry(self, position: int, rows: Callable[[pa.Table], pa.Table] = lambda rows: rows, **changes: Any) -> None:
-        """Write an entry anew, its header or rows changed, its checksum right."""
-        found = self.base.codec.decode(position, self.entry(position).read_bytes())
-        header = replace(found.header, **changes)
-        self.entry(position).write_bytes(self.base.codec.encode(header, rows(found.rows)))
-
-    def rewrite_manifests(self, change: Callable[[RegionManifest], RegionManifest], newest: bool = False) -> None:
-        """Write manifest versions anew, every one or the newest, their checksums right."""
-        keys = map(parse_manifest_key, self.store.list(manifest_prefix(self.region)))
-        for version in [self.manifest.version] if newest else [key.version for key in keys if key]:
-            file = self.file(manifest_key(self.region, version))
-            file.write_bytes(change(RegionManifest.decode(file.read_bytes())).encode())
-
-    def collect(self) -> None:
-        """What the collector would take of the log."""
-        for position in self.positions:
-            if position <= self.manifest.replay_after and position != self.sentinel:
-                self.entry(position).unlink()
-
-    def rewrite_sst(self, change: Callable[[pa.Table], pa.Table]) -> None:
-        """Write the first SST anew from changed rows, all its parts fitting, and collect the log it was made of."""
-        directory = self.file(sst_key(self.region, self.sst.path))
-        changed = change(lance.dataset(str(directory)).to_table())
-        shutil.rmtree(directory)
-        lance.write_dataset(changed, str(directory), data_storage_version=self.base.storage_version)
-        keys = changed.select(["id"])
-        (directory / "bloom_filter.bin").write_bytes(bloom_bytes(keys))
-        write_key_sidecar(str(directory), keys, ["id"])
-        self.recount(changed.num_rows)
-        self.collect()
-
-    def recount(self, rows: int) -> None:
-        """Let every manifest say that the first SST has `rows` rows."""
-        generation = self.sst.generation
-
-        def recounted(manifest: RegionManifest) -> RegionManifest:
-            ssts = (replace(s, physical_rows=rows) if s.generation == generation else s for s in manifest.ssts)
-            return replace(manifest, ssts=tuple(ssts))
-
-        self.rewrite_manifests(recounted)
-
-    def base_file(self, pattern: str) -> Path:
-        return next(Path(self.uri).glob(pattern))
-
-    def mark(self, region: UUID, generation: int) -> None:
-        """Record progress that nobody made."""
-        merge = self.base.dataset.merge_insert("id").when_not_matched_insert_all()
-        done = [CompactedSsTable(str(region), generation)]
-        merge.mark_sstables_as_compacted(done).execute(self.base.schema.empty_table())
-
-
-@pytest.fixture
-def damaged(grown: Path, tmp_path: Path) -> Damaged:
-    shutil.copytree(grown, tmp_path / "table")
-    return Damaged(str(tmp_path / "table"))
-
-
-def flip(file: Path, at: int) -> None:
-    """One bit of the byte at `at`; of a small letter it makes a capital."""
-    data = bytearray(file.read_bytes())
-    data[at] ^= 0x20
-    file.write_bytes(data)
-
-
-def cut(file: Path, to: int = -5) -> None:
-    file.write_bytes(file.read_bytes()[:to])
-
 
 # ---- clean ---------------------------------------------------------------------------------------------------------
 
@@ -297,14 +119,6 @@ def test_only_what_is_found_again_on_a_table_at_rest_is_reported(grown: Path, mo
 
 
 # ---- damaged -------------------------------------------------------------------------------------------------------
-
-
-def found_in(damaged: Damaged, deep: bool = True) -> list[tuple[str, str]]:
-    findings = verify(damaged.uri, deep=deep).findings
-    for each in findings:
-        assert "\n" not in str(each)
-        assert each.remedy
-    return [(each.check, each.where) for each in findings]
 
 
 def _foreign_copy(damaged: Damaged) -> str:
@@ -571,124 +385,6 @@ def test_an_index_on_another_column_is_found(damaged: Damaged) -> None:
     damaged.base.dataset.drop_index("name_idx")
     damaged.base.dataset.create_scalar_index("id", "BTREE", name="name_idx")
     assert found_in(damaged, deep=False) == [("index", "index name_idx")]
-
-
-# ---- damage that only rows show ------------------------------------------------------------------------------------
-
-
-def sidecar_out_of_order(d: Damaged) -> tuple[str, str]:
-    file = d.sst_file("_pk_index/page_data.lance")
-    _rewrite(file, lambda table: table.set_column(1, table.schema.field(1), table["ids"][::-1]))
-    return "sidecar", str(file.relative_to(d.uri))
-
-
-def lookup_wrong(d: Damaged) -> tuple[str, str]:
-    file = d.sst_file("_pk_index/page_lookup.lance")
-    _rewrite(file, lambda table: table.set_column(0, table.schema.field(0), pa.array([12345])))
-    return "sidecar", str(file.relative_to(d.uri))
-
-
-def _rewrite(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    table = change(LanceFileReader(str(file)).read_all().to_table())
-    with LanceFileWriter(str(file), table.schema, version="2.0") as writer:
-        writer.write_batch(table)
-
-
-def bloom_denies(d: Damaged) -> tuple[str, str]:
-    file = d.sst_file("bloom_filter.bin")
-    file.write_bytes(bytes(file.stat().st_size))
-    return "bloom", str(file.relative_to(d.uri))
-
-
-def key_twice_in_an_sst(d: Damaged) -> tuple[str, str]:
-    d.rewrite_sst(lambda table: pa.concat_tables([table, table.slice(0, 1)]))
-    return "double key", f"{sst_key(d.region, d.sst.path)}/"
-
-
-def row_in_the_wrong_region(d: Damaged) -> tuple[str, str]:
-    stranger = next(n for n in range(1000, 2000) if d.base.route(pa.table({"id": [n]}))[0] == 1)
-
-    def moved(table: pa.Table) -> pa.Table:
-        ids = pa.array([stranger, *table["id"].to_pylist()[1:]], pa.int64())
-        return table.set_column(0, table.schema.field(0), ids)
-
-    d.rewrite_sst(moved)
-    return "route", f"{sst_key(d.region, d.sst.path)}/"
-
-
-def row_in_the_wrong_log(d: Damaged) -> tuple[str, str]:
-    stranger = next(n for n in range(1000, 2000) if d.base.route(pa.table({"id": [n]}))[0] == 1)
-
-    def moved(table: pa.Table) -> pa.Table:
-        ids = pa.array([stranger, *table["id"].to_pylist()[1:]], pa.int64())
-        return table.set_column(0, table.schema.field(0), ids)
-
-    d.reentry(d.positions[-1], moved)
-    return "route", wal_prefix(d.region)
-
-
-def key_twice_in_the_base(d: Damaged) -> tuple[str, str]:
-    again = d.base.dataset.to_table().slice(0, 1)
-    lance.write_dataset(again, d.uri, mode="append")
-    return "double key", "data/ (base table)"
-
-
-def base_that_cannot_be_read(d: Damaged) -> tuple[str, str]:
-    file = d.base_file("data/*.lance")
-    file.write_bytes(bytes(file.stat().st_size))
-    return "base rows", "data/ (base table)"
-
-
-def sst_that_cannot_be_read(d: Damaged) -> tuple[str, str]:
-    file = d.sst_file("data/*.lance")
-    file.write_bytes(bytes(file.stat().st_size))
-    return "data", sst_key(d.region, d.sst.path, "data")
-
-
-def another_value_in_an_sst(d: Damaged) -> tuple[str, str]:
-    """One flipped bit, of a value: Lance has no checksum for it."""
-    file = d.sst_file("data/*.lance")
-    flip(file, file.read_bytes().index(b"name of"))
-    return "fingerprint", sst_key(d.region, d.sst.path)
-
-
-def another_value_in_the_log(d: Damaged) -> tuple[str, str]:
-    def renamed(table: pa.Table) -> pa.Table:
-        return table.set_column(1, table.schema.field(1), pa.array(["?"] * table.num_rows))
-
-    before = d.sst.generation
-    covered = next(p for p in d.positions if d.base.codec.header(d.entry(p).read_bytes()).generation == before)
-    d.reentry(covered, renamed)
-    return "fingerprint", sst_key(d.region, d.sst.path)
-
-
-DEEP = [
-    sidecar_out_of_order,
-    lookup_wrong,
-    bloom_denies,
-    key_twice_in_an_sst,
-    row_in_the_wrong_region,
-    row_in_the_wrong_log,
-    key_twice_in_the_base,
-    base_that_cannot_be_read,
-    sst_that_cannot_be_read,
-    another_value_in_an_sst,
-    another_value_in_the_log,
-]
-
-
-@pytest.mark.parametrize("damage", DEEP, ids=lambda damage: damage.__name__)
-def test_damage_that_only_rows_show_is_found_by_deep(
-    damaged: Damaged, damage: Callable[[Damaged], tuple[str, str]]
-) -> None:
-    expected = damage(damaged)
-    assert found_in(damaged, deep=False) == []
-    assert found_in(damaged, deep=True) == [expected]
-
-
-def test_a_null_key_is_found() -> None:
-    keys = pa.table({"a": [1, None, 2], "b": ["x", "x", None]})
-    assert [each.what for each in check_keys("here", keys, "mend")] == ["2 values of its key columns are null"]
 
 
 def test_a_collected_log_makes_no_statement(damaged: Damaged) -> None:

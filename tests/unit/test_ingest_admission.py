@@ -13,9 +13,9 @@ import pytest
 import wal
 from ingest.admission import Admission, size_bound
 from ingest.errors import Invalid
-from ingest.region_context import Limits, RegionContext
 from ingest.write_queue import Write
 from memtable import InvalidRows, row_schema, tombstones
+from tests.region_contexts import region_context
 
 ID = pa.field("id", pa.int64(), nullable=False)
 COLUMNS: dict[str, pa.Array] = {
@@ -40,23 +40,8 @@ COLUMNS: dict[str, pa.Array] = {
 
 def admission(*columns: pa.Field) -> Admission:
     """Of a table with the key `id`; columns declared not null are required."""
-    base = pa.schema([ID, *columns])
-    schema = row_schema(base, ("id",))
-    context = RegionContext(
-        store=wal.MemoryStore(),
-        codec=wal.LanceCodec(schema),
-        clock=wal.FakeClock(),
-        ids=wal.SeededIds(),
-        schema=schema,
-        key=("id",),
-        indexes=(),
-        storage_version="2.1",
-        field_ids=None,
-        limits=Limits(1 << 20, 0.1, 1 << 30, 10, None, 60.0, 1 << 30, 0.1),
-        wal_options=wal.WalOptions(),
-        required=tuple(field.name for field in columns if not field.nullable),
-    )
-    return Admission(context)
+    required = tuple(field.name for field in columns if not field.nullable)
+    return Admission(region_context(wal.MemoryStore(), pa.schema([ID, *columns]), required=required))
 
 
 def addresses(column: pa.ChunkedArray) -> set[int]:

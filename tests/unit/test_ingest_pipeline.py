@@ -13,7 +13,8 @@ import pytest
 
 from flush import BaseTable, WriteRules
 from ingest.child import how_it_ended
-from ingest.pipeline import stop_signals, stream, written_schema
+from ingest.pipeline import stop_signals, stream
+from ingest.pipeline_checks import written_schema
 from ingest.settings import load
 from ingest.spark_sink import configured_endpoint
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,14 @@ import pyarrow as pa
 import pytest
 
 import wal
-from ingest.region_context import Limits, RegionContext
 from ingest.region_core import RegionCore
 from ingest.tokens import Token
 from ingest.write_queue import Write
-from memtable import InvalidRows, row_schema
+from memtable import InvalidRows
+from tests.region_contexts import LIMITS, region_context
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 REGION = wal.bucket_region(0)
-LIMITS = Limits(
-    entry_size_max=1 << 20,
-    linger_max=0.1,
-    size_max=1 << 30,
-    rows_max=10,
-    age_max=60.0,
-    unflushed_max=1 << 30,
-    retry_delay=0.1,
-)
 
 
 class Scripted:
@@ -58,19 +50,7 @@ class Region:
 
     def __init__(self, root: Path, **limits: Any) -> None:
         self.store, self.clock = Scripted(root), wal.FakeClock()
-        schema = row_schema(BASE, ("id",))
-        self.context = RegionContext(
-            store=self.store,
-            codec=wal.LanceCodec(schema),
-            clock=self.clock,
-            ids=wal.SystemIds(),
-            schema=schema,
-            key=("id",),
-            indexes=(),
-            storage_version="2.1",
-            limits=Limits(**{name: limits.get(name, getattr(LIMITS, name)) for name in Limits.__slots__}),
-            wal_options=wal.WalOptions(0.5, 1.0),
-        )
+        self.context = region_context(self.store, BASE, clock=self.clock, limits=replace(LIMITS, **limits))
         self.core = RegionCore.open(self.context, REGION)
 
     def again(self) -> RegionCore:

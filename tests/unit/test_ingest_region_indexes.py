@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ import pyarrow as pa
 import pytest
 
 import wal
-from ingest.region_context import Limits, RegionContext
 from ingest.region_core import RegionCore
+from ingest.write_groups import WriteGroup
 from ingest.write_queue import Write
-from memtable import IndexSpec, MemTable, row_schema
+from memtable import IndexSpec, MemTable
+from tests.region_contexts import LIMITS, region_context
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
 REGION = wal.bucket_region(0)
 BLOCK = 4
-LIMITS = Limits(1 << 20, 0.1, 1 << 30, 1000, 60.0, 1 << 30, 0.1)
 
 
 class Steps:
@@ -49,24 +50,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., RegionCore]:
     """Claims the region, again and again the same one, in a given mode."""
-    store, schema = wal.LocalStore(tmp_path / "t.lance"), row_schema(BASE, ("id",))
+    store = wal.LocalStore(tmp_path / "t.lance")
 
     def open_core(mode: Any = "async", **more: Any) -> RegionCore:
-        context = RegionContext(
-            store=store,
-            codec=wal.LanceCodec(schema),
-            clock=wal.FakeClock(),
-            ids=wal.SystemIds(),
-            schema=schema,
-            key=("id",),
-            indexes=(IndexSpec("text", "fts"),),
-            storage_version="2.1",
-            limits=LIMITS,
-            wal_options=wal.WalOptions(0.5, 1.0),
-            index_mode=mode,
-            **more,
-        )
-        return RegionCore.open(context, REGION)
+        fixed = {"indexes": (IndexSpec("text", "fts"),), "limits": replace(LIMITS, rows_max=1000), "index_mode": mode}
+        return RegionCore.open(region_context(store, BASE, **fixed, **more), REGION)
 
     return open_core
 
@@ -103,10 +91,12 @@ def test_async_leaves_the_rows_to_the_indexing_party(opened: Callable[..., Regio
     assert found(core) == set(range(12))
 
 
-def test_sync_indexes_before_it_acknowledges(opened: Callable[..., RegionCore], steps: Steps) -> None:
+def test_sync_indexes_before_it_acknowledges(
+    opened: Callable[..., RegionCore], steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core = opened("sync")
     write = Write(pa.table({"id": range(6), "text": ["copper"] * 6}, schema=BASE))
-    core._acknowledge = lambda *_: steps.calls.append((0, waiting(core)))  # type: ignore[method-assign]
+    monkeypatch.setattr(WriteGroup, "acknowledge", lambda *_: steps.calls.append((0, waiting(core))))
     core.serve([write])
     assert steps.calls == [(1, 6), (1, 6), (0, 0)]
     assert found(core) == set(range(6))
@@ -198,8 +188,5 @@ def test_bytes_counted_late_are_not_those_of_the_next_memtable(
 
 
 def test_a_table_without_such_indexes_counts_nothing_as_waiting() -> None:
-    schema = row_schema(BASE, ("id",))
-    context: dict[str, Any] = dict.fromkeys(("store", "codec", "clock", "ids", "limits", "wal_options"))
     for indexes, expected in (((), False), ((IndexSpec("id", "btree"),), False), ((IndexSpec("text", "fts"),), True)):
-        made = RegionContext(**context, schema=schema, key=("id",), indexes=indexes, storage_version="2.1")
-        assert made.has_indexes is expected
+        assert region_context(wal.MemoryStore(), BASE, indexes=indexes).has_indexes is expected

@@ -16,11 +16,11 @@ from flush import WriteRules
 from ingest.admission import Admission
 from ingest.errors import Unavailable
 from ingest.levels import OverTaken, RegionView
-from ingest.region_context import Limits, RegionContext
 from ingest.region_core import RegionCore
 from ingest.tokens import Token
 from ingest.write_queue import Write
-from memtable import InvalidRows, row_schema
+from memtable import InvalidRows
+from tests.region_contexts import region_context
 
 BASE = pa.schema(
     [
@@ -30,15 +30,6 @@ BASE = pa.schema(
     ]
 )
 REGION = wal.bucket_region(0)
-LIMITS = Limits(
-    entry_size_max=1 << 20,
-    linger_max=0.1,
-    size_max=1 << 30,
-    rows_max=10,
-    age_max=60.0,
-    unflushed_max=1 << 30,
-    retry_delay=0.1,
-)
 
 
 class Region:
@@ -48,23 +39,9 @@ class Region:
         self.base: dict[int, dict[str, Any]] = {}
         self.asked: list[list[int]] = []
         self.next: list[Exception] = []
-        schema = row_schema(BASE, ("id",))
         self.store = wal.LocalStore(root)
-        self.context = RegionContext(
-            store=self.store,
-            codec=wal.LanceCodec(schema),
-            clock=wal.FakeClock(),
-            ids=wal.SystemIds(),
-            schema=schema,
-            key=("id",),
-            indexes=(),
-            storage_version="2.1",
-            limits=LIMITS,
-            wal_options=wal.WalOptions(0.5, 1.0),
-            required=("must",),
-            rules=WriteRules(upsert),
-            find=self.find,
-        )
+        more = {"required": ("must",), "rules": WriteRules(upsert), "find": self.find}
+        self.context = region_context(self.store, BASE, **more)
         self.core = RegionCore.open(self.context, REGION)
         self.admission = Admission(self.context)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
+from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
 from wal import (
     BatchPart,
     Claim,
@@ -41,14 +41,8 @@ from wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wal" / "claim_and_append.txt"
 REGION = bucket_region(0)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
-CODEC = LanceCodec(SCHEMA)
 CLOCK = FakeClock()
 IDS = SystemIds()
-
-
-def rows(*ids: int) -> pa.Table:
-    return pa.table({"id": ids, "_tombstone": [False] * len(ids)}, schema=SCHEMA)
 
 
 def take(store: ObjectStore) -> Claim:
@@ -361,25 +355,13 @@ def test_collected_entries_are_not_asked_for_nor_their_positions_used_again(make
 # ---- storage that is not there at times ------------------------------------------------------------------------------
 
 
-class Unavailable(MemoryStore):
+class Unavailable(FailingReads):
     """Its reads fail while `failures` last."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failures, self.calls = 0, 0
         self.error: Exception = StoreUnavailable("storage answered 503")
-
-    def get(self, key: str) -> bytes | None:
-        self.fail()
-        return super().get(key)
-
-    def exists(self, key: str) -> bool:
-        self.fail()
-        return super().exists(key)
-
-    def list(self, prefix: str) -> list[str]:
-        self.fail()
-        return super().list(prefix)
 
     def fail(self) -> None:
         self.calls += 1

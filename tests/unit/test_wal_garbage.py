@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
+from tests.log_rows import CODEC, SCHEMA, rows
 from wal import (
     Claim,
     Corrupt,
@@ -28,8 +28,6 @@ from wal import (
 from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
 
 REGION = bucket_region(0)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
-CODEC = LanceCodec(SCHEMA)
 AGE = 600.0
 
 
@@ -66,10 +64,6 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def rows(*ids: int) -> pa.Table:
-    return pa.table({"id": ids, "_tombstone": [False] * len(ids)}, schema=SCHEMA)
 
 
 def put(log: WalAppender, *ids: int, applied: dict[str, int] | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.log_rows import CODEC, SCHEMA, FailingReads
 from wal import (
     BatchPart,
     Corrupt,
@@ -19,7 +20,6 @@ from wal import (
     EpochGuard,
     FakeClock,
     Fenced,
-    LanceCodec,
     ManifestStore,
     MemoryStore,
     Overtaken,
@@ -36,8 +36,6 @@ from wal.entry_reader import EntryReader
 from wal.layout import entry_key, parse_entry_key
 
 REGION = bucket_region(1)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
-CODEC = LanceCodec(SCHEMA)
 
 
 class Log:
@@ -361,24 +359,12 @@ def test_a_claim_whose_entries_a_newer_owner_collected_is_fenced() -> None:
         log.replayed(guard=EpochGuard(REGION, 1))
 
 
-class Flaky(MemoryStore):
+class Flaky(FailingReads):
     """Every other read fails."""
 
     calls = 0
 
-    def get(self, key: str) -> bytes | None:
-        self._fail()
-        return super().get(key)
-
-    def exists(self, key: str) -> bool:
-        self._fail()
-        return super().exists(key)
-
-    def list(self, prefix: str) -> list[str]:
-        self._fail()
-        return super().list(prefix)
-
-    def _fail(self) -> None:
+    def fail(self) -> None:
         self.calls += 1
         if self.calls % 2:
             raise StoreUnavailable("slow down")

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from tests.log_rows import CODEC, SCHEMA
 from wal import (
     BatchPart,
     Claim,
     FakeClock,
     Fenced,
-    LanceCodec,
     ManifestStore,
     MemoryStore,
     OutcomeUnknown,
@@ -38,8 +38,6 @@ from wal import (
 )
 
 REGION = bucket_region(0)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
-CODEC = LanceCodec(SCHEMA)
 OPTIONS = WalOptions(put_timeout=1.0, retry_budget=2.0)
 FAULTS = st.lists(
     st.sampled_from(["lands, no answer", "no answer", "lands later", "unavailable", "own retry"]), max_size=2

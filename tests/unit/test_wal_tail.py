@@ -10,13 +10,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from tests.log_rows import CODEC, SCHEMA
 from wal import (
     BatchPart,
     Claim,
     Corrupt,
     Entry,
     FakeClock,
-    LanceCodec,
     ManifestStore,
     MemoryStore,
     Overtaken,
@@ -31,8 +31,6 @@ from wal import (
 from wal.layout import entry_key, parse_manifest_key
 
 REGION = bucket_region(0)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
-CODEC = LanceCodec(SCHEMA)
 IDS = SeededIds(7)
 
 

@@ -1,0 +1,71 @@
+"""The answers of several daemons to one call as one: each has its own regions, so their rows are disjoint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.errors import Unavailable
+from ingest.flight_wire import BUSY
+
+_ROW, _AT = "_memwal_row", "_memwal_at"
+
+
+def merged(read: str, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
+    """The answers of several owners to one read as one. Raises: Unavailable where columns changed in between."""
+    parts = _alike(answers)
+    if read == "search":
+        return best_of(parts, "_distance", request["k"], ascending=True)
+    if read == "match":
+        return best_of(parts, "_score", request["k"], ascending=False)
+    rows = pa.concat_tables(parts)
+    return rows if request["limit"] is None else rows.slice(0, request["limit"])
+
+
+def _alike(answers: Sequence[pa.Table]) -> Sequence[pa.Table]:
+    if any(answer.schema != answers[0].schema for answer in answers):
+        raise Unavailable("somebody changed the table's columns while it was read; read again", {"reason": BUSY})
+    return answers
+
+
+def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What several daemons say of one table: of a region that two name the higher epoch, of the base the newest."""
+    newest = max(found, key=lambda status: int(status["base_version"]))
+    regions: dict[str, Any] = {}
+    for region in (region for status in found for region in status["regions"]):
+        known = regions.get(region["id"])
+        if known is None or known["epoch"] < region["epoch"]:
+            regions[region["id"]] = region
+    return newest | {"regions": sorted(regions.values(), key=lambda region: int(region["bucket"]))}
+
+
+def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
+    """The rows that several owners found of the keys `asked`, in the order in which these are first named.
+
+    `found`: one table at least, each with all key columns. Raises: as `merged`.
+    """
+    rows = pa.concat_tables(_alike(found))
+    if len(found) == 1 or not rows.num_rows:
+        return rows
+    key = asked.column_names
+    numbered = asked.append_column(_ROW, pa.array(np.arange(asked.num_rows)))
+    first = numbered.group_by(key).aggregate([(_ROW, "min")])
+    at = pa.array(np.arange(rows.num_rows))
+    # Only keys are joined: Arrow joins no rows with columns of lists, such as vectors. They are copied, since it warns,
+    # on the user's terminal, of rows that lie as they came off the wire.
+    keys = rows.select(key).take(at).cast(asked.schema).append_column(_AT, at)
+    joined = keys.join(first, key, join_type="inner")
+    order = pc.sort_indices(joined.column(f"{_ROW}_min"))
+    return rows.take(joined.column(_AT).take(order))
+
+
+def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool) -> pa.Table:
+    """The best `k` of several rankings, each best first; on equal scores the earlier one's rows first, NaN last."""
+    rows = pa.concat_tables(found)
+    scores = rows.column(score).to_numpy()
+    order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
+    return rows.take(pa.array(order))

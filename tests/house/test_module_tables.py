@@ -1,0 +1,39 @@
+"""Module tables: the README of each package names every module of it once, and none that is gone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("ingest", "flush", "wal", "memtable", "bench")
+_NAME = re.compile(r"`([a-z_0-9]+)(?:\.py)?`")
+
+
+def named_modules(text: str) -> list[str]:
+    """The names in the column `module` or `modules` of the first table that has one."""
+    names: list[str] = []
+    column: int | None = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if column is not None and cells:
+            names += _NAME.findall(cells[column])
+        elif column is not None:
+            break
+        else:
+            column = next((number for number, cell in enumerate(cells) if cell in ("module", "modules")), None)
+    return names
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_readme_of_a_package_names_each_of_its_modules_once(root: Path, package: str) -> None:
+    modules = sorted(path.stem for path in (root / package).glob("*.py") if not path.stem.startswith("__"))
+    assert sorted(named_modules((root / package / "README.md").read_text(encoding="utf-8"))) == modules
+
+
+def test_the_rule_reads_the_column_of_modules_only() -> None:
+    text = (
+        "| error | what |\n|---|---|\n| `a` | |\n\n|  | modules |\n|---|---|\n| `b` | `c.py`, `d` (`E`) |\n\n| `f` |\n"
+    )
+    assert named_modules(text) == ["c", "d"]

@@ -1,0 +1,36 @@
+"""What one region of a small table is opened with, for tests that need a region and no table around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+import wal
+from ingest.region_context import Limits, RegionContext
+from memtable import row_schema
+
+LIMITS = Limits(
+    entry_size_max=1 << 20,
+    linger_max=0.1,
+    size_max=1 << 30,
+    rows_max=10,
+    age_max=60.0,
+    unflushed_max=1 << 30,
+    retry_delay=0.1,
+)
+"""Only rows, and the time that they linger, are ever too many."""
+
+
+def region_context(store: wal.ObjectStore, base: pa.Schema, **more: Any) -> RegionContext:
+    """The context of a region with the columns `base` and the key `id`; `more`: fields that are others than usual."""
+    schema = row_schema(base, ("id",))
+    usual: dict[str, Any] = {
+        "codec": wal.LanceCodec(schema),
+        "clock": wal.FakeClock(),
+        "ids": wal.SystemIds(),
+        "indexes": (),
+        "limits": LIMITS,
+        "wal_options": wal.WalOptions(0.5, 1.0),
+    }
+    return RegionContext(store=store, schema=schema, key=("id",), storage_version="2.1", **usual | more)

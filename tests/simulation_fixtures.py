@@ -1,0 +1,16 @@
+"""Fixtures: processes for seeds of the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    """Two processes; not forked, because pylance's threads would not be in the child."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        yield processes

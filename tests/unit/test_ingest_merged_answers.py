@@ -1,0 +1,48 @@
+"""Answers of several daemons put together."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from ingest.errors import Unavailable
+from ingest.merged_answers import best_of, in_asked_order, merged, merged_status
+
+
+def test_rows_found_by_several_come_in_the_order_asked() -> None:
+    asked = pa.table({"a": ["z", "x", "y", "x", "w"], "b": pa.array([1, 2, 3, 2, 4], pa.int32())})
+    vectors = pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float32(), 2))
+    one = pa.table({"v": vectors, "b": pa.array([3, 1], pa.int32()), "a": ["y", "z"]})
+    other = pa.table({"v": vectors.slice(1), "b": pa.array([2], pa.int32()), "a": ["x"]})
+    assert in_asked_order([one, other], asked).column("a").to_pylist() == ["z", "x", "y"]
+    assert in_asked_order([one, other.slice(1)], asked).column("a").to_pylist() == ["z", "y"]
+    assert in_asked_order([one.slice(2), other.slice(1)], asked).num_rows == 0
+
+
+def test_the_best_of_several_rankings() -> None:
+    def ranked(*scores: float, first: int) -> pa.Table:
+        return pa.table({"id": range(first, first + len(scores)), "s": pa.array(scores, pa.float32())})
+
+    near = best_of([ranked(0.5, 2.0, first=0), ranked(0.5, 1.0, float("nan"), first=10)], "s", 4, ascending=True)
+    assert near.column("id").to_pylist() == [0, 10, 11, 1]
+    best = best_of([ranked(3.0, 1.0, first=0), ranked(2.0, first=10)], "s", 9, ascending=False)
+    assert best.column("id").to_pylist() == [0, 10, 1]
+
+
+def test_a_limit_counts_over_all_answers() -> None:
+    answers = [pa.table({"a": [1, 2]}), pa.table({"a": [3, 4]})]
+    assert merged("scan", answers, {"limit": 3}).column("a").to_pylist() == [1, 2, 3]
+    assert merged("scan", answers, {"limit": None}).num_rows == 4
+
+
+def test_answers_with_different_columns_are_asked_for_again() -> None:
+    with pytest.raises(Unavailable, match="changed the table's columns") as told:
+        merged("scan", [pa.table({"a": [1]}), pa.table({"b": [1]})], {"limit": None})
+    assert told.value.details == {"reason": "busy"}
+
+
+def test_of_two_that_name_a_region_the_higher_epoch_is_believed() -> None:
+    old, other = {"id": "r0", "epoch": 3, "bucket": 0}, {"id": "r1", "epoch": 1, "bucket": 1}
+    new = {"id": "r0", "epoch": 4, "bucket": 0}
+    found = merged_status([{"base_version": 7, "regions": [other, old]}, {"base_version": 9, "regions": [new]}])
+    assert found == {"base_version": 9, "regions": [new, other]}

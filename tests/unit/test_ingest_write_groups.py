@@ -1,0 +1,117 @@
+"""Groups of writes before any storage is asked: what goes together, who is left out, and what each is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import wal
+from flush import WriteRules
+from ingest.levels import RegionView
+from ingest.repeats import Repeats
+from ingest.tokens import Token
+from ingest.write_groups import WriteGroup, WriteGroups, entry_sized
+from ingest.write_queue import Write
+from memtable import InvalidRows
+from tests.region_contexts import region_context
+
+BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+
+
+def write(*ids: int | None, token: Token | None = None, durable: bool = True) -> Write:
+    rows = pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array([""] * len(ids), pa.string())}, schema=BASE)
+    return Write(rows, durable, token)
+
+
+def groups(**more: Any) -> WriteGroups:
+    """Of a region that nothing was ever written to."""
+    view = RegionView(wal.bucket_region(0), (), ())
+    return WriteGroups(region_context(wal.MemoryStore(), BASE, **more), Repeats({}), lambda: view)
+
+
+def ids(group: WriteGroup | None) -> list[int]:
+    assert group is not None
+    assert group.rows is not None
+    found: list[int] = group.rows.rows.column("id").to_pylist()
+    return found
+
+
+def test_as_many_writes_go_together_as_an_entry_holds() -> None:
+    writes = [write(*range(number)) for number in (10, 10, 100, 10, 10)]
+    size = writes[0].rows.get_total_buffer_size()
+    assert [list(map(writes.index, run)) for run in entry_sized(writes, 2 * size)] == [[0, 1], [2], [3, 4]]
+    assert list(entry_sized(writes[2:3], 1)) == [writes[2:3]]
+    assert list(entry_sized([], 1)) == []
+
+
+def test_a_groups_rows_do_not_change_with_the_array_they_came_from() -> None:
+    array = np.arange(3)
+    group = groups().group([first := Write(pa.table({"id": array, "v": ["a", "b", "c"]}, schema=BASE))], {})
+    assert first.copied
+    array[:] = 9
+    assert ids(group) == [0, 1, 2]
+
+
+def test_who_is_at_fault_is_told_and_the_others_go_together() -> None:
+    fine, faulty, late = write(1), write(2, None), write(3)
+    group = groups().group([fine, faulty, late], {})
+    assert ids(group) == [1, 3]
+    assert isinstance(faulty.done.exception(), InvalidRows)
+    assert not fine.done.done()
+
+
+def test_there_is_no_group_where_nobody_can_be_in_it() -> None:
+    withdrawn, faulty = write(1), write(None)
+    assert withdrawn.take()
+    assert groups().group([withdrawn, faulty], {}) is None
+    assert (withdrawn.done.done(), faulty.done.done()) == (False, True)
+
+
+def test_the_map_of_a_group_is_the_regions_and_its_own_tokens() -> None:
+    before = {"loader": 3, "other": 1}
+    group = groups().group([write(1, token=Token("loader", 4))], before)
+    assert group is not None
+    assert group.applied == {"loader": 4, "other": 1}
+    assert before["loader"] == 3, "the region's own map is as it was until the group is in the log"
+
+
+def test_a_repeat_is_answered_with_the_group_and_named_the_newest() -> None:
+    fresh, repeated = write(1, token=Token("loader", 4)), write(2, token=Token("loader", 2), durable=False)
+    group = groups().group([fresh, repeated], {"loader": 3})
+    assert ids(group) == [1]
+    assert group is not None
+    assert group.durable
+    group.acknowledge(7)
+    assert (fresh.done.result().applied, fresh.done.result().newest) == (True, None)
+    assert (repeated.done.result().applied, repeated.done.result().newest) == (False, 4)
+    assert repeated.done.result().position == 7
+
+
+@pytest.mark.parametrize(
+    ("writes", "note"),
+    [
+        ([write(token=Token("loader", 1))], True),
+        ([write()], False),
+        ([write(token=Token("loader", 1)), write(1)], False),
+    ],
+)
+def test_a_note_is_a_token_and_no_rows(writes: list[Write], note: bool) -> None:
+    group = groups().group(writes, {})
+    assert group is not None
+    assert group.is_note is note
+
+
+def test_a_lookup_that_fails_is_the_callers_affair_and_their_rows_are_copied_by_then() -> None:
+    seen: list[bool] = []
+
+    def find(*_: object) -> pa.Table:
+        seen.append(asking.copied)
+        raise wal.StoreUnavailable("storage hangs")
+
+    asking = write(1)
+    assert groups(rules=WriteRules("insert"), find=find).group([asking], {}) is None
+    assert isinstance(asking.done.exception(), wal.StoreUnavailable)
+    assert seen == [True]
