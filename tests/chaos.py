@@ -117,7 +117,7 @@ class Scene:
     ) -> None:
         self.directory, self.kafka, self.flights, self.append, self.part = directory, kafka, flights, append, part
         self.place, self.config = place or Place(str(directory / "flights.lance")), directory / "flights.toml"
-        self.topic = f"{TOPIC}-{directory.name}"
+        self.topic, self.clustered = f"{TOPIC}-{directory.name}", not master.startswith("local[")
         self.endpoints = spread(2, REGIONS)
         self.config.write_text(toml(self._sections(master)))
         kafka.create_topic(self.topic, partitions=PARTITIONS)
@@ -196,11 +196,14 @@ def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> s
 
 
 def victims(scene: Scene) -> dict[str, Callable[[], None]]:
-    """Whom one can kill now, by name."""
+    """Whom one can kill now, by name. A driver is let get as far as its executors: killed at every start, it would read
+    nothing, and no executor be there to be killed.
+    """
     found = {f"daemon {number}": daemon.kill for number, daemon in enumerate(scene.daemons)}
-    found["driver"] = scene.run.kill
     for number, executor in enumerate(scene.run.executors()):
         found[f"executor {number}"] = executor.kill
+    if len(found) > len(scene.daemons) or not scene.clustered:
+        found["driver"] = scene.run.kill
     return found
 
 

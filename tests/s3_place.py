@@ -66,9 +66,9 @@ class Place:
             faults.slow(1.0),
         )
         for fault in ways:
-            self.proxy.inject(fault, times=None, share=share / (len(ways) + 1))
-        conflict = faults.answers(409, "ConditionalRequestConflict")  # of a request with a condition: a log's entry
-        self.proxy.inject(conflict, method="PUT", key="/wal/", times=None, share=share)
+            self.proxy.inject(fault, times=None, share=share / len(ways))
+        conflict = faults.answers(409, "ConditionalRequestConflict")  # of a request with a condition
+        self.proxy.inject(conflict, method="PUT", key="/(wal|manifest)/", times=None, share=share)
 
 
 @contextmanager
