@@ -53,7 +53,11 @@ ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", 
 class Writer:
     """Puts rows of one region at a steady rate, wherever it is; remembers when each was sent and acked."""
 
-    def __init__(self, region: str, keys: Sequence[int], table: RemoteTable, stop: threading.Event) -> None:
+    def __init__(
+        self, region: str, keys: Sequence[int], table: RemoteTable, stop: threading.Event, rate: int = RATE
+    ) -> None:
+        """`rate`: puts per second."""
+        self._every = 1 / rate
         self.region, self._keys, self._table, self._stop = region, keys, table, stop
         self.acks: list[tuple[float, float]] = []
         self.errors: list[str] = []
@@ -76,7 +80,7 @@ class Writer:
                 self.acks.append((sent, time.perf_counter()))
             except MemWalError as error:
                 self.errors.append(str(error))
-            due = max(due + 1 / RATE, time.perf_counter())
+            due = max(due + self._every, time.perf_counter())
             time.sleep(max(0.0, due - time.perf_counter()))
 
     def accepted_after(self, moment: float) -> float | None:
