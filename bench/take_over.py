@@ -1,10 +1,11 @@
 """How long writes stop when a daemon dies, ends in order, comes back, or freezes.
 
-`python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]] [--s3 [MS]]` prints a table.
+`python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]] [--rate N] [--s3 [MS]]` prints a
+table.
 
-Two daemons share a table on a local disk, or with `--s3` on an S3 server behind a proxy by which each request takes MS
-milliseconds longer. A client as users have it (`ingest.connect`) puts 50 rows a second into each
-region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is measured
+Two daemons share a table on a local disk, or with `--s3` on an S3 server, with MS above 0 behind a proxy by which each
+request takes so many milliseconds longer. A client as users have it (`ingest.connect`) puts N rows (50) a second into
+each region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is measured
 holds the client's part too, and up to 20 ms between two puts.
 
 * kill: from the SIGKILL of a daemon until every region that it had has acked a row that was put after it.
@@ -161,12 +162,12 @@ class Trials:
 
 
 @contextmanager
-def loaded(at: Path, place: Place) -> Iterator[tuple[Daemons, list[Writer]]]:
+def loaded(at: Path, place: Place, rate: int) -> Iterator[tuple[Daemons, list[Writer]]]:
     """Daemons of a new table, and a client that puts rows into each region. Raises, at the end: LostRows."""
     stop = threading.Event()
     table = toml({"table": {**place.section, "key": ["id"], "columns": {"id": "int64", "value": "string"}}})
     with Daemons(at, table, REGIONS, place.environ) as daemons, ingest.connect(daemons.endpoints) as client:
-        writers = [Writer(region, keys, client, stop) for region, keys in keys_by_region(place).items()]
+        writers = [Writer(region, keys, client, stop, rate) for region, keys in keys_by_region(place).items()]
         try:
             yield daemons, writers
         finally:
@@ -189,9 +190,11 @@ def check(client: RemoteTable, writers: Sequence[Writer]) -> None:
         raise LostRows(f"keys {sorted(acked - there)[:10]} were acked and are not in the table")
 
 
-def measure(at: Path, place: Place, trials: int, freeze: float) -> tuple[dict[str, list[float]], list[str]]:
+def measure(
+    at: Path, place: Place, trials: int, freeze: float, rate: int = RATE
+) -> tuple[dict[str, list[float]], list[str]]:
     """Seconds of every trial, by what was measured; and the errors that the client raised. `freeze`: seconds, or 0."""
-    with loaded(at, place) as (daemons, writers):
+    with loaded(at, place, rate) as (daemons, writers):
         under = Trials(daemons, writers)
         for trial in range(trials):
             endpoint = daemons.endpoints[trial % len(daemons.endpoints)]
@@ -208,13 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="one trial of each")
     parser.add_argument("--trials", type=int, default=FULL, help="trials of each (%(default)s)")
     parser.add_argument("--freeze", type=float, nargs="?", const=30.0, default=0.0, help="seconds (%(const)s)")
+    parser.add_argument("--rate", type=int, default=RATE, help="puts per second and region (%(default)s)")
     parser.add_argument("--s3", type=float, nargs="?", const=0.0, help="milliseconds that a request takes longer")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
         at = Path(directory)
         local = nullcontext(Place(str(at / "table.lance")))
-        with local if given.s3 is None else on_s3(at, given.s3 / 1e3) as place:
-            found, errors = measure(at, place, SMOKE if given.smoke else given.trials, given.freeze)
+        with local if given.s3 is None else on_s3(at, given.s3 / 1e3, proxied=given.s3 > 0) as place:
+            found, errors = measure(at, place, SMOKE if given.smoke else given.trials, given.freeze, given.rate)
     print(f"{'':<12} {'trials':>6} {'p50':>9} {'p99':>9} {'worst':>9}")
     for name, seconds in found.items():
         p50, p99 = np.percentile(seconds, [50, 99])

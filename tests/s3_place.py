@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ SECRETS = {"access_key_id": "S3_PLACE_KEY", "secret_access_key": "S3_PLACE_SECRE
 
 @dataclass(frozen=True)
 class Place:
-    """Where a table goes: on local disk, where there is no proxy, or on S3."""
+    """Where a table goes: on local disk, where there are no options, or on S3."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -36,10 +36,10 @@ class Place:
     @property
     def section(self) -> dict[str, Any]:
         """What [table] says of the place."""
-        if self.proxy is None:
+        if not self.options:
             return {"uri": self.uri}
-        references = {option: f"env:{name}" for option, name in SECRETS.items()}
-        return {"uri": self.uri, "storage_options": {**self.options, **references, "endpoint": self.proxy.endpoint}}
+        options = {**self.options, **{option: f"env:{name}" for option, name in SECRETS.items()}}
+        return {"uri": self.uri, "storage_options": options | ({"endpoint": self.proxy.endpoint} if self.proxy else {})}
 
     @property
     def environ(self) -> dict[str, str]:
@@ -72,9 +72,14 @@ class Place:
 
 
 @contextmanager
-def on_s3(directory: Path, latency: float = 0.0) -> Iterator[Place]:
-    """A place on a server that ends with the `with`; every request takes `latency` seconds longer."""
-    with S3Server.started(directory / "s3") as server, FaultProxy.started(server.endpoint) as proxy:
+def on_s3(directory: Path, latency: float = 0.0, *, proxied: bool = True) -> Iterator[Place]:
+    """A place on a server that ends with the `with`; every request takes `latency` seconds longer. `proxied` False: no
+    proxy, which costs about as much processor time as what it passes on.
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(S3Server.started(directory / "s3"))
         server.make_bucket(BUCKET)
-        proxy.latency = latency
+        proxy = stack.enter_context(FaultProxy.started(server.endpoint)) if proxied else None
+        if proxy is not None:
+            proxy.latency = latency
         yield Place(f"s3://{BUCKET}/table.lance", server.storage_options, proxy)
