@@ -1,12 +1,11 @@
 """How long writes stop when a daemon dies, ends in order, comes back, or freezes.
 
-`python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]] [--rate N] [--s3 [MS]]` prints a
-table.
+`python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]] [--rate N] [--s3 [MS]]` prints a table.
 
 Two daemons share a table on a local disk, or with `--s3` on an S3 server, with MS above 0 behind a proxy by which each
 request takes so many milliseconds longer. A client as users have it (`ingest.connect`) puts N rows (50) a second into
-each region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is measured
-holds the client's part too, and up to 20 ms between two puts.
+each region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is
+measured holds the client's part too, and up to 1/N seconds between two puts.
 
 * kill: from the SIGKILL of a daemon until every region that it had has acked a row that was put after it.
 * hand-over: the longest time between two acks of a region that moves when a daemon gets SIGTERM.

@@ -23,6 +23,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
@@ -157,7 +158,9 @@ class RegionSet:
         """
         if region not in self._buckets:
             raise self.missing(region)
-        return Before(self.collector.names(region), committed().get(region, 0))
+        with ThreadPoolExecutor(1, "before") as beside:  # each is a round trip
+            generations = beside.submit(committed)
+            return Before(self.collector.names(region), generations.result().get(region, 0))
 
     def acquire(self, region: UUID, before: Before) -> int:
         """Claim `region`, unless its claim is held already; returns the epoch.
