@@ -204,10 +204,12 @@ class _Claimer:
         reader = EntryReader(self.reads, self.region_id, self.codec)
         tip = max(listed, manifest.last_seen, manifest.replay_after)
         if guard.epoch == 1:
-            self._expect_no_entries(self._probed(tip))
-            return 0, {}
+            tip = self._probed(tip)
         while True:
             applied = newest_applied(reader, tip, manifest.replay_after, guard)
+            if guard.epoch == 1:
+                self._expect_no_entries(tip)
+                return 0, {}
             if self.opening is not None:
                 applied = dict(self.opening)
             header = EntryHeader(guard.epoch, manifest.current_generation, self.ids.entry_id(), applied, sentinel=True)

@@ -110,7 +110,7 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
 def _judge(store: ObjectStore, key: str, taken_by: list[bytes | None], bodies: list[bytes]) -> None:
     """`taken_by`: for each racer what it found at the key, read after its own create was refused; None: it won."""
     winners = [body for body, by in zip(bodies, taken_by, strict=True) if by is None]
-    found = {by for by in taken_by if by is not None} or {store.get(key)}
+    found: set[bytes | None] = {by for by in taken_by if by is not None} or {store.get(key)}
     if len(winners) == 1 and found == set(winners):
         return
     seen = f"{len(winners)} x created, {len(bodies) - len(winners)} x already exists"

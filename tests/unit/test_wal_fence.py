@@ -478,6 +478,20 @@ def test_a_claim_overtaken_before_its_sentinel_is_fenced() -> None:
     assert found(take(store)) == [1]
 
 
+def test_a_first_claim_that_finds_the_sentinel_of_the_next_one_is_fenced() -> None:
+    class Overtaken(MemoryStore):
+        armed = True
+
+        def exists(self, key: str) -> bool:
+            if self.armed and is_entry(key):
+                self.armed = False
+                take(self)
+            return super().exists(key)
+
+    with pytest.raises(Fenced, match="epoch 1 was fenced by epoch 2"):
+        take(Overtaken())
+
+
 def test_a_claim_that_loses_the_manifest_takes_the_next_epoch() -> None:
     newer: list[Claim] = []
     store = At(is_manifest, lambda inner: newer.append(take(inner)))
