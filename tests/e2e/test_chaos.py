@@ -52,7 +52,7 @@ def test_the_same_with_the_table_on_s3_while_one_request_in_thirty_fails(
         flights = scene(append=False, master="local[2]", place=place)
         place.hurt(1 / 30)
         flights.produce()
-        wreck(flights, 3, 4.0, random.Random(3), print)
+        wreck(flights, 2, 4.0, random.Random(3), print)
         flights.drain()
         assert flights.check() == 990
         assert place.failed().total() > 0
