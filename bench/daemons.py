@@ -39,8 +39,11 @@ class Daemons:
     Thread safety. One thread.
     """
 
-    def __init__(self, at: Path, table: str, regions: int) -> None:
-        """`table`: the section [table]; of the regions each has half. Standard error goes to a file of each in `at`."""
+    def __init__(self, at: Path, table: str, regions: int, environ: Mapping[str, str] | None = None) -> None:
+        """`table`: the section [table]; of the regions each has half. Standard error goes to a file of each in `at`.
+        `environ`: variables that the configuration refers to.
+        """
+        self._environ = dict(environ or {})
         self._ids = [bucket_region(bucket) for bucket in range(regions)]
         self.endpoints = self._free_endpoints()
         self._config, self._at = at / "daemons.toml", at
@@ -66,7 +69,7 @@ class Daemons:
         began = time.perf_counter()
         # As an installed package has it: modules are compiled once.
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environ |= {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
+        environ |= self._environ | {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
         command = [sys.executable, "-m", "ingest.cli", "serve", str(self._config)]
         with (self._at / f"{endpoint.rpartition(':')[2]}.log").open("a") as log:
             process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)

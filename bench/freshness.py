@@ -1,14 +1,15 @@
 """How long it takes from an event in Kafka until a read at level `latest` finds it.
 
-    python -m bench.freshness [--smoke] [--seconds N] [--rate N] [--trigger SECONDS] [--daemons N …]
+    python -m bench.freshness [--smoke] [--seconds N] [--rate N] [--trigger SECONDS] [--daemons N …] [--s3 [MS]]
 
 A real broker, `memwal run` with its Kafka source, and a producer that is paced. The probe is a client beside them:
 some events of the stream, at random moments, have a key of their own, and every 20 ms it asks for those that it has not
 seen. An event's wait begins before the producer's `produce` and ends when a `get` has returned its row, so the
 producer's linger, the broker and the probe's own 20 ms are in it. Commits happen beside, at their default interval.
 
-`--daemons 0` is the daemon that `memwal run` starts itself; more are started with `memwal serve` before. The broker is
-the tests' one, which `make kafka` fetches.
+`--daemons 0` is the daemon that `memwal run` starts itself; more are started with `memwal serve` before. With `--s3`
+the table is on an S3 server behind a proxy that counts requests and lets each take MS milliseconds longer; the
+checkpoint stays on local disk. Broker and server are the tests' ones, of `make kafka` and `make s3-server`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from ingest.client import RemoteTable
 from tests.cluster import spread
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, jars
+from tests.s3_place import Place, on_s3
 
 TOPIC, PARTITIONS, REGIONS = "events", 4, 2
 KEYS = 100_000
@@ -131,19 +133,23 @@ class Found:
     """/status of `memwal run` at the end."""
     counted: Mapping[float, float]
     """What /metrics has counted meanwhile: rows that were queryable within so many seconds."""
+    requests: Mapping[str, float]
+    """Requests per second to an S3 server, by method."""
 
 
-def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
-    """One run; `options`: seconds, warm_up, rate, trigger, daemons."""
+def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Place | None = None) -> Found:
+    """One run; `options`: seconds, warm_up, rate, trigger, daemons. `place`: where the table is, None: below `at`."""
+    place = place or Place(str(at / "events.lance"))
     kafka.create_topic(TOPIC, PARTITIONS)
     marks = Marks()
     with ExitStack() as stack:
         endpoints = spread(options.daemons, REGIONS) if options.daemons else []
-        config = _config(kafka, at, endpoints, options.trigger)
-        daemons = [stack.enter_context(_process(["serve", str(config)], at, _port_of(each))) for each in endpoints]
+        config = _config(kafka, at, place, endpoints, options.trigger)
+        ports = [{**place.environ, "MEMWAL__DAEMON__PORT": each.rpartition(":")[2]} for each in endpoints]
+        daemons = [stack.enter_context(_process(["serve", str(config)], at, port)) for port in ports]
         producer = Producer(kafka.brokers, options.rate, marks)
         stack.callback(producer.stop)
-        run = stack.enter_context(_process(["run", str(config)], at))
+        run = stack.enter_context(_process(["run", str(config)], at, place.environ))
         url = until(lambda: _url(run, at / "run.log"))
         owners = [psutil.Process(each.pid) for each in daemons] or [until(lambda: _child(run))]
         table = stack.enter_context(ingest.connect(endpoints or until(lambda: _endpoint(owners[0]))))
@@ -151,22 +157,23 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
         stack.callback(probe.stop)
         until(lambda: marks.waits)
         time.sleep(options.warm_up)
-        found = _watched(url, marks, {"Kafka": kafka.process.pid, "run": run.pid, "daemons": owners}, options.seconds)
+        processes = {"Kafka": kafka.process.pid, "run": run.pid, "daemons": owners}
+        found = _watched(url, marks, processes, place, options.seconds)
         producer.stop()
         until(lambda: not marks.sent)
     return found
 
 
-def _watched(url: str, marks: Marks, processes: Mapping[str, Any], seconds: float) -> Found:
+def _watched(url: str, marks: Marks, processes: Mapping[str, Any], place: Place, seconds: float) -> Found:
     """Look on for so many seconds, and a micro-batch at least; then wait until the probe has found what was sent."""
     before, told, counted = _processor_times(processes), _status(url), _queryable(url)
-    began, rows = time.perf_counter(), told["rows"]
+    began, rows, asked = time.perf_counter(), told["rows"], place.counted()
     steps: dict[int, Mapping[str, float]] = {}
     while time.perf_counter() - began < seconds or told["rows"] == rows or not any(map(_is_whole, steps.values())):
         time.sleep(0.5)
         told = _status(url)
         steps[told["batch_id"]] = told["steps"]
-    ended, after = time.perf_counter(), _processor_times(processes)
+    ended, after, asked = time.perf_counter(), _processor_times(processes), place.counted() - asked
     counted = {bound: number - counted.get(bound, 0.0) for bound, number in _queryable(url).items()}
     until(lambda: not [sent for sent in list(marks.sent.values()) if sent < ended])
     lasted = ended - began
@@ -177,6 +184,7 @@ def _watched(url: str, marks: Marks, processes: Mapping[str, Any], seconds: floa
         cores={name: (after[name] - before.get(name, 0.0)) / lasted for name in after},
         told=told,
         counted=counted,
+        requests={method: number / lasted for method, number in asked.most_common()},
     )
 
 
@@ -206,7 +214,7 @@ def _used(process: psutil.Process) -> float:
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 
-def _config(kafka: KafkaServer, at: Path, endpoints: Sequence[str], trigger: float) -> Path:
+def _config(kafka: KafkaServer, at: Path, place: Place, endpoints: Sequence[str], trigger: float) -> Path:
     config = at / "freshness.toml"
     spark = {"spark.master": "local[2]", "spark.jars": ",".join(map(str, jars("connector")))}
     source = {
@@ -219,19 +227,15 @@ def _config(kafka: KafkaServer, at: Path, endpoints: Sequence[str], trigger: flo
     config.write_text(
         toml(
             {
-                "table": {"uri": str(at / "events.lance"), "key": ["id"], "columns": _COLUMNS},
+                "table": {**place.section, "key": ["id"], "columns": _COLUMNS},
                 "regions": {"count": REGIONS},
                 "source": source,
-                "sink": {"http_port": 0},
+                "sink": {"http_port": 0, "checkpoint": str(at / "checkpoint")},
                 "daemon": {"endpoints": list(endpoints)},
             }
         )
     )
     return config
-
-
-def _port_of(endpoint: str) -> dict[str, str]:
-    return {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2]}
 
 
 @contextmanager
@@ -326,6 +330,9 @@ def lines(found: Found) -> Iterator[str]:
             p50, p99 = np.percentile(seconds, [50, 99])
             yield f"{name:<17} p50 {p50:.3f} s   p99 {p99:.3f} s   ({len(seconds)} micro-batches)"
     yield f"acks of regions   p50 {found.told['ack_p50']:.3f} s   p99 {found.told['ack_p99']:.3f} s"
+    if found.requests:
+        shown = ", ".join(f"{method} {number:.1f}" for method, number in found.requests.items())
+        yield f"requests to S3    {sum(found.requests.values()):.1f} /s   ({shown})"
     for name, cores in sorted(found.cores.items(), key=lambda each: -each[1]):
         yield f"{name:<24} {cores:.2f} cores"
 
@@ -341,6 +348,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--daemons", type=int, nargs="+", default=[0, 2], help="configured daemons, 0: the embedded one"
     )
+    parser.add_argument("--s3", type=float, nargs="?", const=0.0, help="milliseconds that a request takes longer")
     given = parser.parse_args(arguments)
     default = (SMOKE_SECONDS, SMOKE_WARM_UP) if given.smoke else (SECONDS, WARM_UP)
     given.seconds = default[0] if given.seconds is None else given.seconds
@@ -355,8 +363,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory, KafkaServer.started(Path(directory) / "kafka") as kafka:
             print(f"{daemons} daemons" if daemons else "the embedded daemon", flush=True)
             each = argparse.Namespace(**{**vars(given), "daemons": daemons})
-            for line in lines(measure(kafka, Path(directory), each)):
-                print(f"  {line}", flush=True)
+            with nullcontext() if given.s3 is None else on_s3(Path(directory), given.s3 / 1e3) as place:
+                for line in lines(measure(kafka, Path(directory), each, place)):
+                    print(f"  {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """How long writes stop when a daemon dies, ends in order, comes back, or freezes.
 
-`python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]]` prints a table.
+`python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]] [--rate N] [--s3 [MS]]` prints a table.
 
-Two daemons share a table on a local disk. A client as users have it (`ingest.connect`) puts 50 rows a second into each
-region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is measured
-holds the client's part too, and up to 20 ms between two puts.
+Two daemons share a table on a local disk, or with `--s3` on an S3 server, with MS above 0 behind a proxy by which each
+request takes so many milliseconds longer. A client as users have it (`ingest.connect`) puts N rows (50) a second into
+each region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is
+measured holds the client's part too, and up to 1/N seconds between two puts.
 
 * kill: from the SIGKILL of a daemon until every region that it had has acked a row that was put after it.
 * hand-over: the longest time between two acks of a region that moves when a daemon gets SIGTERM.
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ from bench.daemons import Daemons, until
 from flush import BaseTable
 from ingest.client import RemoteTable
 from ingest.errors import MemWalError
+from tests.conftest import toml
+from tests.s3_place import Place, on_s3
 
 REGIONS = 4
 SMOKE, FULL = 1, 20
@@ -50,7 +53,11 @@ ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", 
 class Writer:
     """Puts rows of one region at a steady rate, wherever it is; remembers when each was sent and acked."""
 
-    def __init__(self, region: str, keys: Sequence[int], table: RemoteTable, stop: threading.Event) -> None:
+    def __init__(
+        self, region: str, keys: Sequence[int], table: RemoteTable, stop: threading.Event, rate: int = RATE
+    ) -> None:
+        """`rate`: puts per second."""
+        self._every = 1 / rate
         self.region, self._keys, self._table, self._stop = region, keys, table, stop
         self.acks: list[tuple[float, float]] = []
         self.errors: list[str] = []
@@ -73,7 +80,7 @@ class Writer:
                 self.acks.append((sent, time.perf_counter()))
             except MemWalError as error:
                 self.errors.append(str(error))
-            due = max(due + 1 / RATE, time.perf_counter())
+            due = max(due + self._every, time.perf_counter())
             time.sleep(max(0.0, due - time.perf_counter()))
 
     def accepted_after(self, moment: float) -> float | None:
@@ -94,9 +101,9 @@ def all_accepted(writers: Sequence[Writer], moment: float) -> float:
     return max(writer.accepted_after(moment) or 0.0 for writer in writers)
 
 
-def keys_by_region(uri: str) -> dict[str, list[int]]:
+def keys_by_region(place: Place) -> dict[str, list[int]]:
     """Keys of each region."""
-    base = BaseTable.open(uri, {})
+    base = BaseTable.open(place.uri, place.options)
     numbers = pa.table({"id": pa.array(range(KEYS))}, schema=pa.schema([ROWS.field("id")]))
     buckets = base.route(numbers)
     return {str(region): np.flatnonzero(buckets == bucket).tolist() for bucket, region in enumerate(base.regions)}
@@ -154,12 +161,12 @@ class Trials:
 
 
 @contextmanager
-def loaded(at: Path) -> Iterator[tuple[Daemons, list[Writer]]]:
+def loaded(at: Path, place: Place, rate: int) -> Iterator[tuple[Daemons, list[Writer]]]:
     """Daemons of a new table, and a client that puts rows into each region. Raises, at the end: LostRows."""
-    uri, stop = str(at / "table.lance"), threading.Event()
-    table = f'[table]\nuri = "{uri}"\nkey = ["id"]\n[table.columns]\nid = "int64"\nvalue = "string"\n'
-    with Daemons(at, table, REGIONS) as daemons, ingest.connect(daemons.endpoints) as client:
-        writers = [Writer(region, keys, client, stop) for region, keys in keys_by_region(uri).items()]
+    stop = threading.Event()
+    table = toml({"table": {**place.section, "key": ["id"], "columns": {"id": "int64", "value": "string"}}})
+    with Daemons(at, table, REGIONS, place.environ) as daemons, ingest.connect(daemons.endpoints) as client:
+        writers = [Writer(region, keys, client, stop, rate) for region, keys in keys_by_region(place).items()]
         try:
             yield daemons, writers
         finally:
@@ -182,9 +189,11 @@ def check(client: RemoteTable, writers: Sequence[Writer]) -> None:
         raise LostRows(f"keys {sorted(acked - there)[:10]} were acked and are not in the table")
 
 
-def measure(at: Path, trials: int, freeze: float) -> tuple[dict[str, list[float]], list[str]]:
+def measure(
+    at: Path, place: Place, trials: int, freeze: float, rate: int = RATE
+) -> tuple[dict[str, list[float]], list[str]]:
     """Seconds of every trial, by what was measured; and the errors that the client raised. `freeze`: seconds, or 0."""
-    with loaded(at) as (daemons, writers):
+    with loaded(at, place, rate) as (daemons, writers):
         under = Trials(daemons, writers)
         for trial in range(trials):
             endpoint = daemons.endpoints[trial % len(daemons.endpoints)]
@@ -201,9 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="one trial of each")
     parser.add_argument("--trials", type=int, default=FULL, help="trials of each (%(default)s)")
     parser.add_argument("--freeze", type=float, nargs="?", const=30.0, default=0.0, help="seconds (%(const)s)")
+    parser.add_argument("--rate", type=int, default=RATE, help="puts per second and region (%(default)s)")
+    parser.add_argument("--s3", type=float, nargs="?", const=0.0, help="milliseconds that a request takes longer")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
-        found, errors = measure(Path(directory), SMOKE if given.smoke else given.trials, given.freeze)
+        at = Path(directory)
+        local = nullcontext(Place(str(at / "table.lance")))
+        with local if given.s3 is None else on_s3(at, given.s3 / 1e3, proxied=given.s3 > 0) as place:
+            found, errors = measure(at, place, SMOKE if given.smoke else given.trials, given.freeze, given.rate)
     print(f"{'':<12} {'trials':>6} {'p50':>9} {'p99':>9} {'worst':>9}")
     for name, seconds in found.items():
         p50, p99 = np.percentile(seconds, [50, 99])

@@ -140,7 +140,9 @@ class BaseTable:
         if REGIONS in metadata and dataset.mem_wal_index_details() is None:
             _refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
-        return BaseTable.open(uri, storage_options)
+            return BaseTable.open(uri, storage_options)
+        opened = [dataset]  # on S3 opening it again takes as long as claiming a region
+        return _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
 
     @staticmethod
     def open(uri: str, storage_options: Mapping[str, str] | None = None, version: int | None = None) -> BaseTable:

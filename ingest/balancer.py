@@ -311,8 +311,9 @@ class Balancer:
     def _take(self, region: UUID, owner: Peer | None) -> None:
         """Ask `owner` for the region first, if there is one, and claim it."""
         with self._table.regions.expecting(region):
+            before = self._table.before(region)  # while it is still served, where somebody serves it
             if (owner is None or self._released(region, owner)) and not self._stopped.is_set():
-                epoch = self._table.acquire(region)
+                epoch = self._table.acquire(region, before)
                 _LOG.info("region %s is served here with writer epoch %d", region, epoch)
 
     def _released(self, region: UUID, owner: Peer) -> bool:

@@ -23,7 +23,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from uuid import UUID
 
 import wal
@@ -54,6 +56,16 @@ def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owne
 
 def _long_to_replay(writer: RegionWriter) -> bool:
     return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries > REPLAYED_ENTRIES
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What there was of a region at some moment before a claim. It may be read while the region is still served."""
+
+    ssts: tuple[str, ...]
+    """Directories of SSTs, published or not."""
+    committed: int
+    """Generations of it that the base table had."""
 
 
 class RegionSet:
@@ -140,10 +152,20 @@ class RegionSet:
 
     # ---- coming and going ----------------------------------------------------------------------------------------
 
-    def acquire(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> int:
+    def before(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> Before:
+        """Look at what a claim of `region` wants to know from before it. `committed`: generations in the newest base
+        version. Raises: Invalid where the table has no such region; wal and flush errors.
+        """
+        if region not in self._buckets:
+            raise self.missing(region)
+        with ThreadPoolExecutor(1, "before") as beside:  # each is a round trip
+            generations = beside.submit(committed)
+            return Before(self.collector.names(region), generations.result().get(region, 0))
+
+    def acquire(self, region: UUID, before: Before) -> int:
         """Claim `region`, unless its claim is held already; returns the epoch.
 
-        `committed`: generations in the newest base version. Raises: as `wal.claim`; Invalid once closed.
+        Raises: as `wal.claim`; Invalid once closed.
         """
         if region not in self._buckets:
             raise self.missing(region)
@@ -154,10 +176,9 @@ class RegionSet:
             if held is not None:
                 self._leave(held)
             with self.expecting(region):
-                left_behind = self.collector.names(region)
                 context = self.context
-                writer = RegionWriter(context, region, self._buckets[region], committed().get(region, 0))
-                self.collector.outlived(region, left_behind, writer.guard.epoch)
+                writer = RegionWriter(context, region, self._buckets[region], before.committed)
+                self.collector.outlived(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
             if self._endpoint is not None:
                 owners.announce(context.store, region, writer.guard.epoch, self._endpoint)

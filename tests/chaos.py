@@ -3,8 +3,9 @@
 `python -m tests.chaos --kills 20` runs it by hand: the broker, two daemons with four regions between them, `memwal run`
 on a Spark of two executor processes, and a hand that kills one of all these every few seconds; what was killed is
 started again, as a supervisor would. `--append` takes a table that keeps every event, `--flights FILE` others than
-those of the first week, `--part` how many records a micro-batch reads. Exit code 1: a row is missing, doubled or older
-than it should be.
+those of the first week, `--part` how many records a micro-batch reads. `--s3` puts the table on an S3 server, where
+each request takes `--s3-latency` milliseconds more and `--s3-faults` per cent of them fail; Spark's checkpoint stays on
+local disk, as README's "On S3" has it. Exit code 1: a row is missing, doubled or older than it should be.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.cluster import spread
 from tests.conftest import ROOT, environment, toml
 from tests.flights import KEY, WEEK, Flights, in_order
 from tests.kafka_server import KafkaServer, Record, jars
+from tests.s3_place import Place, on_s3
 
 TOPIC, PARTITIONS, REGIONS = "flights", 4, 4
 CLUSTER = "local-cluster[2,1,1024]"
@@ -103,11 +105,19 @@ class Scene:
     """Broker, topic, daemons and pipeline of one run below `directory`."""
 
     def __init__(
-        self, directory: Path, kafka: KafkaServer, flights: Flights, *, append: bool, master: str, part: int = PART
+        self,
+        directory: Path,
+        kafka: KafkaServer,
+        flights: Flights,
+        *,
+        append: bool,
+        master: str,
+        part: int = PART,
+        place: Place | None = None,
     ) -> None:
         self.directory, self.kafka, self.flights, self.append, self.part = directory, kafka, flights, append, part
-        self.uri, self.config = str(directory / "flights.lance"), directory / "flights.toml"
-        self.topic = f"{TOPIC}-{directory.name}"
+        self.place, self.config = place or Place(str(directory / "flights.lance")), directory / "flights.toml"
+        self.topic, self.clustered = f"{TOPIC}-{directory.name}", not master.startswith("local[")
         self.endpoints = spread(2, REGIONS)
         self.config.write_text(toml(self._sections(master)))
         kafka.create_topic(self.topic, partitions=PARTITIONS)
@@ -116,12 +126,13 @@ class Scene:
 
     def _sections(self, master: str) -> dict[str, dict[str, Any]]:
         columns = {each.name: str(each.type) for each in self.flights.schema}
-        table: dict[str, Any] = {"uri": self.uri, "append_only": True} if self.append else {"uri": self.uri, "key": KEY}
+        key = {"append_only": True} if self.append else {"key": KEY}
         return {
-            "table": {**table, "columns": columns},
+            "table": {**key, **self.place.section, "columns": columns},
             "regions": {"count": REGIONS},
             "commit": {"interval": "2s"},
             "daemon": {"endpoints": self.endpoints},
+            "sink": {"checkpoint": str(self.directory / "checkpoint")},
             "source": {
                 "format": "kafka",
                 "brokers": self.kafka.brokers,
@@ -132,7 +143,8 @@ class Scene:
         }
 
     def _kept(self, command: str, name: str, port: str = "") -> Kept:
-        env = environment({"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {})
+        ports = {"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {}
+        env = environment({**self.place.environ, **ports})
         words = [sys.executable, "-m", "ingest.cli", command, str(self.config)]
         return Kept(words, env, self.directory / f"{command}-{name}.log")
 
@@ -160,7 +172,8 @@ class Scene:
 
     def check(self) -> int:
         """Compare the base table with what the flights say; returns its rows."""
-        found = in_order(lance.dataset(self.uri).to_table().to_pylist())
+        table = lance.dataset(self.place.uri, storage_options=dict(self.place.options)).to_table()
+        found = in_order(table.to_pylist())
         expected = in_order(self.flights.appended() if self.append else self.flights.arrived())
         if found != expected:
             raise AssertionError(difference(found, expected))
@@ -183,11 +196,14 @@ def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> s
 
 
 def victims(scene: Scene) -> dict[str, Callable[[], None]]:
-    """Whom one can kill now, by name."""
+    """Whom one can kill now, by name. A driver is let get as far as its executors: killed at every start, it would read
+    nothing, and no executor be there to be killed.
+    """
     found = {f"daemon {number}": daemon.kill for number, daemon in enumerate(scene.daemons)}
-    found["driver"] = scene.run.kill
     for number, executor in enumerate(scene.run.executors()):
         found[f"executor {number}"] = executor.kill
+    if len(found) > len(scene.daemons) or not scene.clustered:
+        found["driver"] = scene.run.kill
     return found
 
 
@@ -222,13 +238,19 @@ def main() -> int:
     parser.add_argument("--part", type=int, default=PART, help="records of a micro-batch at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--master", default=CLUSTER)
+    parser.add_argument("--s3", action="store_true", help="the table is on an S3 server")
+    parser.add_argument("--s3-latency", type=float, default=0.0, help="milliseconds that each request takes longer")
+    parser.add_argument("--s3-faults", type=float, default=0.0, help="per cent of the requests that fail")
     given = parser.parse_args()
     os.chdir(ROOT)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-chaos-")))
         kafka = stack.enter_context(KafkaServer.started(directory / "kafka"))
         flights = Flights(given.flights, given.most)
-        scene = Scene(directory, kafka, flights, append=given.append, master=given.master, part=given.part)
+        place = stack.enter_context(on_s3(directory, given.s3_latency / 1e3)) if given.s3 else None
+        if place is not None and given.s3_faults:
+            place.hurt(given.s3_faults / 100)
+        scene = Scene(directory, kafka, flights, append=given.append, master=given.master, part=given.part, place=place)
         stack.callback(scene.close)
         began = time.monotonic()
         producing = threading.Thread(target=scene.produce, daemon=True)
@@ -239,6 +261,8 @@ def main() -> int:
         rows = scene.check()
         starts = scene.run.starts + sum(each.starts for each in scene.daemons)
         print(f"{rows:,} rows as expected after {dict(killed)}, {starts} starts, {time.monotonic() - began:.0f} s")
+        if place is not None:
+            print(f"requests: {dict(place.counted())}, of which failed: {dict(place.failed())}")
     return 0
 
 

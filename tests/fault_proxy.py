@@ -12,6 +12,7 @@ looked into. HTTP/1.1 with keep-alive towards the client, one connection per req
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import socket
 import struct
@@ -136,6 +137,8 @@ class _Rule:
     key: re.Pattern[str]
     skip: int
     times: int | None
+    share: float
+    chance: random.Random
 
     def takes(self, method: str, key: str) -> bool:
         """Whether this request gets the fault; counts it."""
@@ -143,6 +146,8 @@ class _Rule:
             return False
         if self.skip:
             self.skip -= 1
+            return False
+        if self.share < 1 and self.chance.random() >= self.share:
             return False
         if self.times is not None:
             self.times -= 1
@@ -197,7 +202,10 @@ class FaultProxy:
         self._ready = threading.Event()
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
+        self._chance = random.Random(1)
         self.endpoint = ""
+        self.latency = 0.0
+        """Seconds that every request takes longer, before anything else happens to it."""
 
     @classmethod
     @contextmanager
@@ -213,12 +221,21 @@ class FaultProxy:
             proxy._loop.call_soon_threadsafe(proxy._over.set)
             proxy._thread.join(60)
 
-    def inject(self, fault: Fault, *, method: str = "", key: str = "", skip: int = 0, times: int | None = 1) -> None:
+    def inject(
+        self,
+        fault: Fault,
+        *,
+        method: str = "",
+        key: str = "",
+        skip: int = 0,
+        times: int | None = 1,
+        share: float = 1.0,
+    ) -> None:
         """Let `fault` happen to the next `times` requests (None: to all from then on) of `method` ("" for any)
-        whose key has a match of the pattern `key`, after the first `skip` of them.
+        whose key has a match of the pattern `key`, after the first `skip` of them; with `share`, to so many at random.
         """
         with self._lock:
-            self._rules.append(_Rule(fault, method, re.compile(key), skip, times))
+            self._rules.append(_Rule(fault, method, re.compile(key), skip, times, share, self._chance))
 
     def heal(self) -> None:
         """Forget every rule: storage is well again."""
@@ -296,8 +313,8 @@ class FaultProxy:
         fault = self._fault(method, key)
         entered = Request(method, key, 0, fault.name, began, 0.0, zlib.crc32(request.body))
         number = self._enter(entered)
-        if fault.delay:
-            await asyncio.sleep(fault.delay)
+        if self.latency or fault.delay:
+            await asyncio.sleep(self.latency + fault.delay)
         answer = await self._ask(request) if fault.forwards else None
         if method == "PUT" and answer is not None and answer.status == 200:
             self._written.append(key)

@@ -14,14 +14,16 @@ The claim, in steps:
     Where the base table was cloned, or the directory of its regions is gone, it is not, and SSTs with numbers from 1 on
     would pass for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; taken by another:
     back to 1.
- 3. Find the WAL tip: from the highest position listed or named in the manifest, forward until one is missing.
+ 3. Find the WAL tip: the highest position listed or named in the manifest. Whether there is one behind it, which a
+    listing may not show yet, step 4 sees for itself.
  4. Epoch >= 2: put a sentinel at tip+1, carrying the applied map of the newest entry that has one (ours all have).
-    Taken by an older writer's entry: that entry is the tip now, again. Taken by a newer epoch: fenced. From here on
-    the older writer's next append finds its slot taken, so nothing it is acknowledged for can be missed by step 6.
+    Taken by an older writer's entry: forward until one is missing, that is the tip now, again. Taken by a newer epoch:
+    fenced. From here on the older writer's next append finds its slot taken, so nothing it is acknowledged for can be
+    missed by step 6.
  5. Record the sentinel's position as `last_seen` in another manifest version (this also proves that we still
-    own it).
+    own it: put behind the version of step 2, unread, which succeeds only where nobody put one there).
  6. Replay from `replay_after`+1 to the sentinel.
- 7. Read the newest manifest again: an epoch above ours means fenced.
+ 7. Look for a manifest newer than that: an epoch above ours means fenced.
 
 A resize of the table (flush.resize) claims in two other ways, so that no writer of an old routing gets in between:
 
@@ -162,7 +164,7 @@ def claim(
         on_progress=on_progress,
         readers=options.readers,
     )
-    manifest = claimer.manifests.owned(guard)
+    manifest = claimer.manifests.owned(guard, manifest)
     return Claim(guard, manifest, tip + 1, applied, entries)
 
 
@@ -190,7 +192,8 @@ class _Claimer:
             listed = listed_tip(self.reads, self.region_id, self.codec.suffix)
             current = self.manifests.latest()
             self._check_claimable(current, listed)
-            if (written := self.manifests.create(current, self._next(current))) is not None:
+            proposed = self._next(current)
+            if (written := self.manifests.create(current, proposed, hint=current is None)) is not None:
                 return written, listed
 
     def put_sentinel(self, guard: EpochGuard, manifest: RegionManifest, listed: int) -> tuple[int, dict[str, int]]:
@@ -199,7 +202,9 @@ class _Claimer:
         Epoch 1 has nobody to fence and puts none: its tip is 0.
         """
         reader = EntryReader(self.reads, self.region_id, self.codec)
-        tip = self._probed(max(listed, manifest.last_seen, manifest.replay_after))
+        tip = max(listed, manifest.last_seen, manifest.replay_after)
+        if guard.epoch == 1:
+            tip = self._probed(tip)
         while True:
             applied = newest_applied(reader, tip, manifest.replay_after, guard)
             if guard.epoch == 1:
@@ -224,7 +229,7 @@ class _Claimer:
                 return seen
             return replace(seen, status=RegionStatus.ACTIVE, spec_id=self.spec_id)
 
-        return self.manifests.edit(guard, recorded)
+        return self.manifests.edit(guard, recorded, manifest)
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:

@@ -63,11 +63,12 @@ class ManifestStore:
         self._options = options or WalOptions()
         self._reads = patient(store, self._clock, self._options)
 
-    def latest(self) -> RegionManifest | None:
-        """The newest version, or None where the region has none. Raises Corrupt, StoreUnavailable,
-        StoreRefused."""
-        version = self._hinted() or self._listed() or 1
-        newest = self._get(version)
+    def latest(self, known: RegionManifest | None = None) -> RegionManifest | None:
+        """The newest version, or None where the region has none; `known`: one that exists, from which to look on.
+
+        Raises Corrupt, StoreUnavailable, StoreRefused.
+        """
+        newest = known or self._get(version := self._hinted() or self._listed() or 1)
         if newest is None and version > 1:
             # A hint that points at nothing, e.g. copied from elsewhere: the listing knows better.
             version = self._listed() or 1
@@ -95,8 +96,11 @@ class ManifestStore:
             return PutOutcome.UNAVAILABLE
         return PutOutcome.ALREADY_EXISTS if written is None else PutOutcome.CREATED
 
-    def create(self, current: RegionManifest | None, proposed: RegionManifest) -> RegionManifest | None:
-        """As `put`, returning the version as written, or None where another writer took it.
+    def create(
+        self, current: RegionManifest | None, proposed: RegionManifest, *, hint: bool = True
+    ) -> RegionManifest | None:
+        """As `put`, returning the version as written, or None where another writer took it. `hint` False: the version
+        after it, which follows at once, is to be the one that is hinted at.
 
         Raises InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused.
         """
@@ -105,17 +109,18 @@ class ManifestStore:
         key = manifest_key(self.region_id, written.version)
         if settle(self._store, key, written.encode(), clock=self._clock, options=self._options) is not None:
             return None
-        self._write_hint(written.version)
+        if hint:
+            self._write_hint(written.version)
         return written
 
-    def owned(self, guard: EpochGuard) -> RegionManifest:
-        """The newest version, if `guard` still owns the region: the fence check.
+    def owned(self, guard: EpochGuard, known: RegionManifest | None = None) -> RegionManifest:
+        """The newest version, if `guard` still owns the region: the fence check. `known`: as for `latest`.
 
         Raises Fenced where its epoch is higher, Corrupt where it is lower or there is none, or where the version that
         `guard` claimed is another now.
         """
         guard.check()
-        current = self._newest()
+        current = self._newest(known)
         if current.writer_epoch > guard.epoch:
             guard.fenced_by(current.writer_epoch)
         if current.writer_epoch < guard.epoch:
@@ -127,15 +132,18 @@ class ManifestStore:
             self._check_claimed(*guard.claimed)
         return current
 
-    def edit(self, guard: EpochGuard, change: Change) -> RegionManifest:
+    def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
         """Apply `change` to the newest version as the owner `guard`, and return the version that holds it.
+
+        `known`: the version that was the newest a moment ago, under the guard's epoch. It is not looked for again:
+        where there is a newer one by now the place behind it is taken, and only then is that one read.
 
         `change` is called again with a newer version after a lost race (the committer prunes beside us); it need
         not set the version, and where it returns its argument unchanged nothing is written. After OutcomeUnknown
         call `edit` again: `change` may then find its own effect already there, and must return its argument then.
         Raises Fenced, InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused, and what `change` raises.
         """
-        return self._edit(lambda: self.owned(guard), change)
+        return self._edit(lambda: self.owned(guard), change, known)
 
     def edit_unowned(self, change: Change) -> RegionManifest:
         """As `edit`, for one who owns nothing (the committer): the writer epoch stays whatever is found."""
@@ -149,9 +157,11 @@ class ManifestStore:
                 "the table was removed, or replaced by another, while it was in use: open the table again"
             )
 
-    def _edit(self, read: Callable[[], RegionManifest], change: Change) -> RegionManifest:
+    def _edit(
+        self, read: Callable[[], RegionManifest], change: Change, known: RegionManifest | None = None
+    ) -> RegionManifest:
         for _ in range(_MOST_CONFLICTS):
-            current = read()
+            current, known = known or read(), None
             changed = change(current)
             if changed == current:
                 return current
@@ -160,8 +170,8 @@ class ManifestStore:
                 return written
         raise StoreUnavailable(f"region {self.region_id}: {_MOST_CONFLICTS} manifest edits in a row lost a race")
 
-    def _newest(self) -> RegionManifest:
-        if (current := self.latest()) is None:
+    def _newest(self, known: RegionManifest | None = None) -> RegionManifest:
+        if (current := self.latest(known)) is None:
             raise Corrupt(f"region {self.region_id} has no manifest; claim the region first")
         return current
 

@@ -91,29 +91,31 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
     bodies = [f"racer {number}".encode() for number in range(_RACERS)]
     start = threading.Barrier(_RACERS)
 
-    def race(body: bytes) -> bool:
+    def race(body: bytes) -> bytes | None:
         start.wait()
-        return settle(store, key, body, clock=clock or SystemClock(), options=options or WalOptions()) is None
+        return settle(store, key, body, clock=clock or SystemClock(), options=options or WalOptions())
 
     try:
         with ThreadPoolExecutor(_RACERS) as pool:
             try:
-                won = list(pool.map(race, bodies))
+                taken_by = list(pool.map(race, bodies))
             except BaseException:
                 start.abort()  # a thread that could not be started would be waited for by the others, for ever
                 raise
-        _judge(store, key, won, bodies)
+        _judge(store, key, taken_by, bodies)
     finally:
         store.delete(key)
 
 
-def _judge(store: ObjectStore, key: str, won: list[bool], bodies: list[bytes]) -> None:
-    winners = [body for body, first in zip(bodies, won, strict=True) if first]
-    found = store.get(key)
-    if len(winners) == 1 and found == winners[0]:
+def _judge(store: ObjectStore, key: str, taken_by: list[bytes | None], bodies: list[bytes]) -> None:
+    """`taken_by`: for each racer what it found at the key, read after its own create was refused; None: it won."""
+    winners = [body for body, by in zip(bodies, taken_by, strict=True) if by is None]
+    found: set[bytes | None] = {by for by in taken_by if by is not None} or {store.get(key)}
+    if len(winners) == 1 and found == set(winners):
         return
     seen = f"{len(winners)} x created, {len(bodies) - len(winners)} x already exists"
     raise StoreRefused(
-        f"{store.url(key)}: {_RACERS} racing conditional creates of one key gave {seen}, and the key holds {found!r}; "
-        "exactly one must win. This storage cannot hold a log: use one that supports conditional writes"
+        f"{store.url(key)}: {_RACERS} racing conditional creates of one key gave {seen}, and the key holds "
+        f"{store.get(key)!r}; exactly one must win. This storage cannot hold a log: use one that supports conditional "
+        "writes"
     )

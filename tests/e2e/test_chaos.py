@@ -12,6 +12,7 @@ import pytest
 from tests.chaos import Scene, wreck
 from tests.flights import Flights
 from tests.kafka_server import KafkaServer
+from tests.s3_place import on_s3
 
 
 @pytest.fixture
@@ -42,3 +43,16 @@ def test_every_event_is_there_once_in_a_table_without_a_key(scene: Callable[...,
     wreck(events, 3, 5.0, random.Random(2), print)
     events.drain()
     assert events.check() == 3000
+
+
+def test_the_same_with_the_table_on_s3_while_one_request_in_thirty_fails(
+    scene: Callable[..., Scene], tmp_path: Path
+) -> None:
+    with on_s3(tmp_path) as place:
+        flights = scene(append=False, master="local[2]", place=place)
+        place.hurt(1 / 30)
+        flights.produce()
+        wreck(flights, 2, 4.0, random.Random(3), print)
+        flights.drain()
+        assert flights.check() == 990
+        assert place.failed().total() > 0

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
@@ -293,6 +294,28 @@ def test_puts_of_a_busy_region_are_bounded_by_round_trips(
 def _put_one_by_one(table: Any, made: Any, caller: int, count: int) -> None:
     for number in range(count):
         table.put(made.rows([caller * 1000 + number]))
+
+
+def test_a_region_changes_hands_in_few_requests_one_after_the_other(
+    open_s3: Callable[..., Any], s3_table_through_proxy: Any, fault_proxy: Any, made: Any
+) -> None:
+    table = open_s3(s3_table_through_proxy, regions=1)
+    for number in range(3):
+        table.put(made.rows([number]))
+    (region,) = table.base.regions
+    before = table.before(region)  # while it is still served
+    table.release(region)
+    fault_proxy.forget()
+    table.acquire(region, before)
+    asked = [(each.method, each.key.split("/")[4]) for each in fault_proxy.requests]
+    assert Counter(asked) == {
+        ("LIST", "wal"): 1,
+        ("GET", "manifest"): 5,  # hint, newest, none behind it; at the end: none behind ours, and ours is still there
+        ("PUT", "manifest"): 3,  # the epoch, the sentinel's position, the hint
+        ("GET", "wal"): 5,  # the newest, then all of them with the sentinel, several at once
+        ("PUT", "wal"): 1,
+    }
+    assert table.count() == 3
 
 
 def test_storage_that_fails_is_asked_a_bounded_number_of_times(

@@ -1,0 +1,85 @@
+"""A place for one table on an S3 server of its own, behind a proxy that may be slow, fail at random, and counts.
+
+with on_s3(directory, latency=0.02) as place:
+    config.write_text(toml({"table": {**place.section, "key": ["id"]}}))  # processes get `place.environ`
+    …
+    print(place.counted())
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests import fault_proxy as faults
+from tests.fault_proxy import FaultProxy
+from tests.s3_server import S3Server
+
+BUCKET = "memwal-place"
+SECRETS = {"access_key_id": "S3_PLACE_KEY", "secret_access_key": "S3_PLACE_SECRET"}
+"""Storage options that a configuration only refers to, and the variables that have them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table goes: on local disk, where there are no options, or on S3."""
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The table's storage options in this process: straight to the server, past whatever the proxy does."""
+    proxy: FaultProxy | None = None
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """What [table] says of the place."""
+        if not self.options:
+            return {"uri": self.uri}
+        options = {**self.options, **{option: f"env:{name}" for option, name in SECRETS.items()}}
+        return {"uri": self.uri, "storage_options": options | ({"endpoint": self.proxy.endpoint} if self.proxy else {})}
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What processes need in their environment."""
+        return {name: self.options[option] for option, name in SECRETS.items() if option in self.options}
+
+    def counted(self) -> Counter[str]:
+        """Requests that came so far, by method."""
+        return Counter(each.method for each in self.proxy.requests) if self.proxy else Counter()
+
+    def failed(self) -> Counter[str]:
+        """Those of them that were made to fail, by what was done to them."""
+        return Counter(each.fault for each in self.proxy.requests if each.fault) if self.proxy else Counter()
+
+    def hurt(self, share: float) -> None:
+        """Let so large a share of all requests fail from now on, each in one of the ways in which storage fails."""
+        assert self.proxy is not None
+        ways = (
+            faults.answers(503, "SlowDown"),
+            faults.answers(500, "InternalError"),
+            faults.resets(),
+            faults.lands_then_resets(),
+            faults.lands_then_answers(500, "InternalError"),
+            faults.slow(1.0),
+        )
+        for fault in ways:
+            self.proxy.inject(fault, times=None, share=share / len(ways))
+        conflict = faults.answers(409, "ConditionalRequestConflict")  # of a request with a condition
+        self.proxy.inject(conflict, method="PUT", key="/(wal|manifest)/", times=None, share=share)
+
+
+@contextmanager
+def on_s3(directory: Path, latency: float = 0.0, *, proxied: bool = True) -> Iterator[Place]:
+    """A place on a server that ends with the `with`; every request takes `latency` seconds longer. `proxied` False: no
+    proxy, which costs about as much processor time as what it passes on.
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(S3Server.started(directory / "s3"))
+        server.make_bucket(BUCKET)
+        proxy = stack.enter_context(FaultProxy.started(server.endpoint)) if proxied else None
+        if proxy is not None:
+            proxy.latency = latency
+        yield Place(f"s3://{BUCKET}/table.lance", server.storage_options, proxy)
