@@ -20,12 +20,12 @@ import ingest
 from ingest import spark_sink
 from ingest.feed import Feed
 from ingest.settings import Settings, load
-from ingest.source import DELETE, read_stream
+from ingest.source import BLOCK, DELETE, FILE, LANDED, read_stream
 from ingest.spark_prepared import PreparedTask
 from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
-from ingest.spark_small import in_order
-from ingest.spark_tasks import BUCKET, ROW
+from ingest.spark_small import OneTask, in_order
+from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
 from ingest.task_errors import of_spark
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports
@@ -396,6 +396,20 @@ def test_paths_of_files_are_left_out_until_one_is_asked_for(
         source.run(made.schema)
     assert given[5:] == [True, False]
     assert len(source.names()) == 30
+
+
+@pytest.mark.parametrize(("columns", "measured"), [("id long, price double", False), ("id long, name string", True)])
+def test_only_narrow_rows_are_handed_over_without_being_measured(spark: Any, columns: str, measured: bool) -> None:
+    place = f", {LANDED} timestamp, {FILE} string, {BLOCK} long"
+    frame = spark.createDataFrame([], columns + place)
+    send = SendTask("grpc://127.0.0.1:1", (), "query", 0, 1.0)
+    task = PreparedTask(OneTask(RouteTask("nowhere", ()), send, nameless=True), frame.schema, frame)
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
+    before = spark.conf.get(name)
+    with task.unmeasured(spark):
+        assert (spark.conf.get(name) == before) is measured
+    assert spark.conf.get(name) == before
+    assert task.collected(frame, 7) == []
 
 
 def test_one_task_orders_rows_as_spark_does(spark: Any) -> None:
