@@ -16,7 +16,7 @@ from flush.lance_dataset import open_dataset
 from flush.shape import Shape, present_indexes, shape_of
 from flush.sharding import BucketHash, Buckets, Routing, RowHash
 from flush.sharding_spec import Regions, bucket_regions, published_regions
-from flush.table_creation import adopt, complete, create, is_vacant
+from flush.table_creation import adopt, complete, create, existing
 from flush.table_manifest import read_progress
 from flush.table_setup import REGIONS, TABLE, Setup, WriteRules, metadata_of, read_setup
 from flush.vector_models import vector_models
@@ -131,11 +131,9 @@ class BaseTable:
         """
         store = open_store(uri, storage_options)
         store.children("")  # Our client first: it says at once, in one line, what is wrong; Lance's tries for seconds.
-        dataset = open_dataset(store, uri)
+        dataset = existing(store, uri)
         if dataset is None:
-            if is_vacant(store):
-                return None
-            raise NotALanceTable.at(uri)
+            return None
         metadata = metadata_of(dataset)
         if REGIONS in metadata and dataset.mem_wal_index_details() is None:
             _refuse_written_over(uri, dataset, store)

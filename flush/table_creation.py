@@ -25,12 +25,14 @@ from flush.table_manifest import COMMITTED
 from flush.table_setup import Setup, setup_metadata
 from memtable import IndexSpec, InvalidRows
 from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
-from wal import ObjectStore, regions
+from wal import ObjectStore, SystemClock, regions
 
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
 """What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
+_BEGUN = 0.5
+"""Seconds for which a creation that another process has begun is waited for."""
 
 
 def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
@@ -38,10 +40,8 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     keyed = _keyed_schema(schema, key)
     check_definition(keyed, key, setup)
     keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema)))
-    if not is_vacant(store):
-        if open_dataset(store, uri) is not None:
-            raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")
-        raise NotALanceTable.at(uri)
+    if existing(store, uri) is not None:
+        raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")
     try:
         dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
     except OSError as error:
@@ -72,6 +72,24 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
     else:
         # Its schema, which declares the key, stays as it is.
         dataset.update_config(dict(setup_metadata(setup, column_ids(dataset))))
+
+
+def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
+    """What is at `uri`, the root of `store`; None where a table may be created.
+
+    Another process may be creating it just now, as daemons do that are started together: milliseconds lie between its
+    first file and its first version, so what has begun is looked at again for a while.
+    Raises: NotALanceTable where something else is there.
+    """
+    clock = SystemClock()
+    until = clock.monotonic() + _BEGUN
+    while (dataset := open_dataset(store, uri)) is None:
+        if is_vacant(store):
+            return None
+        if "_versions" not in store.children("") or clock.monotonic() > until:
+            raise NotALanceTable.at(uri)
+        clock.sleep(0.02)
+    return dataset
 
 
 def is_vacant(store: ObjectStore) -> bool:

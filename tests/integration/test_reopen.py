@@ -52,7 +52,8 @@ class Promises:
             self.states.append(after(self.states[-1], op))
         elif "ack" in line:
             op = ops[line["ack"]]
-            if op["durable"] or op["kind"] == "flush":
+            # A commit takes what is published, and leaves what lingers in memory where it is.
+            if op["kind"] == "flush" or (op["durable"] and op["kind"] != "commit"):
                 self.states = self.states[-1:]
         elif "closed" in line:
             self.states = self.states[-1:]

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules
+from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules, table_creation
 from flush.field_ids import column_ids, first_ids
+from flush.lance_dataset import open_dataset
 from memtable import IndexSpec, InvalidRows
 from wal import Corrupt, bucket_region
 
@@ -70,6 +71,30 @@ def test_nothing_is_there(uri: str) -> None:
     assert BaseTable.find(uri) is None
     with pytest.raises(NotALanceTable, match="no Lance table is there"):
         BaseTable.open(uri)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_table_that_another_process_creates_between_two_looks_is_found(
+    uri: str, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Daemons that are started together all look, and one creates it; `begun`: its first version is not there yet."""
+    looks: list[str] = []
+
+    def late(store: Any, at: str, version: int | None = None) -> Any:
+        looks.append(at)
+        found = open_dataset(store, at, version)
+        if len(looks) == 1 and begun:
+            store.put("_versions/begun", b"")
+        if len(looks) == 1 + begun:
+            monkeypatch.setattr(table_creation, "open_dataset", open_dataset)
+            store.delete("_versions/begun")
+            create(uri)
+        return found
+
+    monkeypatch.setattr(table_creation, "open_dataset", late)
+    base = BaseTable.find(uri)
+    assert base is not None
+    assert base.key == ("id",)
 
 
 def test_something_else_is_there(tmp_path: Path) -> None:
