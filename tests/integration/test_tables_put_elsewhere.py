@@ -12,7 +12,7 @@ import lance
 import pytest
 
 import ingest
-from flush import BaseTable, base_table
+from flush import BaseTable, base_table, table_creation
 from flush.finding import Finding
 from flush.lance_dataset import open_dataset
 from flush.verification import verify_table
@@ -160,7 +160,8 @@ def test_a_table_that_another_process_finishes_and_claims_is_not_taken_for_writt
         seen.append(at)
         return open_dataset(store, at, 1 if len(seen) == 1 else version)
 
-    monkeypatch.setattr(base_table, "open_dataset", opened_before)
+    for module in (table_creation, base_table):
+        monkeypatch.setattr(module, "open_dataset", opened_before)
     found = BaseTable.find(uri)
     assert found is not None
     assert len(seen) == 2
