@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingest.drift_kinds import ANY, Kind, Kinds, common, listed, widen
+from ingest.drift_kinds import ANY, DIGITS, Kind, Kinds, common, listed, widen
 
 _PLAIN: Mapping[str, Kind] = {
     "null": None,
@@ -39,7 +39,6 @@ _LOGICAL: Mapping[tuple[str, str], pa.DataType] = {
     ("long", "local-timestamp-millis"): pa.timestamp("us"),
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
 }
-_DIGITS = 38
 _SIDES = ("after", "before")
 
 
@@ -102,4 +101,4 @@ def _type(schema: Any) -> str:
 
 def _decimal(schema: Mapping[str, Any]) -> pa.DataType:
     digits, scale = int(schema.get("precision") or 0), int(schema.get("scale") or 0)
-    return pa.decimal128(digits, scale) if 0 < digits <= _DIGITS else pa.string()
+    return pa.decimal128(digits, scale) if 0 < digits <= DIGITS else pa.string()

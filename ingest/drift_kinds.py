@@ -21,7 +21,7 @@ ANY = pa.json_(pa.string())
 """Stands for `MARK_ANY` while kinds are told apart; no column ever has this type."""
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _FLOATS = (pa.float32(), pa.float64())
-_DIGITS = 38
+DIGITS = 38
 """That a decimal can have."""
 
 
@@ -85,7 +85,7 @@ def widened(one: Kind, other: Kind) -> Kind:
 def _decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     scale = max(one.scale, other.scale)
     digits = scale + max(one.precision - one.scale, other.precision - other.scale)
-    return pa.decimal128(digits, scale) if digits <= _DIGITS else ANY
+    return pa.decimal128(digits, scale) if digits <= DIGITS else ANY
 
 
 def widen(found: Kinds, more: Mapping[str, Kind]) -> None:

@@ -242,25 +242,27 @@ class MemWalSink:
         schema = frame.schema
         if not fits_one_task(schema, task):
             return None
-        rows = self._nameless(frame, schema, task) or self._taken(frame, schema, task)
+        rows = self._nameless(frame, schema, task)
+        if rows is None:
+            rows = self._taken(frame, schema, task)
         if any(row["said"] == TOO_MANY for row in rows):
             self._too_many = True
             return None
         return rows
 
-    def _nameless(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
-        """As `_taken`, of rows without the paths of their files; none where these are asked for, or not worth it.
+    def _nameless(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
+        """As `_taken`, of rows without the paths of their files; None where these are asked for, or not worth it.
 
         A source whose rows asked for them is likely to again, so the next ones come with them at once.
         """
         self._named = max(0, self._named - 1)
         if self._named or not set(PLACE) <= set(schema.names) or (self._last or 0) < NAMELESS_FROM:
-            return []
+            return None
         rows = self._taken(frame, schema, replace(task, nameless=True))
         if not any(row["said"] == NAMELESS for row in rows):
             return rows
         self._named = NAMED_FOR
-        return []
+        return None
 
     def _taken(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
         """What one task answered that took all rows."""

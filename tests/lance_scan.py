@@ -11,12 +11,17 @@ from lance.mem_wal import LsmScanner, ShardSnapshot
 from wal import RegionManifest
 
 
-def scanned(uri: str, manifests: Iterable[RegionManifest]) -> pa.Table:
-    """Every row, as the newest of its key."""
-    snapshots = []
+def snapshots(manifests: Iterable[RegionManifest]) -> list[ShardSnapshot]:
+    """What Lance's planners take for the SSTs that `manifests` publish."""
+    found = []
     for manifest in manifests:
         snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
         for sst in manifest.ssts:
             snapshot = snapshot.with_sstable(sst.generation, sst.path)
-        snapshots.append(snapshot)
-    return LsmScanner.from_snapshots(lance.dataset(uri), snapshots).to_table()
+        found.append(snapshot)
+    return found
+
+
+def scanned(uri: str, manifests: Iterable[RegionManifest]) -> pa.Table:
+    """Every row, as the newest of its key."""
+    return LsmScanner.from_snapshots(lance.dataset(uri), snapshots(manifests)).to_table()

@@ -31,6 +31,7 @@ import wal
 from flush import BaseTable
 from ingest.garbage import Ages
 from ingest.stored_table import StoredTable
+from tests.lance_scan import snapshots
 
 WIDTH = 8
 SCHEMA = pa.schema(
@@ -74,15 +75,10 @@ class Readers:
         self.lancedb = lancedb.connect(str(uri.parent)).open_table(uri.stem)
 
     def snapshots(self) -> list[ShardSnapshot]:
-        store, found = wal.open_store(self.uri, {}), []
-        for region in wal.regions(store):
-            manifest = wal.ManifestStore(store, region).latest()
-            assert manifest is not None
-            snapshot = ShardSnapshot(str(region)).with_current_generation(manifest.current_generation)
-            for sst in manifest.ssts:
-                snapshot = snapshot.with_sstable(sst.generation, sst.path)
-            found.append(snapshot)
-        return found
+        store = wal.open_store(self.uri, {})
+        manifests = [wal.ManifestStore(store, region).latest() for region in wal.regions(store)]
+        assert None not in manifests
+        return snapshots(manifests)
 
     def agree(self, table: Any, *, base_alone: bool = False) -> None:
         """`table`: ours, in whichever form. `base_alone`: nothing is above the base, so all levels are one."""

@@ -286,6 +286,19 @@ def dies_behind_the_letters(collected: Callable[..., Any]) -> Callable[..., Any]
     return dies
 
 
+def dies_at_the_third_job(collected: Callable[..., Any]) -> Callable[..., Any]:
+    """As far as it has come when rows were refused by their region and their letters are written."""
+    jobs: list[Any] = []
+
+    def dies(routed: Any, send: Any) -> Any:
+        jobs.append(routed)
+        if len(jobs) == 3:
+            raise ingest.Unavailable("the driver died")
+        return collected(routed, send)
+
+    return dies
+
+
 def replayed(source: Stream) -> str:
     """What `memwal dlq replay` says."""
     console = Console(file=io.StringIO(), width=200)
@@ -299,16 +312,8 @@ def test_a_refused_row_stays_a_letter_where_its_region_would_take_it_at_the_repl
 ) -> None:
     source = stream("json", table={"on_duplicate": "fail"}, mode="table")
     source.land([line(1), line(1, "the second"), line(2)])
-    collected, jobs = spark_sink._collected, []
-
-    def dies_behind_the_letters_of_refused_rows(routed: Any, send: Any) -> Any:
-        jobs.append(routed)
-        if len(jobs) == 3:
-            raise ingest.Unavailable("the driver died")
-        return collected(routed, send)
-
     with monkeypatch.context() as dying:
-        dying.setattr(spark_sink, "_collected", dies_behind_the_letters_of_refused_rows)
+        dying.setattr(spark_sink, "_collected", dies_at_the_third_job(spark_sink._collected))
         with pytest.raises(ingest.Unavailable, match="the driver died"):
             source.run()
     (letter,) = source.letters()
@@ -326,15 +331,7 @@ def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_oth
     ids = [*range(100), *range(10), 100]
     rows = {"id": ids, "name": [f"{id} at {n}" for n, id in enumerate(ids)], "price": ids}
     source.land(pa.table(rows))
-    collected, jobs = spark_sink._collected, []
-
-    def dies_before_the_regions_are_asked_again(routed: Any, send: Any) -> Any:
-        jobs.append(routed)
-        if len(jobs) == 3:
-            raise ingest.Unavailable("the driver died")
-        return collected(routed, send)
-
-    monkeypatch.setattr(spark_sink, "_collected", dies_before_the_regions_are_asked_again)
+    monkeypatch.setattr(spark_sink, "_collected", dies_at_the_third_job(spark_sink._collected))
     with pytest.raises(ingest.Unavailable, match="the driver died"):
         source.run()
     letters = source.letters()

@@ -14,6 +14,7 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, LsmVectorSearchPlan
 
 import flush
 from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from tests.lance_scan import snapshots
 from wal import (
     LanceCodec,
     LocalStore,
@@ -109,13 +110,7 @@ class World:
             yield manifest
 
     def snapshots(self) -> list[ShardSnapshot]:
-        found = []
-        for manifest in self.manifests():
-            snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
-            for sst in manifest.ssts:
-                snapshot = snapshot.with_sstable(sst.generation, sst.path)
-            found.append(snapshot)
-        return found
+        return snapshots(self.manifests())
 
     def lookup(self, id: int) -> list[dict[str, Any]]:
         values = {"id": pa.array([id]), "name": pa.array([f"name {id}"])}

@@ -9,7 +9,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
+from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 
 import ingest
 import wal
@@ -19,6 +19,7 @@ from ingest.flight_server import FlightService
 from ingest.source import DELETE
 from ingest.spark_tasks import BUCKET, RouteTask, SendTask
 from memtable import TOMBSTONE
+from tests.lance_scan import snapshots
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", "UTC")), ("name", pa.string())]
@@ -148,9 +149,7 @@ def test_lances_own_readers_honour_a_delete_that_has_a_version(tmp_path: Path) -
         base = lance.dataset(tmp_path / "t.lance")
         manifest = wal.ManifestStore(wal.open_store(str(tmp_path / "t.lance"), {}), REGION).latest()
         assert manifest is not None
-        snapshot = ShardSnapshot(str(REGION)).with_current_generation(manifest.current_generation)
-        for sst in manifest.ssts:
-            snapshot = snapshot.with_sstable(sst.generation, sst.path)
+        (snapshot,) = snapshots([manifest])
         scan = LsmScanner.from_snapshots(base, [snapshot])
         assert sorted(scan.to_table()["name"].to_pylist()) == ["newer", "three"]
         fresh = LsmScanner.from_snapshots(base, [snapshot]).filter("at > to_timestamp_micros(15)")

@@ -28,13 +28,14 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 from lance.dataset import DatasetOptimizer, LanceDataset
-from lance.mem_wal import LsmScanner, ShardSnapshot
+from lance.mem_wal import LsmScanner
 
 import flush.committer
 import wal
 from flush.verification import verify_table
 from ingest.stored_table import StoredTable
 from memtable.index_spec import IndexKind
+from tests.lance_scan import snapshots
 from tests.simulation.actors import Driver, StorageReader, Visitor
 from tests.simulation.lance_calls import FAULTS, Points, simulated_machine
 from tests.simulation.oracle import Wrong
@@ -163,18 +164,12 @@ class TableWorld(World):
         ):
             ours = [row for row in rows if row[0] in oracle.region_of]
             oracle.check(f"{when} at {level}", ours, dict(floors))
-        snapshots = []
-        for manifest in manifests:
-            snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
-            for sst in manifest.ssts:
-                snapshot = snapshot.with_sstable(sst.generation, sst.path)
-            snapshots.append(snapshot)
         base = lance.dataset(self.uri)
         _compare(f"{when}: Lance's scan of the base", base.to_table(), committed)
         for value in sorted({value for _, value in committed})[-2:]:
             found = base.to_table(filter=f"v = {value}")
             _compare(f"{when}: Lance's filter v = {value}", found, [row for row in committed if row[1] == value])
-        scan = LsmScanner.from_snapshots(base, snapshots).to_table()
+        scan = LsmScanner.from_snapshots(base, snapshots(manifests)).to_table()
         _compare(f"{when}: Lance's scan of base and SSTs", scan, flushed)
 
     # ---- the end -------------------------------------------------------------------------------------------------
