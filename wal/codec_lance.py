@@ -32,6 +32,8 @@ from lance.file import LanceFileReader, LanceFileSession
 from wal.entry_columns import TOMBSTONE, EntryColumns
 from wal.entry_metadata import lances_keys, our_keys, parse_header
 from wal.errors import Corrupt
+from wal.lance_arrays import delicate_columns, importable
+from wal.panics import panics_as_errors
 from wal.records import Entry, EntryHeader
 from wal.scratch_file import ScratchFile
 
@@ -62,13 +64,15 @@ class LanceCodec:
         self.row_schema = self._columns.schema
         self.no_rows = self._columns.no_rows
         ids = self._columns.ids
+        self._delicate = delicate_columns(self.row_schema)
         self._constant = {"memwal:field_ids": json.dumps(ids)} if ids else {}
         self._scratch = ScratchFile()
         self._session = LanceFileSession("memory:///wal")
         self._names = map("{}.lance".format, itertools.count())
 
+    @panics_as_errors
     def encode(self, header: EntryHeader, rows: pa.Table) -> bytes:
-        """The entry's bytes. Raises ValueError where `rows` is not in the row schema."""
+        """The entry's bytes. Raises ValueError where `rows` is not in the row schema; what Lance cannot write."""
         self._columns.check(rows)
         if header.sentinel:
             rows = _SENTINEL_SCHEMA.empty_table()
@@ -77,6 +81,7 @@ class LanceCodec:
         at = data.rindex(_CRC_MARK) + len(_CRC_MARK)
         return b"%b%08x%b" % (data[:at], zlib.crc32(data), data[at + 8 :])
 
+    @panics_as_errors
     def decode(self, position: int, data: bytes) -> Entry:
         """The entry at `position` (1-based). Raises Corrupt, naming the position."""
         try:
@@ -88,6 +93,7 @@ class LanceCodec:
             raise Corrupt(f"WAL entry at position {position}: {error}") from error
         return Entry(position, header, rows)
 
+    @panics_as_errors
     def header(self, data: bytes) -> EntryHeader:
         """The header alone. Raises Corrupt where `data` is no whole entry."""
         _check_whole(data)
@@ -101,7 +107,7 @@ class LanceCodec:
         writer = self._session.open_writer(name, schema=rows.schema.with_metadata(metadata), version=_VERSION)
         try:
             for batch in batches:
-                writer.write_batch(batch)
+                writer.write_batch(importable(batch, self._delicate))
         finally:
             writer.close()
         try:

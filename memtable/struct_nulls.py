@@ -1,0 +1,45 @@
+"""Structs as DataFusion must get them: the fields of a null struct are null.
+
+Arrow leaves open what lies in a field where the struct around it is null, mostly 0 or an empty text. DataFusion's
+`st.a` shows just that; Lance, and whoever reads the column, says null.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+
+def null_inside(rows: pa.Table) -> pa.Table:
+    """`rows` with null fields in every null struct, at any depth; columns without null structs as they are."""
+    for place, column in enumerate(rows.columns):
+        if pa.types.is_nested(column.type) and any(map(_hides, column.chunks)):
+            chunks = [_nulled(chunk) for chunk in column.chunks]
+            rows = rows.set_column(place, rows.field(place), pa.chunked_array(chunks, column.type))
+    return rows
+
+
+def _hides(array: pa.Array) -> bool:
+    """Whether a struct in `array` is null, and so may hide values of its fields."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        if array.null_count and kind.num_fields:
+            return True
+        return any(_hides(array.field(place)) for place in range(kind.num_fields))
+    return _is_list(kind) and _hides(array.values)
+
+
+def _nulled(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if not _hides(array):
+        return array
+    if pa.types.is_struct(kind):
+        fields = [_nulled(field) for field in array.flatten()]  # null where the struct is
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
+    if array.offset:  # a mask goes with whole offsets only
+        array = pa.concat_arrays([array.slice(0, 0), array])
+    of = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    return of.from_arrays(array.offsets, _nulled(array.values), type=kind, mask=array.is_null())
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

@@ -1,0 +1,14 @@
+"""A panic of a Rust library is known by its name in one place; everybody else uses that place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+NAME, PLACE = '"PanicException"', "wal/panics.py"
+
+
+def test_only_one_module_asks_for_a_panic_by_its_name(sources: Sequence[Any]) -> None:
+    asking = {source.path for source in sources if NAME in source.text}
+    assert {path for path in asking if not path.endswith(PLACE)} == set()
+    assert any(path.endswith(PLACE) for path in asking)
