@@ -20,6 +20,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from wal.applied import AppliedMap
 from wal.clock import Clock, Ids
 from wal.codec import EntryCodec
 from wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
@@ -29,6 +30,7 @@ from wal.manifest import ManifestStore
 from wal.options import WalOptions
 from wal.records import BatchPart, EntryHeader
 from wal.slot import settle
+from wal.snapshots import keep_short
 from wal.store import ObjectStore
 
 _PROOF_LASTS = 5.0
@@ -63,7 +65,9 @@ class WalAppender:
         ids: Ids,
         clock: Clock,
         options: WalOptions | None = None,
+        snapshot: str = "",
     ) -> None:
+        """`snapshot`: what the map of the claim is relative to."""
         self.next_position = next_position
         self._store = store
         self._region_id = region_id
@@ -72,6 +76,7 @@ class WalAppender:
         self._ids = ids
         self._clock = clock
         self._options = options or WalOptions()
+        self._snapshot = snapshot
         self._in_use = threading.Lock()
         self._poison: _Poison | None = None
         self._manifests = ManifestStore(store, region_id, ids=ids, clock=clock, options=self._options)
@@ -94,7 +99,8 @@ class WalAppender:
 
         `rows` has the row schema, None: the entry carries the map alone, in the form of a sentinel, which every reader
         passes over; `generation` is that of the memtable they go to; `applied` is the whole map, with this entry's
-        batch in it if and only if `part` closes it (or `part` is None).
+        batch in it if and only if `part` closes it (or `part` is None). Of a long map a snapshot is written first, to
+        which an `AppliedMap` is relative then.
         Raises Fenced, Poisoned, ConcurrentUse; StoreUnavailable or StoreRefused (nothing written, the same
         call may be made again); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows
         not in the row schema.
@@ -104,8 +110,13 @@ class WalAppender:
         try:
             self._check_alive()
             alone = rows is None
-            header = EntryHeader(self._guard.epoch, generation, self._ids.entry_id(), applied, part, sentinel=alone)
-            return self._put(self._codec.encode(header, self._codec.no_rows if rows is None else rows))
+            applied = self._short(AppliedMap.of(applied))
+            name = applied.snapshot.name
+            unique = self._ids.entry_id()
+            header = EntryHeader(self._guard.epoch, generation, unique, applied.changes, part, alone, name)
+            position = self._put(self._codec.encode(header, self._codec.no_rows if rows is None else rows))
+            self._snapshot = name
+            return position
         finally:
             self._in_use.release()
 
@@ -131,6 +142,19 @@ class WalAppender:
                 f"region {self._region_id}: the writer of epoch {self._guard.epoch} stopped itself at position "
                 f"{self._poison.position} ({self._poison.cause}); open the region again to recover"
             )
+
+    def _short(self, applied: AppliedMap) -> AppliedMap:
+        keep_short(
+            applied,
+            self._snapshot,
+            self._store,
+            self._region_id,
+            self.next_position,
+            ids=self._ids,
+            clock=self._clock,
+            options=self._options,
+        )
+        return applied
 
     def _put(self, data: bytes) -> int:
         position = self.next_position

@@ -6,16 +6,18 @@ raises an epoch.
 
 The claim, in steps:
 
- 1. List the WAL, then read the newest manifest; in this order, because whoever wrote an entry had a manifest before.
-    Entries of the other format: refuse. Entries but no manifest: refuse, the manifests were lost. SEALED: refuse.
-    A generation is committed that the manifest has not published: refuse, the manifests are older than the table.
+ 1. List the WAL, one page of it, then read the newest manifest; in this order, because whoever wrote an entry had a
+    manifest before. Entries of the other format: refuse. Entries but no manifest: refuse, the manifests were lost.
+    SEALED: refuse. A generation is committed that the manifest has not published: refuse, the manifests are older than
+    the table.
     Until here nothing was written.
  2. No manifest: create version 1 with epoch 1 and the generation above what is committed, which is 1 for a new table.
     Where the base table was cloned, or the directory of its regions is gone, it is not, and SSTs with numbers from 1 on
     would pass for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; taken by another:
     back to 1.
  3. Find the WAL tip: the highest position listed or named in the manifest. Whether there is one behind it, which a
-    listing may not show yet, step 4 sees for itself.
+    listing may not show yet, step 4 sees for itself. Where the page did not hold the whole log, the tip is looked for
+    above that position by few probes (`wal.probing`), and behind the tip for what a hole would hide.
  4. Epoch >= 2: put a sentinel at tip+1, carrying the applied map of the newest entry that has one (ours all have).
     Taken by an older writer's entry: forward until one is missing, that is the tip now, again. Taken by a newer epoch:
     fenced. From here on the older writer's next append finds its slot taken, so nothing it is acknowledged for can be
@@ -33,6 +35,9 @@ A resize of the table (flush.resize) claims in two other ways, so that no writer
    map `opening` in place of the newest entry's, and becomes ACTIVE in step 5, with the spec id of the new routing.
    So whoever finds it ACTIVE finds that map.
 
+A claim also keeps the read lease that it finds in the manifest, or raises it to its own, and says until when the older
+owner may answer reads (`wal.lease`).
+
 The spec id is the version of the routing: a claim by an older one than the manifest's is `Resized`.
 
 While storage is unavailable, each read is tried again within the retry budget (`wal.patience`), each write too
@@ -47,17 +52,19 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 from uuid import UUID
 
+from wal.applied import AppliedMap
 from wal.clock import Clock, Ids
 from wal.codec import EntryCodec
 from wal.entry_reader import EntryReader
 from wal.errors import Corrupt, Fenced, Resized, Sealed
 from wal.layout import manifest_prefix, wal_prefix
 from wal.manifest import ManifestStore, RegionManifest, RegionStatus
-from wal.options import WalOptions
+from wal.options import CLOCK_RATE, WalOptions
 from wal.patience import PatientReads, patient
 from wal.records import Entry, EntryHeader
-from wal.replay import Progress, listed_tip, newest_applied, probe_tip, replay
+from wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
 from wal.slot import settle
+from wal.snapshots import keep_short
 from wal.store import ObjectStore
 
 
@@ -102,11 +109,13 @@ class Claim:
     guard: EpochGuard
     manifest: RegionManifest
     next_position: int
-    applied: dict[str, int]
+    applied: AppliedMap
     """Highest sequence applied, per producer."""
     entries: list[Entry]
     """Entries after `manifest.replay_after` in the order their rows became visible; see
     `wal.replay.replay`."""
+    others_read_until: float = 0.0
+    """By the monotonic clock: until then an older owner may answer reads without asking storage; see `wal.lease`."""
 
 
 def claim(
@@ -150,9 +159,10 @@ def claim(
         options=options,
         manifests=ManifestStore(store, region_id, ids=ids, clock=clock, options=options),
     )
-    manifest, listed = claimer.raise_epoch()
+    manifest, listed, lease_before = claimer.raise_epoch()
     guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
     tip, applied = claimer.put_sentinel(guard, manifest, listed)
+    others_read_until = clock.monotonic() + CLOCK_RATE * lease_before / 1000
     manifest = claimer.record(guard, manifest, tip)
     entries = replay(
         claimer.reads,
@@ -165,7 +175,7 @@ def claim(
         readers=options.readers,
     )
     manifest = claimer.manifests.owned(guard, manifest)
-    return Claim(guard, manifest, tip + 1, applied, entries)
+    return Claim(guard, manifest, tip + 1, applied, entries, others_read_until)
 
 
 @dataclass(frozen=True)
@@ -185,38 +195,48 @@ class _Claimer:
     options: WalOptions
     manifests: ManifestStore
 
-    def raise_epoch(self) -> tuple[RegionManifest, int]:
-        """Steps 1 and 2: the manifest that is ours, and the highest position listed. A conflict means that somebody
-        else got on, so the loop ends."""
+    def raise_epoch(self) -> tuple[RegionManifest, Listed, int]:
+        """Steps 1 and 2: the manifest that is ours, the positions listed, and the read lease of the manifest
+        before in milliseconds. A conflict means that somebody else got on, so the loop ends."""
         while True:
-            listed = listed_tip(self.reads, self.region_id, self.codec.suffix)
+            listed = list_tip(self.reads, self.region_id, self.codec.suffix)
             current = self.manifests.latest()
-            self._check_claimable(current, listed)
+            self._check_claimable(current, listed.tip)
             proposed = self._next(current)
             if (written := self.manifests.create(current, proposed, hint=current is None)) is not None:
-                return written, listed
+                return written, listed, current.read_lease if current else 0
 
-    def put_sentinel(self, guard: EpochGuard, manifest: RegionManifest, listed: int) -> tuple[int, dict[str, int]]:
+    def put_sentinel(self, guard: EpochGuard, manifest: RegionManifest, listed: Listed) -> tuple[int, AppliedMap]:
         """Steps 3 and 4. Returns the tip, which is the sentinel's position, and the applied map.
 
         Epoch 1 has nobody to fence and puts none: its tip is 0.
         """
         reader = EntryReader(self.reads, self.region_id, self.codec)
-        tip = max(listed, manifest.last_seen, manifest.replay_after)
+        tip = max(listed.tip, manifest.last_seen, manifest.replay_after)
         if guard.epoch == 1:
             tip = self._probed(tip)
+        elif not listed.whole:
+            tip = tip_from(self.reads, self.region_id, self.codec.suffix, tip, listed, self.options.readers, guard)
         while True:
             applied = newest_applied(reader, tip, manifest.replay_after, guard)
             if guard.epoch == 1:
                 self._expect_no_entries(tip)
-                return 0, {}
-            if self.opening is not None:
-                applied = dict(self.opening)
-            header = EntryHeader(guard.epoch, manifest.current_generation, self.ids.entry_id(), applied, sentinel=True)
+                return 0, AppliedMap()
+            applied = AppliedMap.of(applied if self.opening is None else self.opening).copy()
+            header = self._sentinel(guard, manifest, applied, tip + 1)
             key, data = reader.key(tip + 1), self.codec.encode(header, self.codec.no_rows)
             if settle(self.store, key, data, clock=self.clock, options=self.options) is None:
                 return tip + 1, applied
             tip = self._probed(tip + 1)
+
+    def _sentinel(self, guard: EpochGuard, manifest: RegionManifest, applied: AppliedMap, position: int) -> EntryHeader:
+        """The header of a sentinel for `position`; a snapshot of `applied` is written where that is long."""
+        before, ids = applied.snapshot.name, self.ids
+        keep_short(
+            applied, before, self.store, self.region_id, position, ids=ids, clock=self.clock, options=self.options
+        )
+        generation, name = manifest.current_generation, applied.snapshot.name
+        return EntryHeader(guard.epoch, generation, ids.entry_id(), applied.changes, sentinel=True, snapshot=name)
 
     def record(self, guard: EpochGuard, manifest: RegionManifest, tip: int) -> RegionManifest:
         """Step 5."""
@@ -227,16 +247,31 @@ class _Claimer:
             seen = replace(current, last_seen=max(current.last_seen, tip))
             if self.opening is None:
                 return seen
-            return replace(seen, status=RegionStatus.ACTIVE, spec_id=self.spec_id)
+            # Before the routing was decided the resize has waited for all leases, and a sealed region gives none.
+            return replace(seen, status=RegionStatus.ACTIVE, spec_id=self.spec_id, read_lease=0)
 
         return self.manifests.edit(guard, recorded, manifest)
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:
             first, status = self.committed + 1, RegionStatus.SEALED if self.seal else RegionStatus.ACTIVE
-            return RegionManifest(1, 1, self.region_id, self.spec_id, current_generation=first, status=status)
+            return RegionManifest(
+                1, 1, self.region_id, self.spec_id, current_generation=first, status=status, read_lease=self._lease
+            )
         status = RegionStatus.SEALED if self.seal else current.status
-        return replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1, status=status)
+        return replace(
+            current,
+            version=current.version + 1,
+            writer_epoch=current.writer_epoch + 1,
+            status=status,
+            read_lease=max(current.read_lease, self._lease),
+        )
+
+    @property
+    def _lease(self) -> int:
+        """Milliseconds of our own read lease. Lance's writer, for which the arrow format is there, waits for none."""
+        serves = not self.seal and self.opening is None and self.codec.suffix != "arrow"
+        return round(1000 * self.options.read_lease) if serves else 0
 
     def _check_claimable(self, current: RegionManifest | None, listed: int) -> None:
         if current is None:

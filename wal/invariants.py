@@ -90,6 +90,15 @@ def _10_ssts_leave_from_the_front(current: RegionManifest, proposed: RegionManif
     )
 
 
+def _11_a_claim_keeps_the_lease(current: RegionManifest, proposed: RegionManifest) -> str | None:
+    """Its writer has not waited yet for reads that the older one may answer."""
+    claimed = proposed.writer_epoch > current.writer_epoch
+    return _unless(
+        not claimed or proposed.read_lease >= current.read_lease,
+        f"a claim lowered the read lease from {current.read_lease} to {proposed.read_lease} ms",
+    )
+
+
 CHECKS: tuple[Check, ...] = (
     _1_version_is_next,
     _2_epoch_rises_by_one_at_most,
@@ -101,6 +110,7 @@ CHECKS: tuple[Check, ...] = (
     _8_sealed_stays_sealed_in_its_routing,
     _9_one_sst_appended_at_most,
     _10_ssts_leave_from_the_front,
+    _11_a_claim_keeps_the_lease,
 )
 
 
@@ -122,8 +132,15 @@ def _run(current: RegionManifest, proposed: RegionManifest) -> list[tuple[int, s
 def _first_version(proposed: RegionManifest) -> str | None:
     """Generations begin above what the base table holds: at 1, or further on where it came without its regions. Sealed
     where a resize makes the region, for a routing that does not hold yet."""
-    begun, status = max(1, proposed.current_generation), proposed.status
-    fresh = RegionManifest(1, 1, proposed.region_id, proposed.spec_id, current_generation=begun, status=status)
+    fresh = RegionManifest(
+        version=1,
+        writer_epoch=1,
+        region_id=proposed.region_id,
+        spec_id=proposed.spec_id,
+        current_generation=max(1, proposed.current_generation),
+        status=proposed.status,
+        read_lease=proposed.read_lease,
+    )
     return _unless(
         proposed == fresh, "the first version must be version 1, epoch 1, a generation from 1 on, without SSTs"
     )

@@ -24,6 +24,11 @@ CHECKSUM_FIELD = 50002
 """Ours too: CRC-32 of all bytes before this field, which is the last one of the object."""
 CHECKSUM_TAG = bytes.fromhex("95b518")
 """The field's tag, 50002 << 3 | 5 (fixed 32 bits), as protobuf writes it."""
+READ_LEASE_FIELD = 50004
+"""Ours too: how long the owner answers reads after a proof of ownership, in milliseconds (`wal.lease`)."""
+
+CLAIM_ID_FIELD = 50003
+"""Ours too: the edit id of the version that claimed the writer epoch; every later version of the epoch carries it."""
 
 
 def _add(message: Any, number: int, name: str, kind: int) -> Any:
@@ -68,7 +73,9 @@ def _describe() -> Any:
     # An enum and an int32 are the same bytes; an int32 lets us name a status we do not know in the error.
     _add(shard, 15, "status", _Field.TYPE_INT32)
     _add(shard, EDIT_ID_FIELD, "memwal_edit_id", _STRING)
+    _add(shard, CLAIM_ID_FIELD, "memwal_claim_id", _STRING)
     _add(shard, CHECKSUM_FIELD, "memwal_crc32", _Field.TYPE_FIXED32)
+    _add(shard, READ_LEASE_FIELD, "memwal_read_lease", _U32)
     return file
 
 

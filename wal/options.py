@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CLOCK_RATE = 1.1
+"""How many times faster than another machine's a clock may go; see `wal.lease`."""
+
 
 @dataclass(frozen=True)
 class WalOptions:
@@ -18,6 +21,8 @@ class WalOptions:
     """Seconds after which a write without an answer is given up as OutcomeUnknown, a read as StoreUnavailable."""
     readers: int = 1
     """Entries that replay reads and decodes at once. 1: in the caller's thread, one store call after another."""
+    read_lease: float = 0.0
+    """Seconds for which an owner answers reads from memory after a proof of ownership; see `wal.lease`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.put_timeout <= self.retry_budget:

@@ -1,8 +1,10 @@
 """How long a storage call is tried: ever longer pauses inside one budget.
 
-Two users. A write that has to be settled (`wal.slot`) counts its attempts itself, because what an attempt means decides
-what is said in the end. A read means nothing but itself: `PatientReads` tries it again and says in the end what the
-last attempt said. A configuration that storage refuses (StoreRefused) is never tried again.
+A budget has two users. A write that has to be settled (`wal.slot`) counts its attempts itself, because what an attempt
+means decides what is said in the end. A read means nothing but itself: `PatientReads` tries it again and says in the
+end what the last attempt said. A configuration that storage refuses (StoreRefused) is never tried again.
+
+Work that has no budget, a flush, goes on until it succeeds, by the pauses of `Backoff`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from wal.clock import Clock
+from wal.clock import Clock, Ids
 from wal.errors import StoreUnavailable
 from wal.options import WalOptions
 from wal.store import ObjectInfo, ObjectStore, PutOutcome
@@ -45,6 +47,28 @@ class Patience:
         return True
 
 
+class Backoff:
+    """Pauses of work that is tried again until it succeeds: doubling, each between half of that and all of it.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, ids: Ids, first: float, longest: float) -> None:
+        """`first`, `longest`: seconds. `ids`: the source of the jitter, without which all who failed together would
+        come back together."""
+        self._ids, self._first, self._longest = ids, first, longest
+        self._next = first
+
+    def pause(self) -> float:
+        """Seconds until the next attempt, after one that failed."""
+        pause, self._next = self._next, min(2 * self._next, self._longest)
+        return pause * (0.5 + int(self._ids.token(), 16) / 2**33)
+
+    def reset(self) -> None:
+        """It succeeded."""
+        self._next = self._first
+
+
 class PatientReads:
     """An object store whose reads are tried again while it is unavailable.
 
@@ -73,6 +97,10 @@ class PatientReads:
     def describe(self, prefix: str) -> list[ObjectInfo]:
         """As the store's `describe`."""
         return self._patiently(lambda: self._store.describe(prefix))
+
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        """As the store's `list_some`."""
+        return self._patiently(lambda: self._store.list_some(prefix, most))
 
     def list(self, prefix: str) -> list[str]:
         """As the store's `list`."""

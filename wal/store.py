@@ -74,6 +74,10 @@ class ObjectStore(Protocol):
         """Every object whose key begins with `prefix`, in any order."""
         ...
 
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        """Any `most` keys that begin with `prefix`; fewer only where there are no more. Costs no more than these."""
+        ...
+
     def list(self, prefix: str) -> list[str]:
         """Every key that begins with `prefix`, in any order."""
         ...

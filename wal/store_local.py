@@ -1,13 +1,22 @@
 """Objects as files below a directory.
 
-put-if-absent, in steps: (1) write the bytes to a temporary file beside the final name; (2) fsync it; (3)
-link(2) it to the final name, which fails with EEXIST where the name is taken, atomically and without looking
-first; (4) unlink the temporary name; (5) fsync the directory. A crash before 3 leaves nothing under the name,
-after 3 the whole object: there is no state in between, and nothing is ever renamed over an object. Source of
-the rule that a failed fsync must not be retried: "Can Applications Recover from fsync Failures?", Rebello et
-al., USENIX ATC 2020.
+put-if-absent, in steps:
 
-Speed: an append costs two fsyncs and five system calls. Directories are created, synced up to the root and
+ 1. Write the bytes to a temporary file beside the final name, and fsync it.
+ 2. Check that the directory is still in its place.
+ 3. link(2) the file to the final name, which fails with EEXIST where the name is taken, atomically and without looking
+    first.
+ 4. Unlink the temporary name.
+ 5. Check again that the directory is in its place: it may have been moved between 2 and 3.
+ 6. Fsync the directory.
+
+A crash before 3 leaves nothing under the name, after 3 the whole object: there is no state in between, and nothing is
+ever renamed over an object. An error in 1 or 2 means that nothing was written. Any error from 3 on (ESTALE, EACCES,
+ETIMEDOUT, …) leaves the outcome unknown, because the object may exist; only a link that the file system refused, and
+that has left one name, is a refusal. Source of the rule that a failed fsync must not be retried: "Can Applications
+Recover from fsync Failures?", Rebello et al., USENIX ATC 2020.
+
+Speed: an append costs two fsyncs and seven other system calls. Directories are created, synced up to the root and
 opened once, and used by descriptor from then on.
 """
 
@@ -21,10 +30,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
 from wal.errors import StoreRefused, StoreUnavailable
+from wal.layout import is_in_sst
 from wal.store import ObjectInfo, PutOutcome
 
 _TEMPORARY = ".memwal-put-"
@@ -38,7 +49,32 @@ _TRY_AGAIN = {
     errno.ENOMEM,
     errno.EAGAIN,
     errno.EBUSY,
+    # Of file systems on a network or in another process:
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EREMOTEIO,
+    errno.ENOTCONN,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOLCK,
 }
+_NOT_LINKED = {
+    errno.EPERM,
+    errno.EACCES,
+    errno.EROFS,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EXDEV,
+    errno.EMLINK,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.EDQUOT,
+}
+"""What link(2) says when the file system refuses it. Any other error leaves open how far it got."""
 _REMEDY = {
     errno.ENOSPC: "free space on this file system",
     errno.EDQUOT: "raise the disk quota or free space",
@@ -85,7 +121,8 @@ class _Directory:
 
     def __del__(self) -> None:
         if (fd := getattr(self, "fd", None)) is not None:
-            os.close(fd)
+            with suppress(OSError):  # nobody is there to be told
+                os.close(fd)
 
 
 class LocalStore:
@@ -94,8 +131,8 @@ class LocalStore:
     Thread safety. Any thread, any number of processes.
     Durability. CREATED and ALREADY_EXISTS are answered after the file and its directory are synced.
     Invariants. (1) An object's name appears with the whole object. (2) After a failed fsync of a directory
-    nothing in it is ever answered as durable by this store. (3) A directory once used, and the root, are never made
-    again: what is there now may be another table.
+    nothing in it is ever answered as durable by this store. (3) A directory once used, other than an SST's, and
+    the root are never made again: what is there now may be another table.
     """
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
@@ -103,7 +140,7 @@ class LocalStore:
         self.storage_options = dict(storage_options or {})
         self._lock = threading.Lock()
         self._directories: OrderedDict[str, _Directory] = OrderedDict()
-        self._used: set[str] = set()
+        self._used: dict[str, tuple[int, int]] = {}
         self._root_identity: tuple[int, int] | None = None
         self._numbers = itertools.count()
 
@@ -120,6 +157,8 @@ class LocalStore:
                 f"{self.root}/{folder}: the directory was removed or replaced while it was in use; open the table again"
             ) from error
         except OSError as error:
+            if error.errno == errno.ESTALE:
+                self._forget(folder)  # the descriptor stays stale; the path may lead to the directory again
             self._fail(key, error)
 
     def put(self, key: str, data: bytes) -> None:
@@ -131,7 +170,8 @@ class LocalStore:
             try:
                 os.replace(temporary, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
             except OSError:
-                os.unlink(temporary, dir_fd=directory.fd)
+                with suppress(OSError):  # the rename may have been made all the same
+                    os.unlink(temporary, dir_fd=directory.fd)
                 raise
         except OSError as error:
             self._forget(folder)
@@ -170,10 +210,13 @@ class LocalStore:
     def describe(self, prefix: str) -> list[ObjectInfo]:
         """Every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
         found = []
-        for key in self.list(prefix):
-            with suppress(FileNotFoundError):  # removed meanwhile
-                status = Path(self.root, key).stat()
-                found.append(ObjectInfo(key, status.st_size, status.st_mtime))
+        try:
+            for key in self.list(prefix):
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    status = Path(self.root, key).stat()
+                    found.append(ObjectInfo(key, status.st_size, status.st_mtime))
+        except OSError as error:
+            self._fail(prefix, error)
         return found
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
@@ -188,6 +231,14 @@ class LocalStore:
         except OSError as error:
             self._fail(prefix, error)
         return found
+
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        """Any `most` keys that begin with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        folder, slash, _ = prefix.rpartition("/")
+        try:
+            return [*islice((key for key in self._walk(folder + slash) if key.startswith(prefix)), most)]
+        except OSError as error:
+            self._fail(prefix, error)
 
     def list(self, prefix: str) -> list[str]:
         """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
@@ -211,28 +262,48 @@ class LocalStore:
         return f"{self.root}/{key}" if key else self.root
 
     def _create(self, directory: _Directory, name: str, data: bytes) -> PutOutcome:
+        """Raises OSError only where nothing was written, nor will be."""
         if directory.sync_failed:
             return PutOutcome.OUTCOME_UNKNOWN
         temporary = self._write_temporary(directory, data, sync=True)
-        outcome = PutOutcome.CREATED
+        try:
+            directory.check_in_place()
+            outcome = self._link(directory, temporary, name)
+        finally:
+            # A temporary file that stays behind must not be reported as a failed put.
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=directory.fd)
+        return outcome if outcome is PutOutcome.OUTCOME_UNKNOWN else self._confirmed(directory, outcome)
+
+    def _link(self, directory: _Directory, temporary: str, name: str) -> PutOutcome:
+        """Step 3. Raises OSError only where the file system refused the link and made none."""
         try:
             os.link(temporary, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
         except FileExistsError:
-            outcome = PutOutcome.ALREADY_EXISTS
+            return PutOutcome.ALREADY_EXISTS
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno in _NOT_LINKED and self._has_one_name(directory, temporary):
                 raise
-            outcome = PutOutcome.OUTCOME_UNKNOWN  # The name may be there: an I/O error says nothing of how far it got.
-        finally:
-            # The name is settled by now; a temporary file that stays behind must not be reported as a failed put.
-            with suppress(OSError):
-                os.unlink(temporary, dir_fd=directory.fd)
-        directory.check_in_place()
-        return self._synced(directory, outcome)
+            return PutOutcome.OUTCOME_UNKNOWN
+        return PutOutcome.CREATED
 
-    def _synced(self, directory: _Directory, outcome: PutOutcome) -> PutOutcome:
-        """`outcome` once the directory is on disk. ALREADY_EXISTS too: the name may be our own attempt's, not
-        yet synced."""
+    @staticmethod
+    def _has_one_name(directory: _Directory, temporary: str) -> bool:
+        """False also where that cannot be told."""
+        try:
+            return os.stat(temporary, dir_fd=directory.fd).st_nlink == 1
+        except OSError:
+            return False
+
+    def _confirmed(self, directory: _Directory, outcome: PutOutcome) -> PutOutcome:
+        """`outcome` once the name is known to be in the table and on disk (steps 5 and 6), else OUTCOME_UNKNOWN.
+
+        ALREADY_EXISTS too: the name may be our own earlier attempt's, not yet synced.
+        """
+        try:
+            directory.check_in_place()
+        except OSError:
+            return PutOutcome.OUTCOME_UNKNOWN
         try:
             os.fsync(directory.fd)
         except OSError:
@@ -253,7 +324,8 @@ class LocalStore:
             if sync:
                 os.fsync(fd)
         except BaseException:
-            os.unlink(name, dir_fd=directory.fd)
+            with suppress(OSError):  # the first error says more
+                os.unlink(name, dir_fd=directory.fd)
             raise
         finally:
             os.close(fd)
@@ -274,6 +346,8 @@ class LocalStore:
 
         Raises FileNotFoundError where it, or the root, was removed or replaced since.
         """
+        if is_in_sst(folder):
+            return self._sst_directory(folder)
         with self._lock:
             if (known := self._directories.get(folder)) is not None:
                 self._directories.move_to_end(folder)
@@ -282,9 +356,26 @@ class LocalStore:
                 raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.root)
             if folder not in self._used:
                 self._make(folder)
-            opened = self._directories[folder] = _Directory(f"{self.root}/{folder}" if folder else self.root)
-            self._used.add(folder)
+            opened = _Directory(f"{self.root}/{folder}" if folder else self.root)
+            if self._used.setdefault(folder, opened.identity) != opened.identity:
+                raise FileNotFoundError(errno.ENOENT, "another directory is in its place", opened.path)
+            self._directories[folder] = opened
             self._root_identity = self._root_identity or _identity(self.root)
+            if len(self._directories) > _MOST_DIRECTORIES:
+                self._evict()
+            return opened
+
+    def _sst_directory(self, folder: str) -> _Directory:
+        """As `_directory`, of an SST. It is not noted as used: its name is random and never used again, and a note for
+        every flush would be kept for ever.
+        """
+        with self._lock:
+            if (known := self._directories.get(folder)) is not None:
+                return known
+            if self._root_identity is not None and self._root_identity != _identity(self.root):
+                raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.root)
+            self._make(folder)
+            opened = self._directories[folder] = _Directory(f"{self.root}/{folder}")
             if len(self._directories) > _MOST_DIRECTORIES:
                 self._evict()
             return opened
@@ -313,14 +404,13 @@ class LocalStore:
     def _walk(self, folder: str, *, temporary: bool = False) -> Iterator[str]:
         try:
             with os.scandir(f"{self.root}/{folder}") as found:
-                entries = [(each.name, each.is_dir()) for each in found]
+                for each in found:
+                    if each.is_dir():
+                        yield from self._walk(f"{folder}{each.name}/", temporary=temporary)
+                    elif each.name.startswith(_TEMPORARY) == temporary:
+                        yield folder + each.name
         except (FileNotFoundError, NotADirectoryError):
             return
-        for name, is_directory in entries:
-            if is_directory:
-                yield from self._walk(f"{folder}{name}/", temporary=temporary)
-            elif name.startswith(_TEMPORARY) == temporary:
-                yield folder + name
 
     def _fail(self, key: str, error: OSError) -> NoReturn:
         remedy = _REMEDY.get(error.errno or 0)

@@ -51,6 +51,9 @@ class MemoryStore:
             found = [(key, data) for key, data in self._objects.items() if key.startswith(prefix)]
             return [ObjectInfo(key, len(data), self._modified[key]) for key, data in found]
 
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        return self.list(prefix)[:most]
+
     def list(self, prefix: str) -> list[str]:
         with self._lock:
             return [key for key in self._objects if key.startswith(prefix)]

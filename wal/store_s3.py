@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 import aiohttp
@@ -37,6 +38,9 @@ T = TypeVar("T")
 
 _READ_ATTEMPTS = 3
 _FAULTS = (ClientError, BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
+_SLOWEST = 1 << 20
+"""Bytes a second of the slowest line on which a PUT is waited for; an entry of 16 MiB would be cut off there, and sent
+again from its beginning, for ever."""
 _PAGE = 1000  # more S3 does not give
 _FIRST_BYTE = "bytes=0-0"
 _NOT_SATISFIABLE = 416
@@ -48,8 +52,8 @@ class S3Store:
 
     Thread safety. Any thread, any number of processes; safe after fork.
     Durability. S3 answers when the object is durable.
-    Invariants. (1) One call of `put_if_absent` is one request. (2) It ends within `put_timeout`, or a little after; so
-    does every other request, but for the body of a large object.
+    Invariants. (1) One call of `put_if_absent` is one request. (2) It ends within `put_timeout` and a second for each
+    MiB of the object, or a little after; every other request within `put_timeout`, but for the body of a large object.
     Errors. Every message names bucket, key and endpoint, and the storage option to correct; never a secret.
     """
 
@@ -101,6 +105,12 @@ class S3Store:
         found = [each for page in self._pages(prefix) for each in page.get("Contents", ())]
         return [ObjectInfo(each["Key"][cut:], each["Size"], each["LastModified"].timestamp()) for each in found]
 
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        """Any `most` keys that begin with `prefix`: the first pages only. Raises StoreUnavailable, StoreRefused."""
+        pages = self._pages(prefix, MaxKeys=min(most, _PAGE))
+        keys = (each["Key"][len(self._prefix) :] for page in pages for each in page.get("Contents", ()))
+        return [*islice(keys, most)]
+
     def list(self, prefix: str) -> list[str]:
         """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
         return [each.key for each in self.describe(prefix)]
@@ -116,11 +126,11 @@ class S3Store:
     # ---- requests, on the loop ---------------------------------------------------------------------------------
 
     async def _create(self, parameters: dict[str, Any], clients: Clients) -> None:
-        async with asyncio.timeout(self._put_timeout):
+        async with asyncio.timeout(self._time_for(parameters["Body"])):
             await clients.creating.put_object(IfNoneMatch="*", **parameters)
 
     async def _overwrite(self, parameters: dict[str, Any], clients: Clients) -> None:
-        async with asyncio.timeout(self._put_timeout):
+        async with asyncio.timeout(self._time_for(parameters["Body"])):
             await clients.reading.put_object(**parameters)
 
     async def _delete(self, key: str, clients: Clients) -> None:
@@ -156,7 +166,7 @@ class S3Store:
                 raise
         return True
 
-    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, prefix: str, **more: str | int) -> Iterator[dict[str, Any]]:
         """Every page of a listing."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": _PAGE, **self._more, **more}
         while True:
@@ -170,6 +180,10 @@ class S3Store:
         async with asyncio.timeout(self._put_timeout):
             page: dict[str, Any] = await clients.reading.list_objects_v2(**asked)
         return page
+
+    def _time_for(self, body: bytes) -> float:
+        """Seconds that a PUT of `body` may take."""
+        return self._put_timeout + len(body) / _SLOWEST
 
     def _at(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + key, **self._more}

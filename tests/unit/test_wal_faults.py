@@ -5,6 +5,7 @@ The appender's answers to storage, case by case, and two real processes taking a
 
 from __future__ import annotations
 
+import errno
 import itertools
 import subprocess
 import sys
@@ -16,7 +17,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.failure_matrix import CREATES, FAULTS, HARMLESS, LASTING, Call, FaultyStore, Killed, copy_objects
+from tests.failure_matrix import (
+    CODES,
+    CREATES,
+    FAULTS,
+    HARMLESS,
+    LASTING,
+    STEPS,
+    Call,
+    FaultyStore,
+    Killed,
+    SystemCalls,
+    copy_objects,
+)
 from tests.log_life import (
     CODEC,
     REGION,
@@ -142,6 +155,42 @@ def test_a_second_writer_with_a_fault_after_a_first_one(first: str, second: str)
         with suppress(WalError, Killed):
             take(store, seed=77, clock=clock)
         life.check(inner)
+
+
+# ---- local files, system call by system call -------------------------------------------------------------------------
+
+
+def local_life(root: Path, calls: SystemCalls) -> tuple[ObjectStore, LogLife]:
+    """A life over the log BEFORE on local files, whose system calls are `calls`."""
+    inner, clock = LocalStore(root), FakeClock()
+    copy_objects(BEFORE, inner)
+    with calls.installed():
+        return inner, LogLife(FaultyStore(LocalStore(root), clock), clock).live()
+
+
+def test_an_error_after_the_effect_of_every_system_call(tmp_path: Path) -> None:
+    """Every step of every put may be done and fail: no row is lost, and none that was refused is there."""
+    _, whole = local_life(tmp_path / "whole", dry := SystemCalls())
+    assert tuple(whole.acked) == LogLife.WHOLE
+    assert set(dry.calls) == STEPS
+    for number, (name, code) in enumerate(zip(dry.calls, itertools.cycle(CODES), strict=False)):
+        inner, life = local_life(tmp_path / str(number), SystemCalls(number, code))
+        life.check(inner)
+        if name in ("link", "unlink", "replace"):
+            assert (life.ended, tuple(life.acked)) == (None, LogLife.WHOLE), (number, name, code)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ESTALE, errno.ENOENT])
+def test_an_error_after_the_link_stops_nobody(tmp_path: Path, code: int) -> None:
+    """The same bytes again find their own, and the life ends as if nothing had happened."""
+    local_life(tmp_path / "whole", dry := SystemCalls())
+    links = [number for number, name in enumerate(dry.calls) if name == "link"]
+    for number in links:
+        for at in (number, number + 2):  # the link, and the look behind it
+            assert dry.calls[at] in ("link", "stat")
+            inner, life = local_life(tmp_path / f"{at}", SystemCalls(at, code))
+            assert (life.ended, tuple(life.acked)) == (None, LogLife.WHOLE), at
+            life.check(inner)
 
 
 # ---- collection ------------------------------------------------------------------------------------------------------

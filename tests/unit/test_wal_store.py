@@ -25,6 +25,7 @@ from wal import (
     open_store,
     probe,
 )
+from wal.layout import bucket_region, entry_key, sst_key, sst_name
 
 KEY = "_mem_wal/r/wal/0001.lance"
 
@@ -73,6 +74,16 @@ class StoreContract(ABC):
         assert sorted(store.list("a/b/")) == ["a/b/1", "a/b/2"]
         assert sorted(store.list("a")) == ["a/5", "a/b/1", "a/b/2", "a/c/d/3", "ab/4"]
         assert store.children("a/") == ["b", "c"]
+
+    def test_list_some_gives_no_more_than_asked_for(self, store: ObjectStore) -> None:
+        keys = {f"a/{number}" for number in range(5)}
+        for key in (*keys, "b/1"):
+            store.put_if_absent(key, b"")
+        for most in (1, 3, 5, 9):
+            found = store.list_some("a/", most)
+            assert len(found) == len(set(found)) == min(most, 5)
+            assert set(found) <= keys
+        assert store.list_some("c/", 3) == []
 
     def test_describe_gives_size_and_age(self, store: ObjectStore) -> None:
         store.put_if_absent("a/1", b"four")
@@ -273,12 +284,115 @@ def test_a_directory_moved_away_takes_no_acknowledged_object_with_it(tmp_path: P
     assert store.get("a/2") is None
 
 
+def fails_after(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
+    """Let the first os.`name` fail that comes at or after the next link; the link itself is made."""
+    linked, real_link, real = False, os.link, getattr(os, name)
+
+    def link(*args: Any, **kwargs: Any) -> None:
+        nonlocal linked
+        real_link(*args, **kwargs)
+        linked = True
+        if name == "link":
+            raise OSError(code, os.strerror(code))
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        if linked:
+            raise OSError(code, os.strerror(code))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, name, fail)
+    monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("call", ["link", "stat", "fsync"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.ENOENT, errno.EPERM])
+def test_an_error_after_the_link_leaves_the_outcome_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    with monkeypatch.context() as patch:
+        fails_after(patch, call, code)
+        assert store.put_if_absent("a/2", b"y") is PutOutcome.OUTCOME_UNKNOWN
+    assert files_below(tmp_path) == ["a/1", "a/2"]
+    again = PutOutcome.OUTCOME_UNKNOWN if call == "fsync" else PutOutcome.ALREADY_EXISTS
+    assert store.put_if_absent("a/2", b"y") is again
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT])
+def test_an_error_before_the_link_that_may_pass_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put_if_absent("a/1", b"x")
+    with monkeypatch.context() as patch:
+        failing(patch, "stat", code)
+        with pytest.raises(StoreUnavailable, match=f"{tmp_path}/a/2"):
+            store.put_if_absent("a/2", b"y")
+    assert files_below(tmp_path) == ["a/1"]
+    assert store.put_if_absent("a/2", b"y") is PutOutcome.CREATED
+
+
+def test_a_put_into_a_directory_moved_away_is_refused_and_leaves_nothing_in_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "t")
+    store.put_if_absent("a/1", b"x")
+    (tmp_path / "t").rename(tmp_path / "moved")
+    with pytest.raises(StoreRefused, match="removed or replaced"):
+        store.put_if_absent("a/2", b"y")
+    (tmp_path / "moved").rename(tmp_path / "t")
+    assert files_below(tmp_path / "t") == ["a/1"]
+    assert store.put_if_absent("a/2", b"z") is PutOutcome.CREATED
+
+
+def test_a_directory_moved_away_during_the_link_leaves_the_outcome_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path / "t")
+    store.put_if_absent("a/1", b"x")
+    real = os.link
+
+    def link(*args: Any, **kwargs: Any) -> None:
+        (tmp_path / "t").rename(tmp_path / "moved")
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(os, "link", link)
+    assert store.put_if_absent("a/2", b"y") is PutOutcome.OUTCOME_UNKNOWN
+
+
+def test_a_hint_whose_rename_fails_after_its_effect_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = LocalStore(tmp_path), os.replace
+
+    def replace(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        raise OSError(errno.EIO, "late")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(StoreUnavailable, match="a/hint"):
+        store.put("a/hint", b"1")
+    assert files_below(tmp_path) == ["a/hint"]
+    assert store.get("a/hint") == b"1"
+
+
 def test_descriptors_are_bounded(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     for number in range(200):
         store.put_if_absent(f"d{number}/1", b"")
     held = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
     assert sum(each.startswith(str(tmp_path)) for each in held) <= 64
+
+
+def test_a_flush_leaves_nothing_behind_in_the_store(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    region = bucket_region(0)
+    for generation in range(1, 200):
+        sst = sst_name(f"{generation:08x}", generation)
+        store.put_if_absent(sst_key(region, sst, "bloom_filter.bin"), b"")
+        store.put_if_absent(sst_key(region, f"{sst}/_pk_index", "page"), b"")
+    store.put_if_absent(entry_key(region, 1, "lance"), b"")
+    assert len(store._used) == 1
+    assert len(store._directories) <= 64
 
 
 def test_url_is_the_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,6 +308,14 @@ def test_the_probe_refuses_storage_without_conditional_writes(s3_table_through_p
         probe(open_store(*s3_table_through_proxy), SystemIds())
 
 
+def test_a_large_put_has_more_time_than_a_small_one(s3_table_through_proxy: Any, fault_proxy: Any) -> None:
+    """A second for each MiB: a line that takes an entry of 16 MiB in 12 s would never get it through in 10."""
+    store = open_store(*s3_table_through_proxy, put_timeout=1.0)
+    fault_proxy.inject(faults.slow(2.0), method="PUT", times=None)
+    assert store.put_if_absent("small", b"x") is PutOutcome.OUTCOME_UNKNOWN
+    assert store.put_if_absent("large", b"x" * (8 << 20)) is PutOutcome.CREATED
+
+
 @pytest.mark.parametrize("ask", ["get", "exists", "list", "delete"])
 def test_storage_that_hangs_is_given_up_within_the_timeout(
     s3_table_through_proxy: Any, fault_proxy: Any, ask: str

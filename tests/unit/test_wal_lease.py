@@ -1,0 +1,153 @@
+"""Read leases: who may answer from memory, and who waits for that to be over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+import wal
+from wal.options import CLOCK_RATE
+
+REGION = wal.bucket_region(0)
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
+LEASE = 0.5
+
+
+class Machine:
+    """A process at a store, with a clock of its own."""
+
+    def __init__(self, store: wal.ObjectStore, codec: wal.EntryCodec | None = None, lease: float = LEASE) -> None:
+        self.store, self.clock, self.ids = store, wal.FakeClock(), wal.SystemIds()
+        self.codec = codec or wal.LanceCodec(SCHEMA)
+        self.options = wal.WalOptions(read_lease=lease)
+        self.manifests = wal.ManifestStore(store, REGION, clock=self.clock)
+
+    def claim(self, **more: object) -> wal.Claim:
+        return wal.claim(
+            self.store,
+            REGION,
+            spec_id=1,
+            codec=self.codec,
+            ids=self.ids,
+            clock=self.clock,
+            options=self.options,
+            **more,
+        )  # type: ignore[arg-type]
+
+    def lease(self, claim: wal.Claim) -> wal.ReadLease:
+        return wal.ReadLease(claim.guard, self.manifests, claim.manifest, self.clock)
+
+    def waits(self, claim: wal.Claim) -> float:
+        return max(0.0, claim.others_read_until - self.clock.monotonic())
+
+    def release(self, claim: wal.Claim) -> None:
+        self.manifests.edit(claim.guard, lambda current: replace(current, read_lease=0))
+
+
+@pytest.fixture
+def store() -> wal.ObjectStore:
+    return wal.MemoryStore()
+
+
+def test_a_proof_lasts_as_long_as_the_lease_and_the_next_read_asks(store: wal.ObjectStore) -> None:
+    machine = Machine(store)
+    lease = machine.lease(machine.claim())
+    assert not lease.covers(lease.ticket())
+    lease.prove()
+    machine.clock.advance(LEASE - 0.01)
+    assert lease.covers(lease.ticket())
+    assert lease.half_over
+    machine.clock.advance(0.02)
+    assert not lease.covers(lease.ticket())
+
+
+def test_a_deposed_owner_is_told_when_its_lease_is_over_and_the_next_one_waits_longer(store: wal.ObjectStore) -> None:
+    older, newer = Machine(store), Machine(store)
+    lease = older.lease(older.claim())
+    lease.prove()
+    claimed = newer.claim()
+    assert newer.waits(claimed) == pytest.approx(CLOCK_RATE * LEASE)
+    assert lease.covers(lease.ticket()), "nothing was acknowledged by the newer one yet"
+    older.clock.advance(LEASE)
+    with pytest.raises(wal.Fenced, match="writer epoch 1 was fenced by epoch 2"):
+        lease.prove()
+    assert not lease.covers(lease.ticket())
+
+
+def test_a_proof_counts_from_its_beginning(store: wal.ObjectStore) -> None:
+    machine = Machine(store)
+    lease = machine.lease(machine.claim())
+    begun = lease.begin()
+    machine.clock.advance(LEASE - 0.1)  # as long as storage took for the append
+    lease.confirm(begun)
+    assert lease.covers(lease.ticket())
+    machine.clock.advance(0.2)
+    assert not lease.covers(lease.ticket())
+
+
+def test_without_a_lease_a_read_is_covered_by_a_proof_that_was_begun_after_it_only(store: wal.ObjectStore) -> None:
+    machine = Machine(store, lease=0.0)
+    lease = machine.lease(machine.claim())
+    ticket = lease.ticket()
+    lease.prove()
+    assert lease.covers(ticket)
+    assert not lease.covers(lease.ticket())
+
+
+def test_the_clock_by_which_more_time_has_passed_counts(store: wal.ObjectStore) -> None:
+    machine = Machine(store)
+    lease = machine.lease(machine.claim())
+    lease.prove()
+    machine.clock._start += LEASE  # suspended: the monotonic clock stood still, the other one is right
+    assert not lease.covers(lease.ticket())
+    lease.prove()
+    machine.clock._start -= 1000.0
+    machine.clock.advance(LEASE)
+    assert not lease.covers(lease.ticket())
+
+
+def test_who_ends_in_order_is_not_waited_for(store: wal.ObjectStore) -> None:
+    older, newer = Machine(store), Machine(store)
+    claimed = older.claim()
+    lease = older.lease(claimed)
+    lease.prove()
+    lease.end()
+    assert not lease.covers(lease.ticket())
+    older.release(claimed)
+    assert newer.waits(newer.claim()) == 0
+
+
+def test_a_claim_that_dies_at_once_passes_the_lease_on(store: wal.ObjectStore) -> None:
+    older, between, newest = Machine(store, lease=2.0), Machine(store, lease=0.0), Machine(store)
+    older.claim()
+    assert between.waits(between.claim()) == pytest.approx(CLOCK_RATE * 2.0)
+    assert newest.waits(newest.claim()) == pytest.approx(CLOCK_RATE * 2.0)
+
+
+def test_a_resize_passes_the_lease_on_until_it_has_waited(store: wal.ObjectStore) -> None:
+    owner, resizer, newest = Machine(store), Machine(store), Machine(store)
+    owner.claim()
+    sealed = resizer.claim(seal=True)
+    assert resizer.waits(sealed) == pytest.approx(CLOCK_RATE * LEASE)
+    opening = wal.claim(store, REGION, spec_id=2, codec=resizer.codec, ids=resizer.ids, clock=resizer.clock, opening={})
+    assert opening.manifest.read_lease == 0
+    newest.clock.advance(10)
+    claimed = wal.claim(store, REGION, spec_id=2, codec=newest.codec, ids=newest.ids, clock=newest.clock)
+    assert newest.waits(claimed) == 0
+
+
+def test_an_arrow_table_has_no_leases(store: wal.ObjectStore) -> None:
+    machine = Machine(store, codec=wal.ArrowCodec(SCHEMA))
+    assert machine.claim().manifest.read_lease == 0
+
+
+def test_the_lease_survives_an_edit_and_a_claim_may_not_lower_it(store: wal.ObjectStore) -> None:
+    machine = Machine(store)
+    claimed = machine.claim()
+    edited = machine.manifests.edit(claimed.guard, lambda current: replace(current, last_seen=0, current_generation=2))
+    assert wal.RegionManifest.decode(edited.encode()).read_lease == 1000 * LEASE
+    lower = replace(edited, version=edited.version + 1, writer_epoch=2, read_lease=0)
+    with pytest.raises(wal.InvariantViolation, match="a claim lowered the read lease from 500 to 0 ms"):
+        wal.check_succession(edited, lower)

@@ -1,0 +1,92 @@
+"""What collections remember of a log's fences, so that a new process need not read every entry to find them.
+
+    _mem_wal/{region uuid}/fences.json
+    {"fences": [[position, last position, epoch], …],     runs of fences, position and epoch rising by one
+     "entry_id": "…",                                      of the last fence: the log is the one that was looked at
+     "crc32": "8 hex digits"}                              of this object with these digits as "00000000"
+
+Advice: a lost object costs reads, no more. A wrong one could cost a fence, so it is believed only where its checksum
+holds and its last fence is in the log with that entry id: entries never change, so what lies below it is what it was.
+Entries that Lance wrote have no entry id; a log whose fences are all Lance's is read anew by each process.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from uuid import UUID
+
+from wal.errors import Corrupt, WalError
+from wal.layout import fences_key
+from wal.records import EntryHeader
+from wal.store import ObjectStore
+
+_NO_CHECKSUM = "0" * 8
+
+Header = Callable[[int], EntryHeader | Corrupt | None]
+
+
+class FenceIndex:
+    """The remembered fences of one region, as position -> writer epoch.
+
+    Thread safety. One thread at a time; any number of processes, of which the last one to save is believed.
+    """
+
+    def __init__(self, store: ObjectStore, region_id: UUID, header: Header) -> None:
+        self._store, self._key, self._header = store, fences_key(region_id), header
+        self._saved: Mapping[int, int] = {}
+
+    def load(self) -> Mapping[int, int]:
+        """What is remembered of this log; {} where nothing is, or not of it. Two requests.
+
+        Raises StoreUnavailable, StoreRefused.
+        """
+        self._saved = self._believed(self._store.get(self._key))
+        return self._saved
+
+    def save(self, fences: Mapping[int, int]) -> None:
+        """Remember `fences`, unless they are known or the last of them has no entry id; storage may fail to."""
+        if fences == self._saved or not fences:
+            return
+        last = self._header(max(fences))
+        if not isinstance(last, EntryHeader) or not last.entry_id:
+            return
+        try:
+            self._store.put(self._key, _encode(fences, last.entry_id))
+        except WalError:
+            return
+        self._saved = dict(fences)
+
+    def _believed(self, data: bytes | None) -> Mapping[int, int]:
+        if data is None or (read := _decode(data)) is None:
+            return {}
+        fences, entry_id = read
+        last = self._header(max(fences))
+        same = isinstance(last, EntryHeader) and last.entry_id == entry_id and last.writer_epoch == fences[max(fences)]
+        return fences if same else {}
+
+
+def _encode(fences: Mapping[int, int], entry_id: str) -> bytes:
+    runs: list[list[int]] = []
+    for position, epoch in sorted(fences.items()):
+        if runs and position == runs[-1][1] + 1 and epoch == runs[-1][2] + position - runs[-1][0]:
+            runs[-1][1] = position
+        else:
+            runs.append([position, position, epoch])
+    document = {"fences": runs, "entry_id": entry_id, "crc32": _NO_CHECKSUM}
+    checksum = zlib.crc32(json.dumps(document).encode())
+    return json.dumps(document | {"crc32": f"{checksum:08x}"}).encode()
+
+
+def _decode(data: bytes) -> tuple[dict[int, int], str] | None:
+    """Fences and the entry id of the last one; None where `data` is not what `_encode` gave."""
+    try:
+        document = json.loads(data)
+        blank = json.dumps(document | {"crc32": _NO_CHECKSUM}).encode()
+        if int(document["crc32"], 16) != zlib.crc32(blank) or not document["fences"]:
+            return None
+        runs, entry_id = document["fences"], document["entry_id"]
+        return {at: epoch + at - first for first, last, epoch in runs for at in range(first, last + 1)}, entry_id
+    except (ValueError, TypeError, KeyError):
+        return None

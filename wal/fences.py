@@ -1,0 +1,76 @@
+"""Finding the fences of a log: the first entry of each writer epoch.
+
+A writer of epoch e that sleeps aims at the first position it has not filled. Epochs never go back from one position to
+the next, so the entry that holds this position is the first one of a later epoch. A claim puts its sentinel there,
+before anything else; a writer without sentinels puts its rows. So a fence is told by the epochs around it, not by its
+form: a writer's own note of a batch without rows has the form of a sentinel and fences nobody. Nor by its size: the
+applied map in a sentinel shrinks after a resize. Epoch 1 is the first of a region and has nobody to fence.
+
+Where two entries have the same epoch, no entry between them is a fence. So the fences are found by bisection: a log of
+n entries and c claims costs some c * log2(n) reads, not n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from wal.errors import Corrupt
+from wal.records import EntryHeader
+
+Headers = Callable[[Sequence[int]], Sequence[EntryHeader | Corrupt | None]]
+"""Headers of the entries at some positions; None where there is none any more, Corrupt where one cannot be read."""
+
+
+class Fences:
+    """Finds which entries of one log are fences.
+
+    Thread safety. One thread at a time.
+    Invariants. The epoch of an entry never changes, so each is read once.
+    """
+
+    def __init__(self, headers: Headers) -> None:
+        self._headers = headers
+        self._epochs: dict[int, int] = {}
+
+    def learn(self, epochs: Mapping[int, int]) -> None:
+        """Take epochs of entries, by position, that somebody read before; see `wal.fence_index`."""
+        self._epochs |= epochs
+
+    def epochs(self, positions: Iterable[int]) -> dict[int, int]:
+        """Of those of `positions` that were read, the epochs."""
+        return {position: self._epochs[position] for position in positions if position in self._epochs}
+
+    def among(self, positions: Sequence[int]) -> tuple[set[int], set[int]]:
+        """Those of `positions` that are fences, and those that were looked at and cannot be read.
+
+        `positions`: ascending, without a gap from the lowest entry that there is; entries deleted before leave none.
+        Where an entry cannot be read, the next one that can is a fence too if its epoch may begin there.
+        Raises what `headers` raises.
+        """
+        self._epochs = {position: self._epochs[position] for position in positions if position in self._epochs}
+        unreadable, left = set[int](), positions
+        while wanted := self._undecided(left):
+            without = set[int]()
+            for position, header in zip(wanted, self._headers(wanted), strict=True):
+                if isinstance(header, EntryHeader):
+                    self._epochs[position] = header.writer_epoch
+                else:
+                    without.add(position)
+                    if header is not None:
+                        unreadable.add(position)
+            left = [position for position in left if position not in without] if without else left
+        known = [(0, 1), *((position, self._epochs[position]) for position in left if position in self._epochs)]
+        return {here for (_, before), (here, epoch) in pairwise(known) if epoch != before}, unreadable
+
+    def _undecided(self, positions: Sequence[int]) -> list[int]:
+        """What is to be read next: both ends, then the middle of each stretch over which the epoch changes."""
+        if not positions:
+            return []
+        ends = [each for each in {positions[0], positions[-1]} if each not in self._epochs]
+        if ends:
+            return sorted(ends)
+        known = [at for at, position in enumerate(positions) if position in self._epochs]
+        epochs = [self._epochs[positions[at]] for at in known]
+        stretches = zip(pairwise(known), pairwise(epochs), strict=True)
+        return [positions[(a + b) // 2] for (a, b), (before, after) in stretches if b - a > 1 and before != after]

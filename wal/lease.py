@@ -1,0 +1,101 @@
+"""Read leases: an owner answers reads from memory without asking storage, and never with rows that are not the newest.
+
+A read that begins after the acknowledgement of a write must see it, whoever acknowledged it. The owner of a region is
+deposed by a claim that it does not notice, so memory alone proves nothing. A *proof* of ownership is something that
+storage confirmed: the newest manifest has our epoch, or an entry was created in our next slot. A proof counts from the
+moment at which it was *begun*.
+
+1. **Promise.** A writer's manifest says how long its leases last (`read_lease`, milliseconds; it is in the same
+   version as the claim). A claim raises the value where it is below its own, and never lowers it.
+2. **Read.** A read that begins within `read_lease` of the newest proof is answered from memory. Any other proves
+   ownership first: one request. Idle regions ask for nothing, appends are proofs. A read that finds a generation
+   committed which it has in a memtable proves ownership anew, whatever its lease: another owner may have committed
+   other rows by that number.
+3. **Wait.** Who has claimed a region answers no read, makes no write visible, and acknowledges none, until the lease
+   that the manifest named before has passed since its sentinel was put. Replay goes on meanwhile, so mostly nobody
+   waits.
+4. **Release.** Who ends in order gives no leases any more, and then says so by a manifest whose `read_lease` is 0: the
+   next one need not wait. It must have waited itself; else the lease of who came before stands.
+5. **Resize.** Keys change their region, so a resize waits the same way for every region before it decides.
+
+Why no read is too old: let the old owner prove itself last by something begun at time p, and the new one put its
+sentinel at s. A manifest with the old epoch was read, or a slot of the old one created, before the sentinel: p < s. The
+old owner answers reads that begin before p + lease; the new one acknowledges nothing before s + lease.
+
+Clocks. Only lengths of time are compared, never the clocks of two machines. An owner takes the longer of what two
+clocks say has passed, since one stands still in a suspended machine and the other may be set; who waits, waits
+`CLOCK_RATE` times as long, so clocks may differ in speed by that. A machine whose clocks both stand still while it does
+not notice (a paused virtual machine without a clock from outside) may answer old rows for as long as a lease after it
+wakes up.
+
+Lance's own ShardWriter knows nothing of leases and does not wait. So a table of the arrow format, which is there for
+it, has none: each read proves ownership first.
+"""
+
+from __future__ import annotations
+
+from wal.clock import Clock
+from wal.fence import EpochGuard
+from wal.manifest import ManifestStore, RegionManifest
+
+Instant = tuple[float, float]
+"""What the monotonic clock and the wall clock of this process say, in seconds."""
+
+
+class ReadLease:
+    """One claim's right to answer reads from memory.
+
+    Thread safety. Any thread.
+    Invariants. (1) `covers` is True only for a read that began within the lease of a proof, or before the proof was
+    begun. (2) After `end` it is False for ever.
+    """
+
+    def __init__(self, guard: EpochGuard, manifests: ManifestStore, manifest: RegionManifest, clock: Clock) -> None:
+        """`manifest`: the newest that `guard` has written, whose `read_lease` it is."""
+        self._guard, self._manifests, self._clock = guard, manifests, clock
+        self._known, self._seconds = manifest, manifest.read_lease / 1000
+        self._begun = self._proven = 0
+        self._since: Instant = (float("-inf"), float("-inf"))
+        self._ended = False
+
+    def ticket(self) -> int:
+        """What a read takes when it begins, for `covers`."""
+        return self._begun
+
+    def covers(self, ticket: int) -> bool:
+        """Whether a read that took `ticket` may be answered from memory. Asks no storage."""
+        return not self._ended and not self._guard.fenced and (self.proven(ticket) or self._age() < self._seconds)
+
+    def proven(self, ticket: int) -> bool:
+        """Whether a proof that was begun after `ticket` was taken has succeeded."""
+        return self._proven > ticket
+
+    @property
+    def half_over(self) -> bool:
+        """Whether it is time to prove ownership again, if reads are not to wait for it."""
+        return self._age() > self._seconds / 2
+
+    def begin(self) -> Instant:
+        """The moment at which a proof begins: to be called before storage is asked."""
+        return self._clock.monotonic(), self._clock.now()
+
+    def confirm(self, begun: Instant) -> None:
+        """Storage has confirmed that the region was ours at a moment after `begun`."""
+        self._since = max(self._since, begun)
+
+    def prove(self) -> None:
+        """Ask storage whether the region is still ours. Raises: Fenced, Corrupt, StoreUnavailable, StoreRefused."""
+        self._begun += 1
+        number, begun = self._begun, self.begin()
+        self._known = self._manifests.owned(self._guard, self._known)
+        self.confirm(begun)
+        self._proven = max(self._proven, number)
+
+    def end(self) -> None:
+        """Give no leases any more."""
+        self._ended = True
+
+    def _age(self) -> float:
+        """Seconds since the newest proof was begun, by the clock by which it is longer."""
+        monotonic, now = self._since
+        return max(self._clock.monotonic() - monotonic, self._clock.now() - now)
