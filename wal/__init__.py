@@ -23,7 +23,9 @@ from wal.fence import Claim, EpochGuard, claim
 from wal.garbage import WalCollector, WalGarbage
 from wal.invariants import InvariantViolation, check_succession
 from wal.layout import bucket_region, regions
+from wal.lease import ReadLease
 from wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
+from wal.manifest_garbage import ManifestCollector, ManifestGarbage
 from wal.options import WalOptions
 from wal.records import BatchPart, Entry, EntryHeader
 from wal.replay import find_tip, read_tail, replay
@@ -51,6 +53,8 @@ __all__ = [
     "InvariantViolation",
     "LanceCodec",
     "LocalStore",
+    "ManifestCollector",
+    "ManifestGarbage",
     "ManifestStore",
     "MemoryStore",
     "ObjectInfo",
@@ -59,6 +63,7 @@ __all__ = [
     "Overtaken",
     "Poisoned",
     "PutOutcome",
+    "ReadLease",
     "RegionManifest",
     "RegionStatus",
     "Resized",

@@ -8,7 +8,8 @@ Lance's own keys, which its writer reads too:
 Ours:
 
     memwal:entry_id  32 hex digits
-    memwal:applied   {"producer": sequence, …}  JSON
+    memwal:applied   {"producer": sequence, …}  JSON; or, where the map is long,
+                     {"snapshot": "{position}-{32 hex}", "changes": {"producer": sequence, …}}, see wal.snapshots
     memwal:part      {"producer", "sequence", "attempt", "closes"}  JSON; absent where the entry is no part of a batch
 """
 
@@ -36,7 +37,9 @@ def our_keys(header: EntryHeader) -> dict[str, str]:
     """The rest of the header; an `applied` of None is left out."""
     metadata = {"memwal:entry_id": header.entry_id}
     if header.applied is not None:
-        metadata["memwal:applied"] = json.dumps(dict(header.applied))
+        changes = dict(header.applied)
+        whole = {"snapshot": header.snapshot, "changes": changes} if header.snapshot else changes
+        metadata["memwal:applied"] = json.dumps(whole)
     if header.part is not None:
         metadata["memwal:part"] = json.dumps(vars(header.part))
     return metadata
@@ -45,14 +48,16 @@ def our_keys(header: EntryHeader) -> dict[str, str]:
 def parse_header(metadata: Metadata) -> EntryHeader:
     """The header that memwal wrote as `lances_keys` and `our_keys`. Raises Corrupt."""
     try:
-        applied, part = metadata.get(b"memwal:applied"), metadata.get(b"memwal:part")
+        said, part = metadata.get(b"memwal:applied"), metadata.get(b"memwal:part")
+        applied, snapshot = (None, "") if said is None else _applied(json.loads(said))
         return EntryHeader(
             writer_epoch=_number(metadata[b"writer_epoch"]),
             generation=_number(metadata[b"generation"]),
             entry_id=metadata[b"memwal:entry_id"].decode(),
-            applied=None if applied is None else _applied(json.loads(applied)),
+            applied=applied,
             part=None if part is None else BatchPart(**json.loads(part)),
             sentinel=metadata.get(b"fence_sentinel") == b"true",
+            snapshot=snapshot,
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Corrupt(f"its metadata is not a memwal entry's: {error!r}") from error
@@ -81,7 +86,11 @@ def _number(text: bytes) -> int:
     return int(text)
 
 
-def _applied(found: Any) -> Mapping[str, int]:
+def _applied(found: Any) -> tuple[Mapping[str, int], str]:
+    """The map, or the changes, and the snapshot's name; a producer called "snapshot" has a number."""
+    snapshot = ""
+    if isinstance(found, dict) and type(found.get("snapshot")) is str:
+        found, snapshot = found["changes"], found["snapshot"]
     if not isinstance(found, dict) or not all(type(number) is int for number in found.values()):
         raise TypeError("memwal:applied is no map of numbers")
-    return found
+    return found, snapshot

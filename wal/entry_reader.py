@@ -37,6 +37,7 @@ class EntryReader:
     def __init__(self, store: ObjectStore, region_id: UUID, codec: EntryCodec, readers: int = 1) -> None:
         self.store, self.region_id = store, region_id
         self._codec, self._readers = codec, readers
+        self.suffix = codec.suffix
 
     def key(self, position: int) -> str:
         """Key of the entry at `position`."""

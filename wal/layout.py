@@ -3,8 +3,11 @@
     _mem_wal/{region uuid}/manifest/{rev(version)}.binpb      region manifest, one object per version
     _mem_wal/{region uuid}/manifest/version_hint.json         {"version":N}; may be old or missing
     _mem_wal/{region uuid}/wal/{rev(position)}.lance|.arrow   WAL entry
+    _mem_wal/{region uuid}/applied/{rev(position)}-{32 hex}.json  snapshot of the applied map (ours)
     _mem_wal/{region uuid}/{8 hex}_gen_{generation}/…         SST, a Lance dataset
-    _mem_wal/{region uuid}/owner.json                         where the owner can be reached; advice only (ours)
+    _mem_wal/{region uuid}/owner.json                         who the owner is and where it answers; advice only
+    _mem_wal/{region uuid}/fences.json                        where the fences of its log are; advice only (ours)
+    _mem_wal/{region uuid}/pruned.json                        manifest versions below {"floor":N} were pruned (ours)
     _mem_wal/probe/{8 hex}                                    start-up probe; deleted at once (ours)
 
 `rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
@@ -33,7 +36,9 @@ _MAX_NUMBER = 2**64 - 1
 _REGION = r"(?P<region>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
 _ENTRY = re.compile(rf"_mem_wal/{_REGION}/wal/(?P<rev>[01]{{64}})\.(?P<suffix>[a-z0-9]+)")
 _MANIFEST = re.compile(rf"_mem_wal/{_REGION}/manifest/(?P<rev>[01]{{64}})\.binpb")
+_SNAPSHOT = re.compile(rf"_mem_wal/{_REGION}/applied/(?P<rev>[01]{{64}})-(?P<id>[0-9a-f]{{32}})\.json")
 _SST_NAME = re.compile(r"(?P<token>[0-9a-f]{8})_gen_(?P<generation>[1-9][0-9]*)")
+_IN_SST = re.compile(rf"_mem_wal/{_REGION}/[0-9a-f]{{8}}_gen_[1-9][0-9]*(/.*)?")
 
 
 class EntryKey(NamedTuple):
@@ -108,9 +113,36 @@ def owner_key(region: UUID) -> str:
     return f"{ROOT}{region}/owner.json"
 
 
+def fences_key(region: UUID) -> str:
+    """Key of what collections remember of the log's fences; it may be lost."""
+    return f"{ROOT}{region}/fences.json"
+
+
+def pruned_key(region: UUID) -> str:
+    """Key of what says below which version manifests were pruned; for checks only, it may be lost."""
+    return f"{ROOT}{region}/pruned.json"
+
+
 def entry_key(region: UUID, position: int, suffix: str) -> str:
     """Key of a WAL entry. `position` counts from 1; `suffix` is the entry format's, "lance" or "arrow"."""
     return f"{ROOT}{region}/wal/{rev(_numbered(position, 'position'))}.{suffix}"
+
+
+def snapshot_prefix(region: UUID) -> str:
+    """Prefix of a region's snapshots of the applied map; ends in "/"."""
+    return f"{ROOT}{region}/applied/"
+
+
+def snapshot_key(region: UUID, name: str) -> str:
+    """Key of the snapshot that entries call `name`: "{position}-{32 hex digits}". Raises ValueError for another."""
+    position, _, unique = name.partition("-")
+    return f"{ROOT}{region}/applied/{rev(_numbered(int(position), 'position'))}-{unique}.json"
+
+
+def parse_snapshot_key(key: str) -> str | None:
+    """What entries call the snapshot with this key; None where `key` is no such key."""
+    found = _SNAPSHOT.fullmatch(key)
+    return found and f"{parse_rev(found['rev'])}-{found['id']}"
 
 
 def sst_name(token: str, generation: int) -> str:
@@ -119,6 +151,11 @@ def sst_name(token: str, generation: int) -> str:
     if parse_sst_dir(name) is None:
         raise ValueError(f"{token!r} is not 8 lower-case hex digits")
     return name
+
+
+def is_in_sst(folder: str) -> bool:
+    """Whether `folder`, without a slash at its end, is the directory of an SST or below one."""
+    return _IN_SST.fullmatch(folder) is not None
 
 
 def sst_key(region: UUID, path: str, name: str = "") -> str:

@@ -1,11 +1,19 @@
 """Reading and writing a region's manifest versions.
 
-Latest: start at the hint, probe forward until a version is missing. A stale hint costs probes, a missing or
-broken one costs a listing; neither can make an old version look newest. While storage is unavailable a read is
-tried again (`wal.patience`).
+Versions have no gap from the oldest one kept to the newest; those below were pruned (`wal.manifest_garbage`), always
+the oldest first. So where a version is in its place, none above it is pruned, and a slot above it that is empty was
+never filled. A slot below may hold a false version: a writer that slept put it there, into a slot that was pruned. What
+is read and written is held against both.
+
+Latest, in steps: (1) the hint names a version, and its edit id; (2) probe forward until a version is missing
+(`wal.probing`); (3) *then* read: the version of the hint is in its place and has that edit id, so what was found above
+it is the newest. Otherwise one page of a listing takes the hint's place: the highest version of any page is no false
+one. A stale hint costs two probes per binary digit of its distance, a missing or broken one a listed page as well;
+neither makes an old version look newest. While storage is unavailable a read is tried again (`wal.patience`).
 
 Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at
-version+1 until the outcome is known; (4) write the hint, whose loss is harmless.
+version+1 until the outcome is known; (4) read the version before it: where it is not in its place any more, the slot
+may have been pruned, and the write counts as a lost race; (5) write the hint, whose loss is harmless.
 """
 
 from __future__ import annotations
@@ -17,11 +25,12 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from wal.clock import Clock, Ids, SystemClock, SystemIds
-from wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable, WalError
+from wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from wal.invariants import check_succession
 from wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
 from wal.options import WalOptions
 from wal.patience import patient
+from wal.probing import newest_from
 from wal.region_manifest import RegionManifest, RegionStatus, SsTable
 from wal.slot import settle
 from wal.store import ObjectStore, PutOutcome
@@ -33,6 +42,10 @@ __all__ = ["Change", "ManifestStore", "RegionManifest", "RegionStatus", "SsTable
 
 Change = Callable[[RegionManifest], RegionManifest]
 
+_PAGE = 1000
+"""Keys of a page of S3's listings."""
+_LOOKS = 10
+"""Looks for the newest version, each begun anew because the one it began at was pruned meanwhile."""
 # Each lost race means that another edit got through; a thousand in a row is no race but a defect.
 _MOST_CONFLICTS = 1000
 
@@ -68,14 +81,16 @@ class ManifestStore:
 
         Raises Corrupt, StoreUnavailable, StoreRefused.
         """
-        newest = known or self._get(version := self._hinted() or self._listed() or 1)
-        if newest is None and version > 1:
+        hint = (known.version, known.edit_id) if known is not None else self._hinted()
+        if hint is not None and (newest := self._newest_above(*hint)) is not None:
+            return newest
+        for _ in range(_LOOKS):
             # A hint that points at nothing, e.g. copied from elsewhere: the listing knows better.
-            version = self._listed() or 1
-            newest = self._get(version)
-        while newest is not None and (following := self._get(newest.version + 1)) is not None:
-            newest = following
-        return newest
+            listed = self._listed()
+            newest = self._newest_above(listed or 1)
+            if newest is not None or listed is None:
+                return newest
+        raise StoreUnavailable(f"{manifest_prefix(self.region_id)}: {_LOOKS} times the newest version listed was gone")
 
     def read(self, version: int) -> RegionManifest | None:
         """One version, or None where it does not exist."""
@@ -102,15 +117,24 @@ class ManifestStore:
         """As `put`, returning the version as written, or None where another writer took it. `hint` False: the version
         after it, which follows at once, is to be the one that is hinted at.
 
+        None too where `current` was pruned meanwhile, so that the place behind it proves nothing.
         Raises InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused.
         """
         check_succession(current, proposed)
-        written = replace(proposed, edit_id=self._ids.entry_id())
+        edit_id = self._ids.entry_id()
+        claims = current is None or proposed.writer_epoch > current.writer_epoch
+        written = replace(proposed, edit_id=edit_id, claim_id=edit_id if claims else proposed.claim_id)
         key = manifest_key(self.region_id, written.version)
         if settle(self._store, key, written.encode(), clock=self._clock, options=self._options) is not None:
             return None
+        try:
+            follows = self._follows(current)
+        except (StoreUnavailable, StoreRefused) as error:
+            raise OutcomeUnknown(f"{key}: written, but the version before it cannot be read: {error}") from error
+        if not follows:
+            return None
         if hint:
-            self._write_hint(written.version)
+            self.write_hint(written)
         return written
 
     def owned(self, guard: EpochGuard, known: RegionManifest | None = None) -> RegionManifest:
@@ -129,7 +153,7 @@ class ManifestStore:
                 f"{current.writer_epoch}, but epoch {guard.epoch} was claimed; was a backup put over the table?"
             )
         if guard.claimed is not None:
-            self._check_claimed(*guard.claimed)
+            self._check_claimed(current, *guard.claimed)
         return current
 
     def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
@@ -149,9 +173,12 @@ class ManifestStore:
         """As `edit`, for one who owns nothing (the committer): the writer epoch stays whatever is found."""
         return self._edit(self._newest, change)
 
-    def _check_claimed(self, version: int, edit_id: str) -> None:
-        claimed = self._get(version)
-        if claimed is None or claimed.edit_id != edit_id:
+    def _check_claimed(self, current: RegionManifest, version: int, edit_id: str) -> None:
+        claimed_by = current.claim_id
+        if not claimed_by:  # Lance's writer, which drops our fields, wrote the newest version
+            claimed = self._get(version)
+            claimed_by = claimed.edit_id if claimed is not None else ""
+        if claimed_by != edit_id:
             raise Corrupt(
                 f"{manifest_key(self.region_id, version)}: not what this writer wrote when it claimed the region; "
                 "the table was removed, or replaced by another, while it was in use: open the table again"
@@ -188,20 +215,44 @@ class ManifestStore:
             raise Corrupt(f"{key}: holds version {manifest.version} of region {manifest.region_id}")
         return manifest
 
-    def _hinted(self) -> int | None:
+    def _newest_above(self, start: int, edit_id: str = "") -> RegionManifest | None:
+        """The newest version, found from `start`; None where that is not in its place, or has another edit id.
+
+        The probe comes before the read: found in its place after the next one was missing, nothing was pruned there.
+        """
+        top = newest_from(lambda version: self._reads.exists(manifest_key(self.region_id, version)), start)
+        newest = self._get(top)
+        first = newest if top == start else self._get(start)
+        if newest is None or first is None or (edit_id and first.edit_id != edit_id):
+            return None
+        return newest
+
+    def _follows(self, current: RegionManifest | None) -> bool:
+        """Whether the version just created behind `current` was put into a slot that was never filled before."""
+        if current is None:
+            return (self._listed() or 1) == 1
+        before = self._get(current.version)
+        return before is not None and before.edit_id == current.edit_id
+
+    def _hinted(self) -> tuple[int, str] | None:
         data = self._reads.get(version_hint_key(self.region_id))
         try:
-            version = json.loads(data or b"{}").get("version")
+            hint = json.loads(data or b"{}")
+            version, edit_id = hint.get("version"), hint.get("edit", "")
         except (ValueError, AttributeError):
             return None
-        return version if isinstance(version, int) and version >= 1 else None
+        sound = isinstance(version, int) and version >= 1 and isinstance(edit_id, str)
+        return (version, edit_id) if sound else None
 
     def _listed(self) -> int | None:
-        keys = map(parse_manifest_key, self._reads.list(manifest_prefix(self.region_id)))
+        keys = map(parse_manifest_key, self._reads.list_some(manifest_prefix(self.region_id), _PAGE))
         return max((key.version for key in keys if key), default=None)
 
-    def _write_hint(self, version: int) -> None:
+    def write_hint(self, manifest: RegionManifest) -> bool:
+        """Let readers begin at `manifest`, a newest version; False where storage did not take it, which is harmless."""
+        edit = b',"edit":"%s"' % manifest.edit_id.encode() if manifest.edit_id else b""
         try:
-            self._store.put(version_hint_key(self.region_id), b'{"version":%d}' % version)
+            self._store.put(version_hint_key(self.region_id), b'{"version":%d%s}' % (manifest.version, edit))
         except WalError:
-            return  # The version itself is durable; readers without the hint list.
+            return False  # The version itself is durable; readers without the hint list.
+        return True

@@ -1,8 +1,8 @@
 """What an entry of the log says, apart from how it is encoded.
 
-An entry holds rows of the row schema and a header. The header carries, in *every* entry and in sentinels too,
-the whole map of what each producer has had applied, so that a claim finds it in the newest entry whatever was
-flushed, committed or collected.
+An entry holds rows of the row schema and a header. The header says, in *every* entry and in sentinels too, the whole
+map of what each producer has had applied, so that a claim finds it by the newest entry whatever was flushed, committed
+or collected. A long map is in an object of its own, which the header names, and the header has what changed since.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ class EntryHeader:
     entry_id: str
     """32 hex digits, fresh per entry: how a writer knows its own entry after a lost answer; "" in another program's."""
     applied: Mapping[str, int] | None = field(default_factory=dict)
-    """None where the entry does not carry the map: another program wrote it."""
+    """None where the entry does not carry the map: another program wrote it. Where it names a snapshot, the changes
+    since; `wal.applied.GONE` is the value of a key that was taken out."""
     part: BatchPart | None = None
     sentinel: bool = False
     """A data-less entry a claim puts at the tip, which makes the older writer's next append fail."""
+    snapshot: str = ""
+    """What `applied` is relative to, see `wal.snapshots`; "" where it is the whole map."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ newest is the truth. The bytes are Lance's `ShardManifest` (proto3):
     1 version u64 | 2 writer_epoch u64 | 3 replay_after_wal_entry_position u64 | 4
     wal_entry_position_last_seen u64 6 current_generation u64 | 8 repeated SsTable | 10 shard_spec_id u32 | 11
     UUID{1 bytes(16)} | 15 status enum
-    ours, Lance skips them: 50001 memwal_edit_id string, at the front | 50002 memwal_crc32 fixed32, the last 7 bytes
+    ours, Lance skips them: 50001 memwal_edit_id string, at the front | 50003 memwal_claim_id string |
+    50004 memwal_read_lease u32, milliseconds | 50002 memwal_crc32 fixed32, the last 7 bytes
     SsTable: 1 generation u64 | 2 path string | optional u64 3 in_memory_bytes, 4 physical_rows, 5 primary_key_bytes
 
 Source: "MemTable & WAL Specification", Lance documentation. Fields we do not know survive a
@@ -66,9 +67,14 @@ class RegionManifest:
     ssts: tuple[SsTable, ...] = ()
     """Ascending generations."""
     status: RegionStatus = RegionStatus.ACTIVE
+    read_lease: int = 0
+    """Milliseconds for which the owner answers reads from memory after a proof of ownership; see `wal.lease`."""
     edit_id: str = field(default="", compare=False)
     """Fresh per written version, so that two writers never propose the same bytes; "" where Lance wrote
     it."""
+    claim_id: str = field(default="", compare=False)
+    """Edit id of the version that claimed `writer_epoch`, in every version of that epoch: it tells an owner its own
+    epoch from that of a table made anew. "" where Lance or an earlier memwal claimed it."""
     foreign: bytes = field(default=b"", repr=False)
     """Protobuf fields another writer added; carried along unread."""
 
@@ -85,6 +91,8 @@ class RegionManifest:
         message.shard_spec_id = self.spec_id
         message.shard_id.uuid = self.region_id.bytes
         message.status = int(self.status)
+        message.memwal_claim_id = self.claim_id
+        message.memwal_read_lease = self.read_lease
         # The edit id goes first, so that an object cut off anywhere still shows that it is ours and lacks its checksum.
         edit_id = SHARD_MANIFEST(memwal_edit_id=self.edit_id).SerializeToString()
         body = bytes(edit_id + message.SerializeToString(deterministic=True))
@@ -109,7 +117,9 @@ class RegionManifest:
             current_generation=message.current_generation,
             ssts=tuple(map(_sst_from, message.sstables)),
             status=status,
+            read_lease=message.memwal_read_lease,
             edit_id=message.memwal_edit_id,
+            claim_id=message.memwal_claim_id,
             foreign=_foreign(message),
         )
 

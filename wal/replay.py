@@ -13,19 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 from uuid import UUID
 
+from wal.applied import AppliedMap
 from wal.assembler import BatchAssembler
 from wal.clock import Clock, SystemClock
 from wal.codec import EntryCodec
 from wal.entry_reader import EntryReader
 from wal.errors import Corrupt, Overtaken
-from wal.layout import entry_key, parse_entry_key, wal_prefix
-from wal.manifest import ManifestStore
+from wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
+from wal.manifest import ManifestStore, RegionManifest
 from wal.options import WalOptions
 from wal.patience import patient
-from wal.records import Entry
+from wal.probing import first_beyond, newest_from
+from wal.records import Entry, EntryHeader
+from wal.snapshots import read_snapshot
 from wal.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -34,22 +38,38 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Told of entries read so far, and of how many there are."""
 
+_PAGE = 1000
+"""Keys of a page of S3's listings."""
 
-def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int) -> int:
+
+@dataclass(frozen=True)
+class Listed:
+    """What a listing of a log's first objects shows."""
+
+    tip: int
+    """Highest position among them, 0 for none."""
+    whole: bool
+    """Whether they are all of the log, so that nothing lies behind the tip but what a listing may not show yet."""
+
+
+def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int, readers: int = 1) -> int:
     """Highest existing position, 0 where there is no entry. `last_seen` is a position known to have existed, 0 for
-    none.
+    none; where entries were collected, `replay_after` or one above it.
 
-    Lists, then probes forward from the highest position listed, since a listing may lag behind. Probing alone
-    would take a hole for the end of the log.
-    Raises Corrupt where the region holds entries of another format, StoreUnavailable, StoreRefused.
+    Raises Corrupt where the region holds entries of another format or a hole shows, StoreUnavailable, StoreRefused.
     """
-    return probe_tip(store, region_id, suffix, max(last_seen, listed_tip(store, region_id, suffix)))
+    listed = list_tip(store, region_id, suffix)
+    return tip_from(store, region_id, suffix, max(last_seen, listed.tip), listed, readers)
 
 
-def listed_tip(store: ObjectStore, region_id: UUID, suffix: str) -> int:
-    """Highest position that a listing shows, 0 for none. Raises Corrupt where it shows entries of another format."""
-    tip = 0
-    for key in store.list(wal_prefix(region_id)):
+def list_tip(store: ObjectStore, region_id: UUID, suffix: str) -> Listed:
+    """What one page of a listing shows. Raises Corrupt where it shows entries of another format.
+
+    Fences stay for ever, one for each claim, so the whole listing grows with the age of a region. A log of less than a
+    page is seen whole.
+    """
+    keys, tip = store.list_some(wal_prefix(region_id), _PAGE), 0
+    for key in keys:
         if (parsed := parse_entry_key(key)) is None:
             continue
         if parsed.suffix != suffix:
@@ -59,23 +79,73 @@ def listed_tip(store: ObjectStore, region_id: UUID, suffix: str) -> int:
                 "stop that program, and flush its rows with it"
             )
         tip = max(tip, parsed.position)
+    return Listed(tip, len(keys) < _PAGE)
+
+
+def tip_from(
+    store: ObjectStore,
+    region_id: UUID,
+    suffix: str,
+    start: int,
+    listed: Listed,
+    readers: int = 1,
+    guard: EpochGuard | None = None,
+) -> int:
+    """The newest position, from `start`, which exists or is `replay_after`: above it no position is missing.
+
+    Where the listing was not of the whole log, positions behind the tip are looked at too, since a hole would pass for
+    the end of the log. Raises Corrupt where one exists; Overtaken, or Fenced by `guard`, where entries were collected
+    meanwhile.
+    """
+    tip = probe_tip(store, region_id, suffix, start)
+    while not listed.whole:
+        beyond = first_beyond(lambda position: store.exists(entry_key(region_id, position, suffix)), tip, readers)
+        if beyond is None:
+            break
+        after, tip = tip, probe_tip(store, region_id, suffix, tip)
+        if after == tip:
+            _expect_not_passed(ManifestStore(store, region_id).latest(), region_id, tip + 1, guard)
+            raise Corrupt(
+                f"{entry_key(region_id, tip + 1, suffix)}: position {tip + 1} is missing, though position {beyond} "
+                "exists; nothing was skipped: restore this object from a backup"
+            )
     return tip
 
 
 def probe_tip(store: ObjectStore, region_id: UUID, suffix: str, tip: int) -> int:
-    """The last position before the first one missing after `tip`."""
-    while store.exists(entry_key(region_id, tip + 1, suffix)):
-        tip += 1
-    return tip
+    """The last position before the first one missing after `tip`, by few probes; see `wal.probing`."""
+    return newest_from(lambda position: store.exists(entry_key(region_id, position, suffix)), tip)
 
 
-def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard | None = None) -> dict[str, int]:
-    """The applied map of the newest entry, at `tip` or before, that carries one; {} where none does.
+def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard | None = None) -> AppliedMap:
+    """The applied map of the newest entry, at `tip` or before, that carries one; empty where none does.
 
     Entries of another program carry none. At or below position `after` a missing entry, which may have been
-    collected, ends the search.
+    collected, ends the search. Where the snapshot that the entry names was collected, a newer entry names another,
+    and that one's map is the result.
     Raises as `replay`.
     """
+    while True:
+        position, header = _newest_with_map(reader, tip, after, guard)
+        if header is None or header.applied is None:
+            return AppliedMap()
+        if not header.snapshot:
+            return AppliedMap(header.applied)
+        snapshot = read_snapshot(reader.store, reader.region_id, header.snapshot)
+        if snapshot is not None:
+            return AppliedMap(header.applied, snapshot)
+        newer = find_tip(reader.store, reader.region_id, reader.suffix, tip)
+        if newer == tip:
+            raise Corrupt(
+                f"{snapshot_key(reader.region_id, header.snapshot)}: missing, though {reader.key(position)} names it; "
+                "restore this object from a backup"
+            )
+        tip = newer
+
+
+def _newest_with_map(
+    reader: EntryReader, tip: int, after: int, guard: EpochGuard | None
+) -> tuple[int, EntryHeader | None]:
     for position in range(tip, 0, -1):
         if (header := reader.header(position)) is None:
             if position <= after:
@@ -84,8 +154,8 @@ def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard 
         if position == tip and guard is not None and header.writer_epoch > guard.epoch:
             guard.fenced_by(header.writer_epoch)
         if header.applied is not None:
-            return dict(header.applied)
-    return {}
+            return position, header
+    return 0, None
 
 
 def replay(
@@ -118,10 +188,12 @@ def read_tail(
     *,
     clock: Clock | None = None,
     options: WalOptions | None = None,
-) -> tuple[list[Entry], dict[str, int]]:
+    with_map: bool = True,
+) -> tuple[list[Entry], AppliedMap]:
     """Entries after position `after` as `replay` gives them, and the newest applied map. Writes and fences
     nothing.
 
+    `with_map`: False gives an empty map, which a reader of rows has no use for.
     Safe beside a writer: what is appended meanwhile may or may not be in the result. `after`: the `replay_after` of
     a manifest read before. Reads are tried again within `options.retry_budget`.
     Raises as `replay`; Overtaken means that the manifest is to be read again, and the tail after its `replay_after`.
@@ -129,9 +201,9 @@ def read_tail(
     options = options or WalOptions()
     store = patient(store, clock or SystemClock(), options)
     reader = EntryReader(store, region_id, codec)
-    tip = find_tip(store, region_id, codec.suffix, after)
+    tip = find_tip(store, region_id, codec.suffix, after, options.readers)
     entries = replay(store, region_id, codec, after, tip, readers=options.readers)
-    applied = newest_applied(reader, tip, after)
+    applied = newest_applied(reader, tip, after) if with_map else AppliedMap()
     # A listing is several looks, one after the other. Entries may be appended, flushed and collected between two of
     # them, and the tip that it shows then lies before rows that were acknowledged long ago.
     newest = ManifestStore(store, region_id).latest()
@@ -147,11 +219,16 @@ def missing(reader: EntryReader, position: int, guard: EpochGuard | None = None)
     are in an SST; else Corrupt.
     """
     newest = ManifestStore(reader.store, reader.region_id).latest()
+    _expect_not_passed(newest, reader.region_id, position, guard)
+    raise _hole(reader, position)
+
+
+def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position: int, guard: EpochGuard | None) -> None:
+    """Raise Fenced or Overtaken where the entry at `position` may have been collected, by the newest manifest."""
     if newest is not None and guard is not None and newest.writer_epoch > guard.epoch:
         guard.fenced_by(newest.writer_epoch)
     if newest is not None and newest.replay_after >= position:
-        raise Overtaken(reader.region_id, position, newest.replay_after, newest.current_generation)
-    raise _hole(reader, position)
+        raise Overtaken(region_id, position, newest.replay_after, newest.current_generation)
 
 
 def _hole(reader: EntryReader, position: int) -> Corrupt:

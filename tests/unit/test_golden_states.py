@@ -14,6 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -26,18 +27,23 @@ from flush.table_setup import metadata_of, read_setup
 from flush.table_state import read_state
 from memtable import IndexSpec
 from wal import (
+    EntryHeader,
     FakeClock,
     LocalStore,
     ManifestStore,
     MemoryStore,
     RegionManifest,
     RegionStatus,
+    SeededIds,
     SsTable,
     WalFormat,
     WalOptions,
     bucket_region,
+    codec_for,
 )
-from wal.layout import manifest_key, version_hint_key
+from wal.applied import AppliedMap, Snapshot, hashes
+from wal.layout import manifest_key, snapshot_key, version_hint_key
+from wal.snapshots import encoded, read_snapshot
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REGION = bucket_region(0)
@@ -56,6 +62,7 @@ MANIFEST = RegionManifest(
     ),
     edit_id="0123456789abcdef" * 2,
 )
+CLAIMED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, edit_id="0123456789abcdef" * 2, claim_id="f" * 32)
 SEALED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, (), RegionStatus.SEALED, edit_id="fedcba9876543210" * 2)
 VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -73,12 +80,16 @@ def golden(name: str, found: bytes) -> bytes:
 # ---- region manifests ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "manifest"), [("region_manifest", MANIFEST), ("region_manifest_sealed", SEALED)])
+@pytest.mark.parametrize(
+    ("name", "manifest"),
+    [("region_manifest", MANIFEST), ("region_manifest_claimed", CLAIMED), ("region_manifest_sealed", SEALED)],
+)
 def test_a_region_manifest_is_written_and_read_as_ever(name: str, manifest: RegionManifest) -> None:
     kept = golden(f"wal/{name}.binpb", manifest.encode())
     assert manifest.encode() == kept
     read = RegionManifest.decode(kept)
     assert (read, read.edit_id, read.foreign) == (manifest, manifest.edit_id, b"")
+    assert read.claim_id == manifest.claim_id
     assert [sst.foreign for sst in read.ssts] == [b""] * len(manifest.ssts)
 
 
@@ -100,8 +111,11 @@ def test_lance_reads_our_manifest_and_writes_its_own_of_the_same_content(tmp_pat
 
 def test_the_hint_beside_a_manifest() -> None:
     store = MemoryStore()
-    ManifestStore(store, REGION, clock=FakeClock()).put(None, RegionManifest(1, 1, REGION))
-    assert store.get(version_hint_key(REGION)) == b'{"version":1}'
+    manifests = ManifestStore(store, REGION, ids=SeededIds(), clock=FakeClock())
+    manifests.put(None, RegionManifest(1, 1, REGION))
+    written = manifests.read(1)
+    assert written is not None
+    assert store.get(version_hint_key(REGION)) == b'{"version":1,"edit":"%s"}' % written.edit_id.encode()
 
 
 # ---- commit plans ----------------------------------------------------------------------------------------------------
@@ -245,3 +259,31 @@ def version_of(manifest: bytes) -> int:
     """The version number in a golden manifest file, field 3 of the message that its footer points to."""
     at = int.from_bytes(manifest[-16:-8], "little")
     return next(int(line[3:]) for line in wire(manifest[at + 4 : -16]) if line.startswith("3: "))
+
+
+# ---- the applied map -------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_of_the_applied_map_is_written_and_read_as_ever() -> None:
+    name = "21-" + "0123456789abcdef" * 2
+    snapshot = Snapshot(name, {"loader": 17, "memwal:before:8/xfe:loader": 16}, np.sort(hashes(["old", "older"])))
+    kept = golden("wal/applied_snapshot.json", encoded(snapshot))
+    assert encoded(snapshot) == kept
+    store = MemoryStore()
+    store.put(snapshot_key(REGION, name), kept)
+    read = read_snapshot(store, REGION, name)
+    assert read is not None
+    assert read.applied == snapshot.applied
+    assert AppliedMap({}, read).is_retired("older")
+
+
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+def test_an_entry_that_names_a_snapshot_is_written_and_read_as_ever(wal_format: WalFormat) -> None:
+    codec = codec_for(wal_format, pa.schema([*SCHEMA, pa.field("_tombstone", pa.bool_(), nullable=False)]))
+    changes, name = {"loader": 18, "memwal:before:8/xfe:loader": -2}, "21-" + "0123456789abcdef" * 2
+    header = EntryHeader(4, 8, "0123456789abcdef" * 2, changes, sentinel=True, snapshot=name)
+    written = codec.encode(header, codec.no_rows)
+    kept = golden(f"wal/entry_with_snapshot.{wal_format}", written)
+    if wal_format == "arrow":  # Lance writes its metadata in any order
+        assert written == kept
+    assert codec.header(kept) == codec.header(written) == header

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
-from tests.log_rows import CODEC, SCHEMA, rows
+from flush import SstCollector
+from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
 from wal import (
+    ArrowCodec,
     Claim,
     Corrupt,
+    EntryCodec,
     EntryHeader,
     FakeClock,
     Fenced,
@@ -19,9 +23,11 @@ from wal import (
     ObjectStore,
     Poisoned,
     SeededIds,
+    StoreUnavailable,
     WalAppender,
     WalCollector,
     WalGarbage,
+    WalOptions,
     bucket_region,
     claim,
 )
@@ -34,16 +40,17 @@ AGE = 600.0
 class World:
     """A store and a clock, and what the tests do with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: EntryCodec = CODEC) -> None:
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock.now)
         self.ids = SeededIds(7)
+        self.codec = codec
 
     def take(self) -> Claim:
-        return claim(self.store, REGION, spec_id=1, codec=CODEC, ids=self.ids, clock=self.clock)
+        return claim(self.store, REGION, spec_id=1, codec=self.codec, ids=self.ids, clock=self.clock)
 
     def writer(self, claimed: Claim) -> WalAppender:
-        return WalAppender(self.store, REGION, claimed.guard, CODEC, claimed.next_position, self.ids, self.clock)
+        return WalAppender(self.store, REGION, claimed.guard, self.codec, claimed.next_position, self.ids, self.clock)
 
     def open(self) -> WalAppender:
         return self.writer(self.take())
@@ -54,7 +61,8 @@ class World:
         manifests.edit_unowned(lambda current: replace(current, replay_after=position))
 
     def collect(self, *, age: float = AGE, dry_run: bool = False, store: ObjectStore | None = None) -> WalGarbage:
-        return WalCollector(store or self.store, REGION, CODEC, self.clock, workers=1).collect(age, dry_run=dry_run)
+        collector = WalCollector(store or self.store, REGION, self.codec, self.clock, workers=1)
+        return collector.collect(age, dry_run=dry_run)
 
     def positions(self) -> list[int]:
         keys = map(parse_entry_key, self.store.list(wal_prefix(REGION)))
@@ -226,7 +234,62 @@ def test_objects_of_others_are_left_alone(world: World) -> None:
     )
 
 
-def test_large_entries_are_deleted_unread_and_fences_are_read_once(world: World) -> None:
+@pytest.mark.parametrize("codec", [CODEC, ArrowCodec(SCHEMA)], ids=["lance", "arrow"])
+def test_a_fence_larger_than_any_sentinel_of_today_stays(codec: EntryCodec) -> None:
+    """A resize lets the applied map shrink: the sentinels of before are larger than any that is written now."""
+    world = World(codec)
+    names = {f"memwal:before:2/1:{number:040}": 1 for number in range(3000)}
+    with patch("wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
+        put(world.open(), 1, applied=names)
+        sleeper = world.open()
+        put(world.open(), 2, applied={"query": 1})
+    world.flushed_up_to(4)
+    world.clock.advance(AGE)
+    assert len(world.store.get(entry_key(REGION, 3, codec.suffix)) or b"") > 100_000
+    assert world.collect().fences == 2
+    assert world.positions() == [2, 3, 4]
+    sleeper_is_fenced(world, sleeper)
+
+
+def sleeper_is_fenced(world: World, sleeper: WalAppender) -> None:
+    """By its slot alone: it looks at no manifest."""
+    with patch.object(WalAppender, "_prove_ownership", lambda *_: None), pytest.raises(Fenced):
+        put(sleeper, 9)
+
+
+def test_a_fence_is_the_first_entry_of_its_epoch_whatever_its_form(world: World) -> None:
+    """A writer without sentinels fences by its first rows; a writer's own note of no rows fences nobody."""
+    first = world.open()
+    put(first, 1)
+    first.append(None, generation=1, applied={"query": 1})
+    second = world.open()
+    second.append(None, generation=1, applied={"query": 2})
+    key = entry_key(REGION, 3, "lance")
+    header = EntryHeader(2, 1, world.ids.entry_id(), {})
+    world.store.put(key, CODEC.encode(header, rows(7)))
+    put(second, 3)
+    world.flushed_up_to(5)
+    world.clock.advance(AGE)
+    assert world.collect().fences == 1
+    assert world.positions() == [3, 5]
+
+
+@pytest.mark.parametrize("damaged", range(1, 12))
+def test_a_damaged_entry_beside_a_fence_takes_none_with_it(world: World, damaged: int) -> None:
+    for number in range(4):
+        put(world.open(), number, number + 10)
+    world.flushed_up_to(11)
+    key = entry_key(REGION, damaged, "lance")
+    if damaged < 11:
+        world.store.put(key, (world.store.get(key) or b"")[:-20])
+    world.clock.advance(AGE)
+    report = world.collect()
+    assert {3, 6, 9, 11} <= set(world.positions())
+    assert report.unreadable <= 1
+    assert report.entries + len(world.positions()) == 11
+
+
+def test_fences_are_found_by_few_reads_and_not_read_again(world: World) -> None:
     read: list[str] = []
 
     class Watched(MemoryStore):
@@ -235,19 +298,17 @@ def test_large_entries_are_deleted_unread_and_fences_are_read_once(world: World)
             return super().get(key)
 
     world.store = Watched(world.clock.now)
-    first = world.open()
-    first.append(rows(*range(0, 100_000 * 7919, 7919)), generation=1, applied={})
-    for number in range(3):
-        put(world.open(), number)
-    world.flushed_up_to(6)
+    for _ in range(3):
+        put(world.open(), *range(200))
+    world.flushed_up_to(602)
     world.clock.advance(AGE)
     collector = WalCollector(world.store, REGION, CODEC, world.clock, workers=1)
     read.clear()
-    assert collector.collect(AGE).entries == 3
-    assert entry_key(REGION, 1, "lance") not in read
+    assert (collector.collect(AGE).entries, world.positions()) == (599, [201, 402, 602])
+    assert len([key for key in read if "/wal/" in key]) < 40
     read.clear()
     assert collector.collect(AGE).entries == 0
-    assert [key for key in read if "/wal/" in key] == [entry_key(REGION, 7, "lance")]
+    assert [key for key in read if "/wal/" in key] == [entry_key(REGION, 602, "lance")]
 
 
 def test_entries_without_the_map_stay_as_far_down_as_the_map(world: World) -> None:
@@ -269,6 +330,24 @@ def test_entries_without_the_map_stay_as_far_down_as_the_map(world: World) -> No
 
 def test_a_region_that_does_not_exist_has_no_garbage(world: World) -> None:
     assert world.collect() == WalGarbage(REGION, 0)
+
+
+@pytest.mark.parametrize("of", ["wal", "ssts"])
+def test_a_collector_asks_for_manifests_as_long_as_the_tables_settings_say(world: World, of: str) -> None:
+    put(world.open(), 1)
+
+    class Away(FailingReads):
+        def fail(self) -> None:
+            raise StoreUnavailable("away")
+
+    options, store, slept = WalOptions(0.5, 2.0), Away(world.clock.now), len(world.clock.slept)
+    look = {
+        "wal": lambda: WalCollector(store, REGION, CODEC, world.clock, options=options).collect(AGE),
+        "ssts": lambda: SstCollector(store, REGION, world.clock, options=options).look(),
+    }
+    with pytest.raises(StoreUnavailable):
+        look[of]()
+    assert sum(world.clock.slept[slept:]) <= 2.0
 
 
 def test_a_damaged_manifest_stops_the_collection(world: World) -> None:

@@ -154,7 +154,7 @@ def test_no_version_yet(manifests: ManifestStore) -> None:
 )
 def test_no_hint_can_hide_the_newest_version(store: MemoryStore, manifests: ManifestStore, hint: bytes | None) -> None:
     newest = grow(manifests, 5)
-    assert store.get(version_hint_key(REGION)) == b'{"version":5}'
+    assert store.get(version_hint_key(REGION)) == b'{"version":5,"edit":"%s"}' % newest.edit_id.encode()
     store.delete(version_hint_key(REGION))
     if hint is not None:
         store.put(version_hint_key(REGION), hint)

@@ -1,0 +1,296 @@
+"""The applied map: short in every entry however many names it has, and whole for whoever claims."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.log_rows import CODEC, SCHEMA, rows
+from tests.unit.test_wal_garbage import AGE, REGION, World, put
+from wal import ArrowCodec, Corrupt, Fenced, PutOutcome, StoreRefused, StoreUnavailable, read_tail
+from wal.applied import GONE, AppliedMap, Snapshot, hashes
+from wal.entry_reader import EntryReader
+from wal.layout import entry_key, parse_snapshot_key, snapshot_key, snapshot_prefix
+from wal.replay import newest_applied
+from wal.snapshots import decoded_hashes, encoded, encoded_hashes, read_snapshot
+
+CODECS = [CODEC, ArrowCodec(SCHEMA)]
+
+
+@pytest.fixture(params=CODECS, ids=["lance", "arrow"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param)
+
+
+@pytest.fixture
+def short() -> Iterator[None]:
+    """Snapshots from a few names on."""
+    with patch("wal.applied._INLINE_MAX", 60), patch("wal.applied._OF_A_NAME", 1):
+        yield
+
+
+def snapshots(world: World) -> list[str]:
+    names = map(parse_snapshot_key, world.store.list(snapshot_prefix(REGION)))
+    return sorted(name for name in names if name is not None)
+
+
+class Loader:
+    """Puts under one name after the other, as a region does: the map goes from group to group."""
+
+    def __init__(self, world: World) -> None:
+        claimed = world.take()
+        self.applied, self.log = claimed.applied, world.writer(claimed)
+
+    def put(self, name: str, sequence: int = 1) -> None:
+        after = self.applied.copy()
+        after[name] = sequence
+        self.log.append(rows(sequence), generation=1, applied=after)
+        self.applied = after
+
+
+# ---- the map ---------------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from("abcdefgh")
+STEPS = st.lists(st.tuples(st.sampled_from(("set", "set", "delete", "copy", "rebase")), NAMES, st.integers(-1, 99)))
+
+
+@given(STEPS)
+def test_it_is_a_dict_whatever_it_is_relative_to(steps: list[tuple[str, str, int]]) -> None:
+    found, expected = AppliedMap({"a": 1, "b": 2}), {"a": 1, "b": 2}
+    for number, (step, name, value) in enumerate(steps, 1):
+        if step == "set":
+            found[name] = expected[name] = value
+        elif step == "delete":
+            assert (name in found) == (name in expected)
+            if name in expected:
+                del found[name], expected[name]
+        elif step == "copy":
+            found, before = found.copy(), found
+            before["z"] = 1
+        else:
+            found.rebase(found.rebased(f"{number}-{number:032x}"))
+            assert not found.changes
+        assert (found, len(found), sorted(found)) == (expected, len(expected), sorted(expected))
+        assert GONE not in found.values()
+
+
+def test_a_copy_is_as_expensive_as_the_changes() -> None:
+    many = {f"name {number}": 1 for number in range(50_000)}
+    found = AppliedMap({"a": 1}, Snapshot("1-0", many, size=3_000_000)).copy()
+    found["b"] = 2
+    assert found.changes == {"a": 1, "b": 2}
+    assert found.snapshot.applied is many
+
+
+# ---- in the log ------------------------------------------------------------------------------------------------------
+
+
+def test_entries_stay_short_and_a_claim_has_the_whole_map(world: World, short: None) -> None:
+    loader = Loader(world)
+    for number in range(300):
+        loader.put(f"name {number:04}")
+        loader.put("often", number)
+    sizes = [len(world.store.get(entry_key(REGION, position, world.codec.suffix)) or b"") for position in (1, 300, 600)]
+    assert max(sizes) < sizes[0] + 300
+    claimed = world.take()
+    assert claimed.applied == {"often": 299, **{f"name {number:04}": 1 for number in range(300)}}
+    assert world.take().applied == claimed.applied  # by the sentinel
+    assert read_tail(world.store, REGION, world.codec, 0)[1] == claimed.applied
+
+
+def test_a_hundred_thousand_names_cost_a_put_little(world: World) -> None:
+    names = {f"file-{number:06}": 0 for number in range(99_000)}
+    loader = Loader(world)
+    loader.log.append(rows(1), generation=1, applied=AppliedMap(names))
+    loader = Loader(world)
+    for number in range(1000):
+        loader.put(f"new-{number:04}")
+    keys = [entry_key(REGION, position, world.codec.suffix) for position in range(3, 1003)]
+    sizes = [len(world.store.get(key) or b"") for key in keys]
+    written = sum(len(world.store.get(key) or b"") for key in world.store.list(snapshot_prefix(REGION)))
+    assert max(sizes) < 40_000
+    assert (sum(sizes) + written) / len(keys) < 40_000  # 3 MB, each, when every entry held the map
+    assert len(world.take().applied) == 100_000
+
+
+def test_a_map_of_an_older_release_is_read_and_gets_a_snapshot(world: World) -> None:
+    names = {f"name {number:04}": number for number in range(2000)}
+    with patch("wal.applied._INLINE_MAX", 1 << 30):
+        put(world.open(), 1, applied=names)
+    assert snapshots(world) == []
+    assert world.take().applied == names
+    assert len(snapshots(world)) == 1
+    assert len(world.store.get(entry_key(REGION, 2, world.codec.suffix)) or b"") < 2000
+    assert world.take().applied == names
+
+
+def test_a_part_of_a_batch_does_not_bring_an_older_snapshot_back(world: World, short: None) -> None:
+    """The map of the closing entry was made before the first part made a snapshot of its own."""
+    loader = Loader(world)
+    for number in range(20):
+        loader.put(f"name {number:04}")
+    before, after = loader.applied.copy(), loader.applied.copy()
+    after["closing"] = 1
+    with patch("wal.applied._INLINE_MAX", 0), patch("wal.applied.isqrt", lambda _: 0):
+        before["rebased"] = 1
+        loader.log.append(rows(1), generation=1, applied=before)
+    loader.log.append(rows(2), generation=1, applied=after)
+    assert before.snapshot.name != after.snapshot.name
+    named = [int(name.partition("-")[0]) for name in (before.snapshot.name, after.snapshot.name)]
+    assert named == [21, 22]
+    world.flushed_up_to(22)
+    world.collect(age=0.0)
+    assert world.take().applied["closing"] == 1
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["409", "lands, then timeout", "reset before landing", "permanent failure"])
+def test_a_snapshot_that_cannot_be_written_leaves_the_log_as_it_was(world: World, short: None, fault: str) -> None:
+    loader = Loader(world)
+    for number in range(2):
+        loader.put(f"name {number:04}")
+    tip = loader.log.next_position
+
+    original = world.store.put_if_absent
+
+    def fails(key: str, data: bytes) -> Any:
+        if parse_snapshot_key(key) is None:
+            return original(key, data)
+        if fault.startswith("lands"):
+            original(key, data)
+        if fault == "409":
+            return PutOutcome.UNAVAILABLE
+        if fault == "permanent failure":
+            raise StoreRefused("no")
+        return PutOutcome.OUTCOME_UNKNOWN
+
+    with patch.object(world.store, "put_if_absent", fails), patch.object(world.store, "get", lambda _: None):
+        after = loader.applied.copy()
+        after.update({f"more {number:04}": 1 for number in range(9)})
+        with pytest.raises((StoreUnavailable, StoreRefused)):
+            loader.log.append(rows(1), generation=1, applied=after)
+    assert loader.log.next_position == tip
+    assert not loader.log.poisoned
+    for number in range(9):
+        loader.put(f"more {number:04}")
+    claimed = world.take()
+    assert len(claimed.applied) == 11
+    world.flushed_up_to(claimed.next_position - 1)
+    world.collect(age=0.0)
+    assert len(snapshots(world)) == 1
+
+
+def test_a_missing_or_damaged_snapshot_is_named(world: World, short: None) -> None:
+    loader = Loader(world)
+    for number in range(20):
+        loader.put(f"name {number:04}")
+    key = snapshot_key(REGION, loader.applied.snapshot.name)
+    data = world.store.get(key) or b""
+    world.store.put(key, data[:-9] + b"x" + data[-8:])
+    with pytest.raises(Corrupt, match=key):
+        world.take()
+    world.store.delete(key)
+    with pytest.raises(Corrupt, match=f"{key}: missing, though .* names it; restore this object from a backup"):
+        world.take()
+    world.store.put(key, data)
+    assert len(world.take().applied) == 20
+
+
+# ---- garbage ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_snapshot_that_the_newest_entry_names_stays(world: World, short: None) -> None:
+    loader = Loader(world)
+    for number in range(60):
+        loader.put(f"name {number:04}")
+    before = snapshots(world)
+    assert len(before) > 3
+    world.clock.advance(AGE - 1)
+    assert world.collect().snapshots == 0  # too young
+    world.clock.advance(1)
+    assert world.collect(dry_run=True).snapshots == len(before) - 1
+    assert snapshots(world) == before
+    report = world.collect()
+    assert (report.snapshots, report.entries) == (len(before) - 1, 0)
+    assert snapshots(world) == [loader.applied.snapshot.name]
+    assert len(world.take().applied) == 60
+
+
+def test_a_snapshot_stays_while_its_entry_may_still_come(world: World, short: None) -> None:
+    """A writer that sleeps between the two puts, and one that is fenced there."""
+    sleeper = Loader(world)
+    for number in range(3):
+        sleeper.put(f"name {number:04}")
+    after = sleeper.applied.copy()
+    after.update({f"more {number:04}": 1 for number in range(9)})
+    original = sleeper.log._put
+
+    def sleeps(data: bytes) -> int:
+        assert len(snapshots(world)) == 2
+        world.collect(age=0.0)
+        assert f"{sleeper.log.next_position}-" in " ".join(snapshots(world))
+        return original(data)
+
+    with patch.object(sleeper.log, "_put", sleeps):
+        sleeper.log.append(rows(1), generation=1, applied=after)
+    assert world.take().applied == after
+    fenced = after.copy()
+    fenced.update({f"most {number:04}": 1 for number in range(9)})
+    with pytest.raises(Fenced):
+        sleeper.log.append(rows(1), generation=1, applied=fenced)
+    world.collect(age=0.0)
+    assert snapshots(world) == [world.take().applied.snapshot.name]
+
+
+def test_who_reads_an_entry_and_finds_its_snapshot_collected_takes_the_newer_one(world: World, short: None) -> None:
+    loader = Loader(world)
+    for number in range(20):
+        loader.put(f"name {number:04}")
+    reader, tip = EntryReader(world.store, REGION, world.codec), loader.log.next_position - 1
+    for number in range(20, 60):
+        loader.put(f"name {number:04}")
+    world.collect(age=0.0)
+    assert len(newest_applied(reader, tip, 0)) == 60
+
+
+# ---- retired names ---------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_names_are_retired_and_known_as_such(world: World, short: None) -> None:
+    with patch("wal.applied.NAMES_MAX", 50):
+        loader = Loader(world)
+        loader.put("stuck")
+        loader.applied["memwal:before:2/1:stuck"] = 0
+        for number in range(200):
+            loader.put(f"name {number:04}")
+            loader.put("often", number)
+    applied = world.take().applied
+    assert len(applied) <= 60
+    assert {"often", "stuck", "memwal:before:2/1:stuck", "name 0199"} <= applied.keys()
+    retired = [f"name {number:04}" for number in range(200) if f"name {number:04}" not in applied]
+    assert len(retired) > 140
+    assert all(map(applied.is_retired, retired))
+    assert not any(map(applied.is_retired, [*applied, "name 0200", "another"]))
+
+
+def test_a_snapshot_is_read_as_it_was_written() -> None:
+    snapshot = Snapshot("7-" + "0123456789abcdef" * 2, {"a": 1, "ż:b": 2}, hashes(sorted(["x", "y"])))
+    assert decoded_hashes(encoded_hashes(snapshot.retired)).tolist() == snapshot.retired.tolist()
+    assert json.loads(encoded(snapshot)[9:])["applied"] == {"a": 1, "ż:b": 2}
+    world = World()
+    world.store.put(snapshot_key(REGION, snapshot.name), encoded(snapshot))
+    read = read_snapshot(world.store, REGION, snapshot.name)
+    assert read is not None
+    assert (read.name, read.applied, read.retired.tolist()) == (
+        snapshot.name,
+        snapshot.applied,
+        snapshot.retired.tolist(),
+    )

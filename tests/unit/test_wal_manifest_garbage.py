@@ -1,0 +1,227 @@
+"""Pruning manifest versions: what goes, what stays, and that no sleeper is fooled by a slot that is empty again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.log_rows import CODEC
+from wal import (
+    EpochGuard,
+    FakeClock,
+    Fenced,
+    ManifestCollector,
+    ManifestGarbage,
+    ManifestStore,
+    MemoryStore,
+    RegionManifest,
+    SeededIds,
+    StoreUnavailable,
+    bucket_region,
+    claim,
+)
+from wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
+from wal.manifest_garbage import pruned_below
+
+REGION = bucket_region(0)
+FIRST = RegionManifest(1, 1, REGION)
+AGE = 86_400.0
+
+
+class World:
+    """A region whose newest version is 100, each a second older than the next one."""
+
+    def __init__(self, versions: int = 100) -> None:
+        self.clock, self.ids = FakeClock(), SeededIds(3)
+        self.store = MemoryStore(self.clock.now)
+        self.manifests = self.opened()
+        assert self.manifests.create(None, FIRST)
+        self.write(versions - 1)
+
+    def opened(self) -> ManifestStore:
+        return ManifestStore(self.store, REGION, ids=self.ids, clock=self.clock)
+
+    def write(self, versions: int) -> None:
+        for _ in range(versions):
+            self.clock.advance(1)
+            self.manifests.edit_unowned(lambda found: replace(found, replay_after=found.replay_after + 1))
+
+    def prune(
+        self,
+        *,
+        age: float = 0.0,
+        kept: int = 10,
+        needed: Callable[[RegionManifest], bool] = lambda _: False,
+        dry: bool = False,
+    ) -> ManifestGarbage:
+        return ManifestCollector(self.store, REGION, self.clock, kept).collect(needed, age, dry_run=dry)
+
+    def versions(self) -> list[int]:
+        keys = map(parse_manifest_key, self.store.list(manifest_prefix(REGION)))
+        return sorted(key.version for key in keys if key is not None)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_all_but_the_newest_go(world: World) -> None:
+    dry = world.prune(dry=True)
+    assert len(world.versions()) == 100
+    found = world.prune()
+    assert found == replace(dry, dry_run=False)
+    assert (found.versions, found.kept, world.versions()) == (90, 10, list(range(91, 101)))
+    assert pruned_below(world.store, REGION) == 91
+    assert world.prune().versions == 0
+    newest = world.opened().latest()
+    assert newest is not None
+    assert newest.version == 100
+
+
+def test_age_delays_and_nothing_goes_before_what_is_older(world: World) -> None:
+    assert world.prune(age=50.0).versions == 50
+    assert world.versions()[0] == 51
+    world.store.put(manifest_key(REGION, 50), b"left by a sleeper")  # younger than all that is kept
+    assert world.prune(age=30.0).versions == 0
+    world.clock.advance(31.0)
+    assert world.prune(age=30.0).versions == 41  # 50 too
+    assert world.versions() == list(range(91, 101))
+
+
+def test_what_others_need_stays(world: World) -> None:
+    world.prune(needed=lambda manifest: manifest.replay_after >= 30)
+    assert world.versions() == list(range(31, 101))
+
+
+def test_the_oldest_goes_first_and_a_collection_that_is_ended_leaves_no_hole(world: World) -> None:
+    class Ending(MemoryStore):
+        left = 20
+
+        def delete(self, key: str) -> None:
+            if not self.left:
+                raise StoreUnavailable("gone")
+            self.left -= 1
+            super().delete(key)
+
+    ending = Ending(world.clock.now)
+    ending._objects, ending._modified = world.store._objects, world.store._modified
+    world.store = ending
+    with pytest.raises(StoreUnavailable):
+        world.prune()
+    assert world.versions() == list(range(21, 101))
+    assert all(after == before + 1 for before, after in pairwise(world.versions()))
+    newest = world.opened().latest()
+    assert newest is not None
+    assert newest.version == 100
+
+
+def test_nothing_goes_while_the_hint_cannot_be_written(world: World) -> None:
+    class NoHints(MemoryStore):
+        def put(self, key: str, data: bytes) -> None:
+            raise StoreUnavailable("no")
+
+    store = NoHints(world.clock.now)
+    store._objects, store._modified = world.store._objects, world.store._modified
+    found = ManifestCollector(store, REGION, world.clock, 10).collect(lambda _: False, 0.0)
+    assert (found.versions, found.kept, len(world.versions())) == (0, 100, 100)
+
+
+# ---- sleepers --------------------------------------------------------------------------------------------------------
+
+
+def asleep_before(world: World, method: str, key: str, meanwhile: Callable[[], None]) -> MemoryStore:
+    """The store of a process that sleeps before its first call of `method` with `key`."""
+    state = {"asleep": True}
+
+    class Sleeping(MemoryStore):
+        pass
+
+    def called(name: str) -> Callable[..., object]:
+        def call(key_: str, *rest: object) -> object:
+            if state["asleep"] and (name, key_) == (method, key):
+                state["asleep"] = False
+                meanwhile()
+            return getattr(world.store, name)(key_, *rest)
+
+        return call
+
+    sleeping = Sleeping(world.clock.now)
+    for name in ("get", "exists", "put", "put_if_absent", "list", "list_some", "describe", "delete"):
+        setattr(sleeping, name, called(name))
+    return sleeping
+
+
+def overtaken(world: World) -> Callable[[], None]:
+    def meanwhile() -> None:
+        """Another writer claims, writes on, and all that the sleeper knows is pruned."""
+        claim(world.store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock)
+        world.write(50)
+        world.prune()
+
+    return meanwhile
+
+
+@pytest.mark.parametrize("method", ["put_if_absent", "exists", "get"])
+def test_a_writer_that_sleeps_and_finds_its_slot_empty_is_fenced(world: World, method: str) -> None:
+    """It sleeps before the put of version 101, before it looks whether there is one, or after that."""
+    key = manifest_key(REGION, 100 if method == "get" else 101)
+    sleeper = ManifestStore(
+        asleep_before(world, method, key, overtaken(world)), REGION, ids=SeededIds(9), clock=world.clock
+    )
+    with pytest.raises(Fenced, match="writer epoch 1 was fenced by epoch 2"):
+        sleeper.edit(EpochGuard(REGION, 1), lambda found: replace(found, replay_after=found.replay_after + 5))
+    newest = world.opened().latest()
+    assert newest is not None
+    assert (newest.version, newest.writer_epoch) == (152, 2)
+
+
+def test_a_claim_that_sleeps_before_its_epoch_takes_the_next_one(world: World) -> None:
+    store = asleep_before(world, "put_if_absent", manifest_key(REGION, 101), overtaken(world))
+    claimed = claim(store, REGION, spec_id=1, codec=CODEC, ids=SeededIds(9), clock=world.clock)
+    assert claimed.guard.epoch == 3
+    assert claimed.manifest.version == 154
+
+
+def test_a_first_claim_that_sleeps_is_no_first_claim() -> None:
+    world = World(versions=2)
+    world.store = MemoryStore(world.clock.now)
+    world.manifests = world.opened()
+
+    def meanwhile() -> None:
+        assert world.manifests.create(None, FIRST)
+        world.write(49)
+        world.prune()
+
+    store = asleep_before(world, "put_if_absent", manifest_key(REGION, 1), meanwhile)
+    claimed = claim(store, REGION, spec_id=1, codec=CODEC, ids=SeededIds(9), clock=world.clock)
+    assert (claimed.guard.epoch, claimed.manifest.version) == (2, 52)
+
+
+@pytest.mark.parametrize("hint", ["lost", "of the version before", "of the false one", "of the true one"])
+def test_a_false_version_is_never_taken_for_the_newest(world: World, hint: str) -> None:
+    """A sleeper is killed after its put: nobody looked at the version before, and then the hint is set back."""
+    before = world.manifests.read(100)
+    assert before is not None
+    hints = {"of the version before": world.store.get(version_hint_key(REGION))}
+    world.write(1)
+    hints["of the true one"] = world.store.get(version_hint_key(REGION))
+    world.write(50)
+    world.prune()
+    late = replace(before, version=101, writer_epoch=2, edit_id="f" * 32)
+    world.store.put_if_absent(manifest_key(REGION, 101), late.encode())
+    hints["of the false one"] = b'{"version":101,"edit":"%s"}' % (b"0" * 32)
+    world.store.delete(version_hint_key(REGION))
+    if (data := hints.get(hint)) is not None:
+        world.store.put(version_hint_key(REGION), data)
+    newest = world.opened().latest()
+    assert newest is not None
+    assert (newest.version, newest.writer_epoch) == (151, 1)
+    assert world.opened().latest(before) == newest  # who knows an old one only
+    claimed = claim(world.store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock)
+    assert (claimed.guard.epoch, claimed.manifest.version) == (2, 153)
+    world.prune()
+    assert world.versions() == list(range(144, 154))

@@ -1,0 +1,172 @@
+"""What each producer has had applied in a region: a snapshot that several entries share, and the changes since.
+
+Every entry says the whole map, so that a claim finds it in the newest one. While the map is short, the entry holds it.
+When it grows, it is kept in an object of its own (`wal.snapshots`), and the entries name that object and hold what was
+changed since; when the changes grow, the next snapshot is written. With names of equal length, n names in the snapshot
+and c changes, an entry costs some (n / c + c / 2) names on average, least at c = sqrt(2 n), so that is the limit.
+
+Names are forgotten by their number, oldest first, and only when a snapshot is written: of a name that is forgotten
+("retired") the snapshot keeps a hash of 64 bits. A retired name is refused, never taken for a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+
+PREFIX = "memwal:before:"
+"""Begins keys of the map that are no producer's name: exceptions from before a resize, see flush.carried."""
+NAMES_MAX = 100_000
+"""Names that a snapshot keeps; above, the oldest tenth is retired."""
+_INLINE_MAX = 16_384
+"""Bytes of names and numbers that an entry holds at least, before a snapshot is worth its own request."""
+_OF_A_NAME = 64
+"""Bytes that one name takes, on average."""
+_OF_A_NUMBER = 24
+GONE = -2
+"""Among the changes: the key is in the snapshot, and in the map no more. Sequences are at least -1."""
+Hashes = npt.NDArray[np.uint64]
+NONE_RETIRED: Hashes = np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A map at some moment, as an object holds it. Immutable."""
+
+    name: str = ""
+    """Of the object; "" where there is none."""
+    applied: Mapping[str, int] = field(default_factory=dict)
+    """Ascending by when each name was changed last, as far as that is known."""
+    retired: Hashes = field(default_factory=lambda: NONE_RETIRED)
+    """Of retired names the hashes: uint64 [retired], ascending."""
+    size: int = 0
+    """Some bytes of it."""
+
+
+class AppliedMap(MutableMapping[str, int]):
+    """Highest sequence applied by producer, and exceptions; a copy costs as much as the changes, not the map.
+
+    Thread safety. One thread changes it; reads from any thread. `rebased` changes nothing that a reader sees.
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(
+        self, changes: Mapping[str, int] | None = None, snapshot: Snapshot | None = None, size: int | None = None
+    ) -> None:
+        """`changes`: since `snapshot`; a value of GONE takes the key out. `size`: of the changes, where it is known."""
+        held = dict(changes or {})
+        if size is None:
+            size = sum(len(name) + _OF_A_NUMBER for name in held)
+        self._state: tuple[Snapshot, dict[str, int], int] = (snapshot or Snapshot(), held, size)
+
+    @staticmethod
+    def of(applied: Mapping[str, int]) -> AppliedMap:
+        """`applied` itself where it is one already."""
+        return applied if isinstance(applied, AppliedMap) else AppliedMap(applied)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the changes are relative to."""
+        return self._state[0]
+
+    @property
+    def changes(self) -> Mapping[str, int]:
+        """What an entry holds beside the snapshot's name."""
+        return self._state[1]
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether the changes are too long for every entry, or an entry alone could not say the map."""
+        snapshot, _, size = self._state
+        unnamed = not snapshot.name and bool(snapshot.applied or len(snapshot.retired))
+        return unnamed or size > max(_INLINE_MAX, isqrt(2 * _OF_A_NAME * snapshot.size))
+
+    def copy(self) -> AppliedMap:
+        """A map that can be changed by itself."""
+        snapshot, changes, size = self._state
+        return AppliedMap(changes, snapshot, size)
+
+    def rebased(self, name: str) -> Snapshot:
+        """The whole map as a snapshot called `name`; the oldest names are retired where there are too many."""
+        snapshot, changes, _ = self._state
+        applied = {key: value for key, value in snapshot.applied.items() if key not in changes}
+        applied |= {key: value for key, value in changes.items() if value != GONE}
+        retired = snapshot.retired
+        if len(applied) > NAMES_MAX:
+            stuck = {key.removeprefix(PREFIX).partition(":")[2] for key in applied if key.startswith(PREFIX)}
+            free = (key for key in applied if not key.startswith(PREFIX) and key not in stuck)
+            oldest = list(islice(free, len(applied) - NAMES_MAX * 9 // 10))
+            for key in oldest:
+                del applied[key]
+            retired = np.union1d(retired, hashes(oldest))
+        size = sum(map(len, applied)) + _OF_A_NUMBER * len(applied) + 8 * len(retired)
+        return Snapshot(name, applied, retired, size)
+
+    def rebase(self, snapshot: Snapshot) -> None:
+        """Be relative to `snapshot`, which `rebased` made of this map."""
+        self._state = snapshot, {}, 0
+
+    def is_retired(self, producer: str) -> bool:
+        """Whether `producer`, which the map does not have, was forgotten."""
+        retired = self._state[0].retired
+        if not len(retired) or producer in self:
+            return False
+        wanted = hashes([producer])[0]
+        at = int(np.searchsorted(retired, wanted))
+        return at < len(retired) and bool(retired[at] == wanted)
+
+    def __getitem__(self, key: str) -> int:
+        """The value of `key`. Raises KeyError."""
+        snapshot, changes, _ = self._state
+        found = changes.get(key)
+        if found is None:
+            found = snapshot.applied[key]
+        if found == GONE:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: int) -> None:
+        """Change one value. The key counts as changed last."""
+        snapshot, changes, size = self._state
+        if changes.pop(key, None) is None:
+            size += len(key) + _OF_A_NUMBER
+        changes[key] = value
+        self._state = snapshot, changes, size
+
+    def __delitem__(self, key: str) -> None:
+        """Take a key out. Raises KeyError."""
+        self[key]
+        snapshot, changes, _ = self._state
+        if key in snapshot.applied:
+            self[key] = GONE
+        else:
+            del changes[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys."""
+        snapshot, changes, _ = self._state
+        yield from (key for key in snapshot.applied if key not in changes)
+        yield from (key for key, value in changes.items() if value != GONE)
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        snapshot, changes, _ = self._state
+        fresh = sum(value != GONE for key, value in changes.items() if key not in snapshot.applied)
+        return len(snapshot.applied) + fresh - sum(value == GONE for value in changes.values())
+
+    def __repr__(self) -> str:
+        """As a dict is shown."""
+        return repr(dict(self))
+
+
+def hashes(names: list[str]) -> Hashes:
+    """64 bits of each name: uint64 [names], in their order."""
+    digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)

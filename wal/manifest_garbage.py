@@ -1,0 +1,136 @@
+"""Pruning the old manifest versions of a region.
+
+A version is a slot, and put-if-absent in a slot is what a claim, a publish and a prune believe. A writer that read
+version V and slept finds the slot V+1 empty again once it was pruned, and is told CREATED. The rules that make this
+harmless, whatever anybody's clock says:
+
+ 1. The oldest version goes first, one after the other: the deletion of V+1 is sent when that of V is done. So where V
+    is in its place, V+1 was never deleted.
+ 2. A writer reads the version before its own after it has created it (`ManifestStore.create`). In its place, with its
+    edit id: by rule 1 the slot had never been filled, and the write is what it seems. Else it counts as a lost race;
+    the writer looks for the newest version and finds who owns the region. The version that it leaves behind is false.
+ 3. Nobody takes a false version for the newest. The hint carries the edit id of its version, and is written only after
+    rule 2, so it never names a false one. A reader probes for the next version first and then reads the one that it
+    started at: in its place, with that edit id, nothing above it was pruned. Without a sound hint it starts at the
+    highest version of one page of a listing, which is no false one: false ones lie below all that are kept, and go with
+    the next collection, so a page does not hold them alone.
+ 4. At least `_KEPT` newest versions stay, and what `floor` says that others need.
+
+Age delays: a version younger than the minimum, and all above it, stay. It decides nothing: with an age of zero the
+rules hold as well, and the simulation runs so.
+
+Lance's own writer does not know rule 2: it keeps the manifest that it wrote last and puts the next one behind it,
+however long it slept. So nothing is pruned in a region of the `arrow` format, which Lance may own. Lance's readers
+start at the hint and probe forward; without a hint, or with one below all that is kept, they start at version 1 and
+would find nothing. So a collection writes the hint before it deletes, and deletes nothing where it could not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from wal.clock import Clock
+from wal.layout import manifest_prefix, parse_manifest_key, pruned_key
+from wal.manifest import ManifestStore, RegionManifest
+from wal.store import ObjectInfo, ObjectStore
+
+_KEPT = 64
+"""Newest versions that stay: a look at a running region needs no fresh start."""
+_MOST = 2000
+"""Versions deleted by one collection; they go one after the other, and the rest goes with the next one."""
+
+Needed = Callable[[RegionManifest], bool]
+"""Whether somebody still asks this version, and then all above it. Once False for a version, False for all below."""
+
+
+@dataclass(frozen=True)
+class ManifestGarbage:
+    """What one collection of a region's manifest versions found, and deleted unless `dry_run`."""
+
+    region: UUID
+    versions: int = 0
+    """Versions deleted."""
+    bytes: int = 0
+    """Their size together."""
+    kept: int = 0
+    """Versions that stay."""
+    dry_run: bool = False
+
+
+class ManifestCollector:
+    """Prunes the manifest versions of one region, as often as it is asked.
+
+    Thread safety. Any; any number of collectors, in any number of processes.
+    Invariants. See the module's text.
+    """
+
+    def __init__(self, store: ObjectStore, region_id: UUID, clock: Clock, kept: int = _KEPT) -> None:
+        """`kept`: newest versions that stay, at least 2."""
+        self._store, self._region_id, self._clock = store, region_id, clock
+        self._kept = max(kept, 2)
+        self._manifests = ManifestStore(store, region_id, clock=clock)
+
+    def collect(self, needed: Needed, min_age: float, *, dry_run: bool = False) -> ManifestGarbage:
+        """Delete versions that nobody needs and that are at least `min_age` seconds old, the oldest first.
+
+        Raises Corrupt, StoreUnavailable, StoreRefused (what was deleted by then is deleted; collect again).
+        """
+        found = self._versions()
+        newest = self._manifests.latest()
+        if newest is None or newest.version not in found:
+            return ManifestGarbage(self._region_id, kept=len(found), dry_run=dry_run)
+        floor = self._floor(found, newest, needed)
+        gone = self._old_enough([found[version] for version in sorted(found) if version < floor], min_age)
+        if not dry_run and gone and not self._prune(gone, newest, floor):
+            gone = []
+        return ManifestGarbage(
+            self._region_id, len(gone), sum(each.size for each in gone), len(found) - len(gone), dry_run
+        )
+
+    def _versions(self) -> dict[int, ObjectInfo]:
+        described = (
+            (parse_manifest_key(each.key), each) for each in self._store.describe(manifest_prefix(self._region_id))
+        )
+        return {key.version: each for key, each in described if key is not None}
+
+    def _floor(self, found: dict[int, ObjectInfo], newest: RegionManifest, needed: Needed) -> int:
+        """The lowest version to keep, by bisection: the first that is needed, or of the `kept` newest ones."""
+        low = newest.version
+        while low - 1 in found:
+            low -= 1
+        high = max(newest.version - self._kept + 1, low)
+        while low < high:
+            middle = (low + high) // 2
+            manifest = self._manifests.read(middle)
+            if manifest is None or not needed(manifest):  # pruned by another collector: below the floor
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _old_enough(self, found: Sequence[ObjectInfo], min_age: float) -> list[ObjectInfo]:
+        """The first of `found`, up to one that is too young: none goes before one that is older."""
+        since = self._clock.now() - min_age
+        young = next((at for at, each in enumerate(found) if each.modified > since), len(found))
+        return list(found[: min(young, _MOST)])
+
+    def _prune(self, gone: Sequence[ObjectInfo], newest: RegionManifest, floor: int) -> bool:
+        if not self._manifests.write_hint(newest):
+            return False
+        self._store.put(pruned_key(self._region_id), json.dumps({"floor": floor}).encode())
+        for each in gone:
+            self._store.delete(each.key)
+        return True
+
+
+def pruned_below(store: ObjectStore, region_id: UUID) -> int:
+    """The lowest manifest version that the newest known collection kept, 1 where there was none; for checks, which take
+    what lies below for left over. Raises StoreUnavailable, StoreRefused."""
+    try:
+        floor = json.loads(store.get(pruned_key(region_id)) or b"{}").get("floor")
+    except (ValueError, AttributeError):
+        return 1
+    return floor if isinstance(floor, int) and floor >= 1 else 1

@@ -1,0 +1,52 @@
+"""The highest of numbers that exist without a gap, by few probes.
+
+Manifest versions and WAL positions are filled one after the other, by put-if-absent of the next one, so from a number
+that exists on, none is missing up to the newest. Then "does n exist" is true up to the newest and false behind it, and
+doubling steps followed by bisection find the newest in about two probes per binary digit of the distance: 34 probes in
+place of 100,000, for 100,000 numbers.
+
+Where numbers are missing below (collected entries, pruned versions) the start must lie at or above the lowest number
+from which on nothing is missing; callers say how they know that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+_BEYOND = 17
+"""Powers of two looked at behind the end: a gap of up to 65,536 numbers is noticed."""
+
+
+def newest_from(exists: Callable[[int], bool], start: int) -> int:
+    """The highest number of those that follow `start` without a gap; `start` where the next one is missing.
+
+    Requires. All numbers from `start` + 1 to the newest exist. Raises what `exists` raises.
+    """
+    low, step = start, 1
+    while exists(low + step):
+        low, step = low + step, 2 * step
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if exists(middle) else (low, middle)
+    return low
+
+
+def first_beyond(exists: Callable[[int], bool], end: int, workers: int = 1) -> int | None:
+    """A number that exists though `end` + 1 was missing, looked for at distances that double; None where there is none.
+
+    Numbers lost behind `end` are noticed where what follows them is no shorter than the gap. `workers`: 1 starts no
+    thread, more ask all at once. Raises what `exists` raises.
+    """
+    looked_at = [end + 1 + (1 << power) for power in range(_BEYOND)]
+    found = zip(looked_at, _each(exists, looked_at, workers), strict=True)
+    return next((number for number, there in found if there), None)
+
+
+def _each(exists: Callable[[int], bool], numbers: list[int], workers: int) -> Iterator[bool]:
+    if workers == 1:
+        yield from map(exists, numbers)
+        return
+    with ThreadPoolExecutor(len(numbers), "probe") as pool:
+        yield from pool.map(exists, numbers)

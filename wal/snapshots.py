@@ -1,0 +1,121 @@
+"""Snapshots of the applied map: objects that entries name in place of holding the whole map.
+
+    _mem_wal/{region uuid}/applied/{rev(position)}-{32 hex}.json    created once, never changed
+        8 hex digits: CRC-32 of what follows the line feed, "\\n", then JSON:
+        {"applied": {"producer": sequence, …}, "by": "32 hex", "retired": "base64"}
+        applied: ascending by the last change; retired: 8 bytes, little-endian, of each retired name, ascending; absent
+        where no name is
+
+An entry names it by "{position}-{32 hex}". `position` is that of the first entry that names it. Protocol, of a writer
+whose next entry has this position:
+
+ 1. Create the snapshot under a fresh name. *Crash or failure: an object that nobody names.*
+ 2. Append the entry that names it. *Crash before: as 1. After: the entry is durable, and what it names was before.*
+
+Invariants.
+
+ (1) A snapshot is first named at the position in its name: it is created for the very next slot, and a writer whose put
+     of that slot failed, so that nothing landed, aims at the same one again.
+ (2) Along the log, an entry names the snapshot that the entry with a map before it names, or one of its own
+     position, or none and holds the whole map. The writer enforces it (`keep_short`): it knows what its last entry
+     named, and makes a new snapshot where the map it is given is relative to another one. A claim's sentinel repeats
+     what the newest entry names.
+
+Garbage. Let E be the newest entry with a map. A snapshot S of position p goes when p <= E's position and E does not
+name it (`superseded`). Why nobody needs it: slot p is filled, so by (1) nobody can begin to name S; S was given up by E
+at the latest, so by (2) no entry behind E names it. Entries before E may name it, but the map is asked of the newest
+entry only. One who asks, reads E, and sleeps while newer entries come and S is collected, finds S missing: he looks for
+a newer entry, and there is one (`wal.replay.newest_applied`). So no clock has a part in it. A snapshot of a position
+that is not reached yet stays: its writer may be about to name it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable
+from uuid import UUID
+
+import numpy as np
+
+from wal.applied import NONE_RETIRED, AppliedMap, Hashes, Snapshot
+from wal.clock import Clock, Ids
+from wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable
+from wal.layout import parse_snapshot_key, snapshot_key, snapshot_prefix
+from wal.options import WalOptions
+from wal.slot import settle
+from wal.store import ObjectInfo, ObjectStore
+
+_CRC = 9
+
+
+def keep_short(
+    applied: AppliedMap,
+    before: str,
+    store: ObjectStore,
+    region: UUID,
+    position: int,
+    *,
+    ids: Ids,
+    clock: Clock,
+    options: WalOptions,
+) -> None:
+    """Make `applied` fit for an entry at `position`, before which the map was relative to the snapshot `before`.
+
+    What it holds stays the same, except that its oldest names may be retired.
+    Raises StoreUnavailable, StoreRefused; then nothing names what may have landed.
+    """
+    name = applied.snapshot.name
+    if not applied.needs_snapshot and name in ("", before):
+        return
+    snapshot = applied.rebased(f"{position}-{ids.entry_id()}")
+    key = snapshot_key(region, snapshot.name)
+    try:
+        taken = settle(store, key, encoded(snapshot), clock=clock, options=options)
+    except OutcomeUnknown as error:
+        raise StoreUnavailable(f"{key}: no answer; no entry was written ({error})") from error
+    if taken is not None:
+        raise Corrupt(f"{key}: another object has this name; do not write to this region before you know who did")
+    applied.rebase(snapshot)
+
+
+def read_snapshot(store: ObjectStore, region: UUID, name: str) -> Snapshot | None:
+    """The snapshot that entries call `name`; None where it was collected.
+
+    Raises Corrupt, naming the key; StoreUnavailable, StoreRefused.
+    """
+    key = snapshot_key(region, name)
+    data = store.get(key)
+    if data is None:
+        return None
+    if data[:_CRC] != b"%08x\n" % zlib.crc32(memoryview(data)[_CRC:]):
+        raise Corrupt(f"{key}: its checksum does not hold; the object was damaged; restore it from a backup")
+    found = json.loads(memoryview(data)[_CRC:].tobytes())
+    return Snapshot(name, found["applied"], decoded_hashes(found.get("retired", "")), len(data))
+
+
+def superseded(store: ObjectStore, region: UUID, position: int, named: str) -> list[ObjectInfo]:
+    """Snapshots that nobody needs, by the rule in the module's text; the newest entry with a map is at `position`."""
+    found: Iterable[ObjectInfo] = store.describe(snapshot_prefix(region))
+    parsed = ((each, parse_snapshot_key(each.key)) for each in found)
+    return [each for each, name in parsed if name and name != named and int(name.partition("-")[0]) <= position]
+
+
+def encoded(snapshot: Snapshot) -> bytes:
+    """The object's bytes."""
+    said = {"applied": snapshot.applied, "by": snapshot.name.partition("-")[2]}
+    if len(snapshot.retired):
+        said["retired"] = encoded_hashes(snapshot.retired)
+    data = json.dumps(said).encode()
+    return b"%08x\n%b" % (zlib.crc32(data), data)
+
+
+def encoded_hashes(hashes: Hashes) -> str:
+    """Hashes of retired names as text."""
+    return base64.b64encode(hashes.astype("<u8").tobytes()).decode()
+
+
+def decoded_hashes(text: str) -> Hashes:
+    """What `encoded_hashes` made text of. Raises ValueError."""
+    return np.frombuffer(base64.b64decode(text), "<u8").astype(np.uint64) if text else NONE_RETIRED
