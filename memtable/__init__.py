@@ -1,6 +1,8 @@
 """The memtable: rows of one generation with their key, vector, text and scalar indexes, in memory only."""
 
+from memtable.conversion import convert
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
+from memtable.exact_cast import exact, is_list, misfit, overflows
 from memtable.index_spec import IndexSpec, check_indexes
 from memtable.schema import TOMBSTONE, emptied, key_columns, required_columns, row_schema, tombstones, with_tombstone
 from memtable.snapshot import Snapshot
@@ -18,8 +20,13 @@ __all__ = [
     "Snapshot",
     "VectorModel",
     "check_indexes",
+    "convert",
     "emptied",
+    "exact",
+    "is_list",
     "key_columns",
+    "misfit",
+    "overflows",
     "required_columns",
     "row_schema",
     "tombstones",

@@ -7,31 +7,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memtable.errors import InvalidRows
+from memtable.exact_cast import exact, is_list, misfit
 
 
 def convert(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """`column` in the type of `field`.
+    """`column` in the type of `field`, by the rule of `memtable.exact_cast`; the same object where it is of that type.
 
-    Allowed: number to number, text to text, bytes to bytes, date and timestamp units, lists to vectors,
-    dictionary to its values, null to anything; always value-preserving (floats may lose digits, as any
-    float32 column does). A string never becomes a number, nor a number a string: that hides mistakes. Raises
-    InvalidRows naming the column, both types, and the first row at fault where a value is.
+    Raises InvalidRows naming the column, both types, and the first row at fault where a value is.
     """
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     if column.type == field.type:
         return column
-    if pa.types.is_fixed_size_list(field.type):
-        _check_width(column, field)
-    if not _same_family(column.type, field.type):
+    if reason := misfit(column.type, field.type):
         raise InvalidRows(
-            f"column {field.name!r} has the type {column.type}, the table wants {field.type}: convert it",
+            f"column {field.name!r} has the type {column.type}, the table wants {field.type}: {reason}",
             column=field.name,
         )
+    if pa.types.is_fixed_size_list(field.type):
+        _check_width(column, field)
     try:
-        return column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        return _exact(column, field.type)
+    except _REFUSALS as error:
         raise _refused(column, field, error) from None
+
+
+_REFUSALS = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+
+
+def _exact(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    return pa.chunked_array([exact(chunk, kind) for chunk in column.chunks], kind)
 
 
 def _refused(column: pa.ChunkedArray, field: pa.Field, error: Exception) -> InvalidRows:
@@ -51,16 +54,16 @@ def _first_failing(column: pa.ChunkedArray, kind: pa.DataType) -> int | None:
     while low < high:
         middle = (low + high) // 2
         try:
-            column.slice(low, middle - low + 1).cast(kind)
+            _exact(column.slice(low, middle - low + 1), kind)
             low = middle + 1
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except _REFUSALS:
             high = middle
     return low if low < len(column) else None
 
 
 def _check_width(column: pa.ChunkedArray, field: pa.Field) -> None:
     """Refuse a list whose length is not the width of the vector column."""
-    if not _is_list(column.type):
+    if not is_list(column.type):
         return
     lengths = pc.list_value_length(column)
     wrong = pc.fill_null(pc.not_equal(lengths, field.type.list_size), False).to_numpy()
@@ -72,29 +75,3 @@ def _check_width(column: pa.ChunkedArray, field: pa.Field) -> None:
             column=field.name,
             row=row,
         )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _family(kind: pa.DataType) -> str:
-    types = pa.types
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return "number"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return "bytes"
-    if types.is_date(kind) or types.is_timestamp(kind):
-        return "time"
-    return "list" if _is_list(kind) else str(kind.id)
-
-
-def _same_family(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_null(found):
-        return True
-    if _is_list(found) and _is_list(wanted):
-        return _same_family(found.value_type, wanted.value_type)
-    return _family(found) == _family(wanted)

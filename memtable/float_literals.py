@@ -2,8 +2,8 @@
 
 Lance gives such a number the type of the column before comparing, so that `price = 0.1` finds the row whose
 float32 is nearest to 0.1. DataFusion alone would widen the column to float64, where no float32 equals 0.1.
-Recognised: column and number on the two sides of one comparison, IN lists, and BETWEEN; not a number inside
-arithmetic, nor anything under a NOT, into which Lance does not look either.
+Recognised: column, or field of a struct, and number on the two sides of one comparison, IN lists, and BETWEEN; not a
+number inside arithmetic, nor anything under a NOT, into which Lance does not look either.
 """
 
 from __future__ import annotations
@@ -19,18 +19,34 @@ _ARITHMETIC = frozenset("+-*/%|")
 
 def cast_types(tokens: Sequence[Token], kinds: Mapping[str, pa.DataType]) -> dict[int, str]:
     """Place in `tokens` (no gaps among them) of each such number -> name of the type it is compared in."""
-    narrow = {name: "Float32" for name, kind in kinds.items() if pa.types.is_float32(kind)}
-    narrow.update({name: "Float16" for name, kind in kinds.items() if pa.types.is_float16(kind)})
-    if not narrow:
+    if not any(map(_holds_narrow, kinds.values())):
         return {}
     found: dict[int, str] = {}
     negated = _under_not(tokens)
     for place, token in enumerate(tokens):
         if token.kind == "number" and not negated[place]:
-            column = _compared_column(tokens, place)
-            if column is not None and column in narrow:
-                found[place] = narrow[column]
+            path = _compared_column(tokens, place)
+            name = None if path is None else _narrow_name(path, kinds)
+            if name is not None:
+                found[place] = name
     return found
+
+
+def _holds_narrow(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_holds_narrow(kind.field(place).type) for place in range(kind.num_fields))
+    return bool(pa.types.is_float32(kind) or pa.types.is_float16(kind))
+
+
+def _narrow_name(path: Sequence[str], kinds: Mapping[str, pa.DataType]) -> str | None:
+    """DataFusion's name of the type at `path`, a column and fields of structs; None where it is not a narrow float."""
+    kind = kinds.get(path[0], pa.null())
+    for name in path[1:]:
+        inside = pa.types.is_struct(kind) and kind.get_field_index(name) >= 0
+        kind = kind.field(name).type if inside else pa.null()
+    if pa.types.is_float32(kind):
+        return "Float32"
+    return "Float16" if pa.types.is_float16(kind) else None
 
 
 def _under_not(tokens: Sequence[Token]) -> list[bool]:
@@ -50,8 +66,8 @@ def _under_not(tokens: Sequence[Token]) -> list[bool]:
     return flags
 
 
-def _compared_column(tokens: Sequence[Token], place: int) -> str | None:
-    """The column the number at `place` is compared with."""
+def _compared_column(tokens: Sequence[Token], place: int) -> Sequence[str] | None:
+    """The column, or path to a field, that the number at `place` is compared with."""
     if _at(tokens, place + 1).text in _ARITHMETIC:
         return None
     left = place - 1
@@ -60,10 +76,10 @@ def _compared_column(tokens: Sequence[Token], place: int) -> str | None:
     return _left_of_comparison(tokens, left) or _right_of_comparison(tokens, place, left)
 
 
-def _left_of_comparison(tokens: Sequence[Token], left: int) -> str | None:
+def _left_of_comparison(tokens: Sequence[Token], left: int) -> Sequence[str] | None:
     """The column before `column <op>`, `column [NOT] IN (...` or `column [NOT] BETWEEN ...`."""
     if _at(tokens, left).kind == "compare":
-        return _plain_column(tokens, left - 1, left - 2)
+        return _path_before(tokens, left - 1)
     start = left
     while (
         _at(tokens, start).text in (",", "-")
@@ -72,7 +88,8 @@ def _left_of_comparison(tokens: Sequence[Token], left: int) -> str | None:
     ):
         start -= 1
     if _at(tokens, start).text == "(" and _at(tokens, start - 1).lower == "in":
-        return _before_not(tokens, start - 2)
+        path = _before_not(tokens, start - 2)
+        return path if path is not None and len(path) == 1 else None  # Lance leaves values for a field as they are
     if _at(tokens, left).lower == "and":
         left -= 1
         while _at(tokens, left).kind == "number" or _at(tokens, left).text == "-":
@@ -82,24 +99,37 @@ def _left_of_comparison(tokens: Sequence[Token], left: int) -> str | None:
     return None
 
 
-def _right_of_comparison(tokens: Sequence[Token], place: int, left: int) -> str | None:
+def _right_of_comparison(tokens: Sequence[Token], place: int, left: int) -> Sequence[str] | None:
     """The column after `<number> <op>`."""
     if _at(tokens, place + 1).kind == "compare" and _at(tokens, left).text not in _ARITHMETIC:
-        return _plain_column(tokens, place + 2, place + 3)
+        return _path_behind(tokens, place + 2)
     return None
 
 
-def _before_not(tokens: Sequence[Token], place: int) -> str | None:
+def _before_not(tokens: Sequence[Token], place: int) -> Sequence[str] | None:
     place -= _at(tokens, place).lower == "not"
-    return _plain_column(tokens, place, place - 1)
+    return _path_before(tokens, place)
 
 
-def _plain_column(tokens: Sequence[Token], place: int, beside: int) -> str | None:
-    """The column at `place`, unless its neighbour makes it part of arithmetic or of a struct."""
-    token = _at(tokens, place)
-    if token.kind != "column" or _at(tokens, beside).text in (*_ARITHMETIC, "."):
-        return None
-    return token.column
+def _path_before(tokens: Sequence[Token], last: int) -> Sequence[str] | None:
+    """The column or path that ends at `last`, unless what stands before it makes it part of arithmetic."""
+    first = last
+    while _at(tokens, first).kind == "column" and _at(tokens, first - 1).text == ".":
+        first -= 2
+    return _path(tokens, first, last) if _at(tokens, first - 1).text not in _ARITHMETIC else None
+
+
+def _path_behind(tokens: Sequence[Token], first: int) -> Sequence[str] | None:
+    """The column or path that begins at `first`, unless what follows makes it part of arithmetic, or of a list."""
+    last = first
+    while _at(tokens, last + 1).text == "." and _at(tokens, last + 2).kind == "column":
+        last += 2
+    return _path(tokens, first, last) if _at(tokens, last + 1).text not in (*_ARITHMETIC, "[") else None
+
+
+def _path(tokens: Sequence[Token], first: int, last: int) -> Sequence[str] | None:
+    names = [_at(tokens, place) for place in range(first, last + 1, 2)]
+    return [name.column for name in names] if all(name.kind == "column" for name in names) else None
 
 
 def _at(tokens: Sequence[Token], place: int) -> Token:

@@ -6,7 +6,8 @@ rewriting tokens:
     `name`      a column, taken literally
     "text"      a string, as 'text' is
     name        a column, exactly or, failing that, without regard to case
-    regexp_match(...)   true or false, as regexp_like is
+    regexp_match(...)   where a truth value stands: whether there is a match, never null; else the list that it is
+    l[1].a              a field of an element
     price = 0.1         compared in the column's own float type (see float_literals)
 
 Lance also refuses some predicates this accepts (a string against a number, CASE, sub-queries). A reader asks
@@ -24,7 +25,10 @@ import pyarrow as pa
 from memtable.arrays import Mask, Positions
 from memtable.errors import InvalidRows
 from memtable.float_literals import cast_types
-from memtable.sql_tokens import NOTHING, Token, tokenize
+from memtable.sql_paths import access_paths
+from memtable.sql_places import closing, is_truth
+from memtable.sql_tokens import Token, tokenize
+from memtable.struct_nulls import null_inside
 
 if TYPE_CHECKING:
     from datafusion import SessionContext
@@ -53,7 +57,9 @@ def translate(predicate: str, schema: pa.Schema) -> str:
             " use IN (...) or split the filter"
         )
     casts = cast_types(solid, {field.name: field.type for field in schema})
-    written = [_written(solid, place, casts.get(place)) for place in range(len(solid))]
+    written = [_written(token, casts.get(place)) for place, token in enumerate(solid)]
+    _coerce_matches(solid, written)
+    access_paths(solid, written)
     rewritten = iter(written)
     return "".join(" " if token.kind == "gap" else next(rewritten) for token in tokens)
 
@@ -63,7 +69,7 @@ def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: 
 
     Raises InvalidRows naming the predicate and what DataFusion says is wrong with it.
     """
-    rows = rows.append_column(POSITION, pa.array(positions))
+    rows = null_inside(rows).append_column(POSITION, pa.array(positions))
     # No batch at all has no schema.
     batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
     mask = np.zeros(n, dtype=bool)
@@ -99,18 +105,25 @@ def shown(predicate: str) -> str:
     return repr(predicate if len(predicate) <= SHOWN else predicate[:SHOWN] + "...")
 
 
-def _written(tokens: list[Token], place: int, cast: str | None) -> str:
-    token = tokens[place]
+def _written(token: Token, cast: str | None) -> str:
     if cast is not None:
         return f"arrow_cast({token.text}, '{cast}')"
     if token.kind == "column":
         return '"' + token.column.replace('"', '""') + '"'
     if token.kind == "double":
         return "'" + token.text[1:-1].replace('""', '"').replace("'", "''") + "'"
-    after = tokens[place + 1] if place + 1 < len(tokens) else NOTHING
-    if token.lower == "regexp_match" and after.text == "(":
-        return "regexp_like"
     return token.text
+
+
+def _coerce_matches(tokens: list[Token], written: list[str]) -> None:
+    """Make a truth value of each `regexp_match(...)` that stands where one is needed, in the texts `written`."""
+    for place, token in enumerate(tokens[:-1]):
+        if token.lower != "regexp_match" or tokens[place + 1].text != "(":
+            continue
+        end = closing(tokens, place + 1)
+        if end < len(tokens) and is_truth(tokens, place, end):
+            written[place] = "(" + written[place]
+            written[end] += " IS NOT NULL)"
 
 
 def _reason(error: Exception) -> str:

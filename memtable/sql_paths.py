@@ -1,0 +1,53 @@
+"""Fields of list elements: DataFusion's SQL has no `l[1].a`, which Lance's filters have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memtable.sql_places import closing
+from memtable.sql_tokens import Token
+
+
+def access_paths(tokens: Sequence[Token], written: list[str]) -> None:
+    """Write each `column…[…].field…` as calls of functions, in the texts `written` of the `tokens`.
+
+    Paths without a field behind an element are left as they are.
+    """
+    place = 0
+    while place < len(tokens):
+        steps = _steps(tokens, place) if tokens[place].kind == "column" else []
+        brackets = [at for at, (first, _) in enumerate(steps) if tokens[first].text == "["]
+        if brackets and any(tokens[first].text == "." for first, _ in steps[brackets[0] :]):
+            _as_calls(tokens, written, place, steps)
+            place = steps[0][0]  # what stands in brackets may be another path
+        place += 1
+
+
+def _steps(tokens: Sequence[Token], place: int) -> list[tuple[int, int]]:
+    """First and last place of each `.field` and `[…]` behind the column at `place`."""
+    if place and tokens[place - 1].text == ".":
+        return []
+    steps, after = [], place + 1
+    while after < len(tokens):
+        if tokens[after].text == "." and after + 1 < len(tokens) and tokens[after + 1].kind == "column":
+            last = after + 1
+        elif tokens[after].text == "[" and (end := closing(tokens, after)) < len(tokens):
+            last = end
+        else:
+            break
+        steps.append((after, last))
+        after = last + 1
+    return steps
+
+
+def _as_calls(tokens: Sequence[Token], written: list[str], place: int, steps: Sequence[tuple[int, int]]) -> None:
+    calls = ""
+    for first, last in steps:
+        if tokens[first].text == "[":
+            calls = "array_element(" + calls
+            written[first], written[last] = ", ", ")"
+        else:
+            name = tokens[last].column.replace("'", "''")
+            calls = "get_field(" + calls
+            written[first], written[last] = ", ", f"'{name}')"
+    written[place] = calls + written[place]

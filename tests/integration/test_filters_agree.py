@@ -1,0 +1,219 @@
+"""A filter finds the same rows at every level, or is refused at every level with the same kind of error."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ingest
+from ingest.errors import Invalid
+from memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
+
+DEEP = pa.struct([("i", pa.int64()), ("s", pa.string())])
+FIELDS = pa.struct([("i", pa.int64()), ("s", pa.string()), ("b", pa.bool_()), ("g", pa.float32()), ("deep", DEEP)])
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("i", pa.int64()),
+        pa.field("f", pa.float64()),
+        pa.field("g", pa.float32()),
+        pa.field("s", pa.string()),
+        pa.field("b", pa.bool_()),
+        pa.field("d", pa.date32()),
+        pa.field("m", pa.decimal128(10, 2)),
+        pa.field("st", FIELDS),
+        pa.field("l", pa.list_(pa.struct([("i", pa.int64()), ("g", pa.float32())]))),
+    ]
+)
+NUMBERS = ("i", "id", "st.i", "st.deep.i", "l[1].i", "l[i].i", "length(s)", "abs(i)", "coalesce(st.i, i)")
+TEXTS = ("s", "st.s", "st.deep.s", "upper(s)", "coalesce(st.s, 'z')", "concat(s, 'a')")
+FLOATS, TRUTHS = ("f", "g", "st.g", "l[1].g"), ("b", "st.b")
+OTHERS = ("d > date '1970-01-01'", "m = 1", "m + 1 > 1.5", "isnan(f)", "regexp_like(s, 'a')", "array_length(l) = 1")
+FAILING = ("i / 0 = 1", "i % (i - i) = 0", "CAST(s AS INT) = 5", "CAST(st.s AS INT) > 0", "regexp_match(s, '(')")
+
+
+def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_struct(kind):
+        found: st.SearchStrategy[Any] = st.fixed_dictionaries({each.name: values(each.type) for each in kind})
+    elif pa.types.is_list(kind):
+        found = st.lists(values(kind.value_type), max_size=2)
+    elif pa.types.is_floating(kind):
+        found = st.sampled_from([0.0, -0.0, 0.1, 1.5, -2.0, float("nan")])
+    elif pa.types.is_string(kind):
+        found = st.sampled_from(["", "a", "b", "ab", "1", "A"])
+    elif pa.types.is_boolean(kind):
+        found = st.booleans()
+    elif pa.types.is_date(kind):
+        found = st.dates(datetime.date(1970, 1, 1), datetime.date(1970, 1, 3))
+    elif pa.types.is_decimal(kind):
+        found = st.integers(-2, 3).map(lambda number: Decimal(number) / 2)
+    else:
+        found = st.integers(-2, 3)
+    return st.none() | found
+
+
+def compared(sides: tuple[str, ...], literals: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    operators = st.sampled_from(["=", "<", ">", "<=", ">=", "!="])
+    return st.builds("{} {} {}".format, st.sampled_from(sides), operators, literals)
+
+
+def conditions() -> st.SearchStrategy[str]:
+    number = st.integers(-2, 3).map(str)
+    several = st.lists(number, min_size=1, max_size=3).map(", ".join)
+    match = "regexp_match({}, '{}'){}".format
+    patterns = st.sampled_from(["a", "^1", "b$", "^$"])
+    return st.one_of(
+        compared(NUMBERS, number | st.sampled_from(NUMBERS)),
+        compared(TEXTS, st.sampled_from(["''", "'a'", "'1'"])),
+        compared(FLOATS, st.sampled_from(["0", "0.1", "1.5", "-2.0"])),
+        st.builds("{} {}IN ({})".format, st.sampled_from(NUMBERS), st.sampled_from(["", "NOT "]), several),
+        st.builds("{} {}IN (0.1, 1)".format, st.sampled_from(FLOATS), st.sampled_from(["", "NOT "])),
+        st.builds("{} BETWEEN {} AND {}".format, st.sampled_from((*NUMBERS, *FLOATS)), number, number),
+        st.builds("{} LIKE '{}'".format, st.sampled_from(TEXTS), st.sampled_from(["a%", "%b", "_", "%"])),
+        st.builds(match, st.sampled_from(TEXTS), patterns, st.sampled_from(["", "", " IS NULL", " IS NOT NULL"])),
+        st.builds("{} IS {}".format, st.sampled_from(TRUTHS), st.sampled_from(["TRUE", "NOT TRUE", "FALSE"])),
+        st.sampled_from([*SCHEMA.names, *NUMBERS, *TEXTS, *FLOATS, "st.deep"]).map("{} IS NULL".format),
+        st.sampled_from([*TRUTHS, *OTHERS]),
+    )
+
+
+def joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("NOT {}".format, inner),
+        st.builds("NOT ({})".format, inner),
+        st.builds("({} AND {})".format, inner, inner),
+        st.builds("({} OR {})".format, inner, inner),
+        st.builds("({}) IS NULL".format, inner),
+    )
+
+
+ROWS = st.lists(st.fixed_dictionaries({field.name: values(field.type) for field in list(SCHEMA)[1:]}), max_size=12)
+FILTERS = st.lists(st.recursive(conditions(), joined, max_leaves=4), min_size=4, max_size=8)
+
+
+def by_lance(dataset: lance.LanceDataset, filter: str) -> list[int] | None:
+    """The ids that Lance finds; None where it refuses the filter, and a reader with it at every level."""
+    try:
+        dataset.scanner(columns=["id"], filter=filter).explain_plan()
+    except (ValueError, OSError):
+        return None
+    return sorted(dataset.to_table(columns=["id"], filter=filter)["id"].to_pylist())
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["no index", "indexes"])
+@settings(max_examples=40)
+@given(rows=ROWS, filters=FILTERS)
+def test_a_memtable_finds_what_lance_finds(indexed: bool, rows: list[dict[str, Any]], filters: list[str]) -> None:
+    table = pa.Table.from_pylist([{"id": number, **row} for number, row in enumerate(rows)], schema=SCHEMA)
+    dataset = lance.write_dataset(table, "memory://")
+    specs = [IndexSpec(name, "btree") for name in ("i", "s", "b", "d")] if indexed else []
+    memtable = MemTable(row_schema(SCHEMA, ["id"]), ["id"], specs, 1)
+    memtable.apply(with_tombstone(table, memtable.schema))
+    snapshot = memtable.snapshot()
+    for filter in filters:
+        if (wanted := by_lance(dataset, filter)) is not None:
+            assert np.flatnonzero(snapshot.where(filter, snapshot.live())).tolist() == wanted, filter
+
+
+LEVELS = ("committed", "flushed", "durable", "latest")
+
+
+def chosen(rng: np.random.Generator, kind: pa.DataType) -> Any:
+    """A value of that type; some of them are null."""
+    if rng.random() < 0.3:
+        return None
+    if pa.types.is_struct(kind):
+        return {each.name: chosen(rng, each.type) for each in kind}
+    if pa.types.is_list(kind):
+        return [chosen(rng, kind.value_type) for _ in range(rng.integers(3))]
+    if pa.types.is_string(kind):
+        return str(rng.choice(["", "a", "b", "1"]))
+    number = int(rng.integers(-2, 4))
+    if pa.types.is_boolean(kind):
+        return number > 0
+    return datetime.date(1970, 1, 3 + number) if pa.types.is_date(kind) else number
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Any, str]]]:
+    """The same rows at each level: a table and the level by which nothing but that one is read."""
+    rng = np.random.default_rng(3)
+    rows = [{"id": n, **{field.name: chosen(rng, field.type) for field in list(SCHEMA)[1:]}} for n in range(60)]
+    found, path = [], tmp_path_factory.mktemp("levels")
+    for level in LEVELS:
+        table = ingest.open(path / level, schema=SCHEMA, key="id", regions=2, settings={"commit": {"interval": 0}})
+        table.put(pa.Table.from_pylist(rows, schema=SCHEMA))
+        if level in ("committed", "flushed"):
+            table.flush()
+        if level == "committed":
+            table.commit()
+        found.append((table, level))
+    yield found
+    for table, _ in found:
+        table.close()
+
+
+def answer(table: Any, level: str, filter: str) -> Any:
+    """The ids found, and whether they were counted right; or the kind of the error."""
+    try:
+        found = sorted(table.scan(["id"], filter=filter, level=level)["id"].to_pylist())
+        return found, table.count(filter, level=level) == len(found)
+    except Invalid as error:
+        return error.kind if len(error.lines) == 1 else error.lines
+
+
+@settings(max_examples=12)
+@given(filters=FILTERS)
+def test_all_levels_give_one_answer(tables: list[tuple[Any, str]], filters: list[str]) -> None:
+    for filter in filters:
+        first, *others = (answer(table, level, filter) for table, level in tables)
+        assert others == [first] * 3, filter
+
+
+@pytest.mark.parametrize("filter", [*FAILING, "CAST('x' AS INT) = i", "regexp_match(s, 'a') = true", "l[1].x = 1"])
+def test_a_filter_that_fails_over_a_row_is_invalid_at_every_level(tables: list[tuple[Any, str]], filter: str) -> None:
+    assert [answer(table, level, filter) for table, level in tables] == ["INVALID"] * 4
+
+
+def test_a_filter_that_fails_is_told_alike(tables: list[tuple[Any, str]]) -> None:
+    said = set()
+    for table, level in tables:
+        with pytest.raises(Invalid, match=r"filter 'i / 0 = 1' is not valid: .*Divide by zero") as error:
+            table.count("i / 0 = 1", level=level)
+        said.add(str(error.value))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("filter", "wanted"),
+    [
+        ("st.i IS NULL", [1, 2]),
+        ("st.i = 0", []),
+        ("st.s = ''", []),
+        ("st.deep.i IS NULL", [0, 1, 2]),
+        ("NOT regexp_match(s, 'a')", [1, 2]),
+        ("regexp_match(s, 'a') IS NULL", [1, 2]),
+    ],
+)
+def test_a_field_of_a_null_struct_is_null(filter: str, wanted: list[int]) -> None:
+    structs, texts = [{"i": 5, "s": "x"}, None, {}], ["a", "b", None]
+    rows = [{"id": n, "st": struct, "s": text} for n, (struct, text) in enumerate(zip(structs, texts, strict=True))]
+    table = MemTable(row_schema(SCHEMA, ["id"]), ["id"], [], 1)
+    table.apply(with_tombstone(pa.Table.from_pylist(rows, schema=SCHEMA), table.schema))
+    snapshot = table.snapshot()
+    assert np.flatnonzero(snapshot.where(filter, snapshot.live())).tolist() == wanted
+
+
+def test_a_filter_that_datafusion_refuses_names_it() -> None:
+    table = MemTable(row_schema(SCHEMA, ["id"]), ["id"], [], 1)
+    with pytest.raises(InvalidRows, match=r"st\.nothing"):
+        table.snapshot().where("st.nothing = 1", table.snapshot().live())
