@@ -18,8 +18,8 @@ from flush.errors import (
     UnsupportedTable,
 )
 from flush.file_options import FileOptions
-from flush.flusher import flush
-from flush.garbage import SstCollector, SstGarbage
+from flush.flusher import FlushAttempts, flush
+from flush.garbage import SstCollector, SstGarbage, asks_for
 from flush.key_sidecar import write_key_sidecar
 from flush.orphans import OrphanGarbage, collect_orphans
 from flush.plan_garbage import PLANS_MIN, PlanCollector, PlanGarbage
@@ -40,6 +40,7 @@ __all__ = [
     "CommitReport",
     "CountMismatch",
     "FileOptions",
+    "FlushAttempts",
     "FlushError",
     "FlushOutOfOrder",
     "InvalidFileOptions",
@@ -59,6 +60,7 @@ __all__ = [
     "UnsupportedTable",
     "Upsert",
     "WriteRules",
+    "asks_for",
     "base_needs",
     "being_resized",
     "bloom_bytes",

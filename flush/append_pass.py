@@ -37,6 +37,7 @@ from flush.sst import sst_batches
 from flush.swap import swapped, unborn
 from flush.table_manifest import COMMITTED, highest
 from wal import ObjectStore
+from wal.panics import panics_as_errors
 
 
 class AppendedRows:
@@ -51,6 +52,8 @@ class AppendedRows:
         self._store, self._base, self._plans = store, base, tuple(plans)
         self._rows = 0
         self._error: BaseException | None = None
+        self.failed_at: UUID | None = None
+        """The region whose SSTs could not be read."""
         self._fragments: list[FragmentMetadata] | None = None
 
     def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
@@ -72,14 +75,15 @@ class AppendedRows:
         base, version = self._base, self._base.storage_version
         version_of_files: Any = version  # any string there, a list of literals here
         try:
-            written = write_fragments(
-                self._reader(),
-                base.dataset,
-                schema=base.schema,
-                mode="append",
-                data_storage_version=version_of_files,
-                storage_options=dict(base.storage_options),
-            )
+            with panics_as_errors:
+                written = write_fragments(
+                    self._reader(),
+                    base.dataset,
+                    schema=base.schema,
+                    mode="append",
+                    data_storage_version=version_of_files,
+                    storage_options=dict(base.storage_options),
+                )
         except Exception as error:
             # Lance hands on the text of what reading raised, not the exception.
             raise self._error or error from error
@@ -115,8 +119,10 @@ class AppendedRows:
         return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
+        region: UUID | None = None
         try:
             for plan in self._plans:
+                region = plan.region
                 for sst in plan.ssts:
                     for batch in sst_batches(self._store, plan.region, sst, self._base.schema, self._base.shape.rows):
                         self._rows += batch.num_rows
@@ -124,7 +130,7 @@ class AppendedRows:
         except GeneratorExit:  # it is no longer wanted: Lance has failed by itself
             raise
         except BaseException as error:
-            self._error = error
+            self._error, self.failed_at = error, region
             raise
 
 

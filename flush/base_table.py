@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import UUID
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
 from flush.field_ids import column_ids, field_id, row_field_ids
+from flush.lance_caches import LanceCaches, Session
 from flush.lance_dataset import open_dataset
 from flush.shape import Shape, present_indexes, shape_of
 from flush.sharding import BucketHash, Buckets, Routing, RowHash
@@ -24,7 +25,10 @@ from memtable import IndexSpec, VectorModel, key_columns, required_columns
 from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
 from wal import regions as regions_of
 from wal.layout import ROOT, manifest_prefix
+from wal.panics import panics_as_errors
 
+_LOOK_BACK = 1_000
+"""Versions among which the one with the set-up is looked for, where the newest has none."""
 _OPENINGS = 10
 """Tries to open the newest version; each but the first takes a commit and a clean-up within milliseconds."""
 
@@ -69,8 +73,13 @@ class BaseTable:
     routes_alike: bool
     """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
     _hash: BucketHash | RowHash
+    caches: LanceCaches = field(default_factory=LanceCaches, repr=False)
+    """What the views that follow this one are opened with."""
+    session: Session | None = field(default=None, repr=False)
+    """What this one was opened with; None for a session of its own, which ends with it."""
 
     @staticmethod
+    @panics_as_errors
     def create(
         uri: str,
         schema: pa.Schema,
@@ -95,6 +104,7 @@ class BaseTable:
         return BaseTable.open(uri, storage_options)
 
     @staticmethod
+    @panics_as_errors
     def adopt(
         uri: str,
         key: Sequence[str],
@@ -118,12 +128,14 @@ class BaseTable:
         if dataset.mem_wal_index_details() is None:
             _refuse_written_over(uri, dataset, store)
         if REGIONS not in metadata_of(dataset):
+            _refuse_wiped(uri, dataset, store)
             setup = _setup(buckets, indexes, wal_format or "lance", append_by, rules)
             adopt(uri, dataset, key, setup, any_format=wal_format is None)
         complete(dataset, read_setup(metadata_of(dataset)))
         return BaseTable.open(uri, storage_options)
 
     @staticmethod
+    @panics_as_errors
     def find(uri: str, storage_options: Mapping[str, str] | None = None) -> BaseTable | None:
         """The table at `uri`, or None where nothing is there. Completes a creation that crashed half way.
 
@@ -143,15 +155,22 @@ class BaseTable:
         return _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
 
     @staticmethod
-    def open(uri: str, storage_options: Mapping[str, str] | None = None, version: int | None = None) -> BaseTable:
+    @panics_as_errors
+    def open(
+        uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        version: int | None = None,
+        caches: LanceCaches | None = None,
+    ) -> BaseTable:
         """The table at its newest version, or at `version`. Writes nothing.
 
+        `caches`: those of a process that opens the table again and again; None for its own.
         Raises NotALanceTable; NotInitialised; UnsupportedTable; Corrupt where its manifest cannot be parsed.
         """
         store = open_store(uri, storage_options)
         if version is not None:
             return _view(uri, _existing(store, uri, version), store)
-        return _newest_view(uri, store, lambda: _existing(store, uri, None))
+        return _shared_view(uri, store, caches or LanceCaches(), lambda session: _existing(store, uri, None, session))
 
     @property
     def table_id(self) -> str:
@@ -190,18 +209,17 @@ class BaseTable:
         ids = row_field_ids(self.dataset)
         return None if ids == tuple(range(len(ids))) else ids
 
+    @panics_as_errors
     def latest(self) -> BaseTable:
-        """The newest version: this very object where it still is; the dataset's caches are kept.
+        """The newest version: this very object where it still is. It and those that follow share their caches.
 
         Raises UnsupportedTable where another table was made at its path meanwhile; what `open` raises.
         """
-        if self.dataset.latest_version == self.version:
+        if self.session is self.caches.session and self.dataset.latest_version == self.version:
             return self
         store = open_store(self.uri, self.storage_options)
-        session = self.dataset.session()
-        newest = _newest_view(
-            self.uri, store, lambda: lance.dataset(self.uri, storage_options=store.storage_options, session=session)
-        )
+        # Not by Lance alone: what it says where storage does not answer is no more than a ValueError.
+        newest = _shared_view(self.uri, store, self.caches, lambda session: _existing(store, self.uri, None, session))
         if newest.table_id != self.table_id:
             raise UnsupportedTable(f"{self.uri}: another table was made here while this one was open; open it again")
         return newest
@@ -246,11 +264,23 @@ def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceD
     return _view(uri, opened(), store)
 
 
+def _shared_view(
+    uri: str, store: ObjectStore, caches: LanceCaches, opened: Callable[[Session], lance.LanceDataset]
+) -> BaseTable:
+    """As `_newest_view`, opened with the session of `caches`."""
+    session = caches.session
+    newest = replace(_newest_view(uri, store, lambda: opened(session)), caches=caches, session=session)
+    caches.opened(newest.dataset)
+    return newest
+
+
 def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTable:
     metadata, details = metadata_of(dataset), dataset.mem_wal_index_details()
     if details is None or REGIONS not in metadata:
         if details is None:
             _refuse_written_over(uri, dataset, store)
+        if REGIONS not in metadata:
+            _refuse_wiped(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
     setup, schema, columns = read_setup(metadata), pa.schema(list(dataset.schema)), column_ids(dataset)
     # What is said of a primary key later means nothing to a table that was set up without one.
@@ -312,7 +342,7 @@ def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectSto
     What is committed went with the index, so nobody can tell which SSTs the rows that are there hold. Where the index
     was made and a region claimed since `dataset` was opened, it is moved to the newest version, and nothing is refused.
     """
-    if not any(list(store.list(manifest_prefix(region))) for region in regions_of(store)):
+    if not _has_claims(store):
         return
     dataset.checkout_latest()  # type: ignore[no-untyped-call]
     if dataset.mem_wal_index_details() is not None:
@@ -324,8 +354,35 @@ def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectSto
     )
 
 
-def _existing(store: ObjectStore, uri: str, version: int | None) -> lance.LanceDataset:
-    dataset = open_dataset(store, uri, version)
+def _has_claims(store: ObjectStore) -> bool:
+    """Whether a region on storage was ever claimed."""
+    return any(list(store.list(manifest_prefix(region))) for region in regions_of(store))
+
+
+def _refuse_wiped(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
+    """A table whose set-up another program wiped out of the schema's metadata: an older version still has it.
+
+    Its regions may hold rows that are acknowledged and not committed, which only the table with its set-up finds. Where
+    there are no regions any more, the table was left on purpose (`flush/beside_lancedb.md`).
+    """
+    if not _has_claims(store):
+        return
+    older = sorted((each["version"] for each in dataset.version_refs()), reverse=True)
+    for version in older[:_LOOK_BACK]:
+        try:
+            before = version < dataset.version and REGIONS in metadata_of(dataset.checkout_version(version))
+        except (OSError, ValueError):  # cleaned up meanwhile
+            continue
+        if before:
+            raise UnsupportedTable(
+                f"{uri}: another program wiped the metadata of the schema, and with it the table's set-up, in version "
+                f"{version + 1}; restore version {version} (LanceDataset.restore) and open it again. Do not copy its "
+                f"rows elsewhere: acknowledged rows that are not committed yet are below {uri}/{ROOT} only"
+            )
+
+
+def _existing(store: ObjectStore, uri: str, version: int | None, session: Session | None = None) -> lance.LanceDataset:
+    dataset = open_dataset(store, uri, version, session)
     if dataset is None:
         raise NotALanceTable.at(uri, version)
     return dataset

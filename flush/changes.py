@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import pyarrow as pa
 
 from flush.commit_plan import RegionPlan
+from flush.held_back import is_failure
 from flush.newest import Mask, all_newest, newest_per_key
 from flush.sst import read_sst
 from memtable import TOMBSTONE
@@ -25,12 +26,14 @@ class Changes:
     """Keys to delete and rows to upsert, each key at most once in the two together.
 
     `deletes` has the key columns, `upserts` the base schema with its nullability and field metadata, no
-    `_tombstone`. `taken`: rows of the SSTs, the superseded ones too.
+    `_tombstone`. `taken`: rows of the SSTs, the superseded ones too. `failed`: regions of which nothing is
+    among them, since an SST cannot be read, or does not fit the base table, and why.
     """
 
     deletes: pa.Table
     upserts: pa.Table
     taken: int
+    failed: Mapping[UUID, BaseException] = field(default_factory=dict)
 
     def keys(self, key: Sequence[str]) -> pa.Table:
         """The key columns of both."""
@@ -50,30 +53,61 @@ def read_changes(
     are found; None matches them by name.
 
     Every SST is opened and read once, whole. To read keys first and then the newest rows only would spare the rows
-    that a later generation replaces, and cost every other commit a second opening. Raises Corrupt where an SST is
-    missing or short; ValueError where a row is null in a column that the base table declares not null.
+    that a later generation replaces, and cost every other commit a second opening. In `failed`: Corrupt where an SST is
+    missing or short; ValueError where a row is null in a column that the base table declares not null; errors of
+    storage.
     """
     key_schema = pa.schema([base_schema.field(name) for name in key])
     deletes, upserts = [key_schema.empty_table()], [base_schema.empty_table()]
     columns = [*base_schema.names, TOMBSTONE] if rows is None else rows
     tables = _read_all(store, [(plan.region, sst) for plan in plans for sst in plan.ssts], columns)
-    taken = sum(table.num_rows for table in tables)
+    taken, failed = 0, dict[UUID, BaseException]()
     for plan in plans:
         own, tables = tables[: len(plan.ssts)], tables[len(plan.ssts) :]
-        # An SST by itself holds every key once: ours by how it is written, Lance's by its deletion vector.
-        kept = newest_per_key(own, key) if len(own) > 1 else [all_newest(own[0])]
-        for sst, newest in zip(own, kept, strict=True):
-            deletes.append(_kept(sst.select(list(key)), newest.deletes).cast(key_schema))
-            upserts.append(_kept(sst.select(base_schema.names), newest.upserts).cast(base_schema))
-    return Changes(pa.concat_tables(deletes), pa.concat_tables(upserts), taken)
+        try:
+            gone, put = _of_region(own, key_schema, base_schema)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            failed[plan.region] = error
+            continue
+        deletes += gone
+        upserts += put
+        taken += sum(table.num_rows for table in own if isinstance(table, pa.Table))
+    return Changes(pa.concat_tables(deletes), pa.concat_tables(upserts), taken, failed)
+
+
+def _of_region(
+    read: Sequence[pa.Table | BaseException], key_schema: pa.Schema, base_schema: pa.Schema
+) -> tuple[list[pa.Table], list[pa.Table]]:
+    """Keys to delete and rows to upsert, by SST. Raises the first error among `read`."""
+    key, deletes, upserts = key_schema.names, list[pa.Table](), list[pa.Table]()
+    own = [_table(each) for each in read]
+    # An SST by itself holds every key once: ours by how it is written, Lance's by its deletion vector.
+    kept = newest_per_key(own, key) if len(own) > 1 else [all_newest(own[0])]
+    for sst, newest in zip(own, kept, strict=True):
+        deletes.append(_kept(sst.select(key), newest.deletes).cast(key_schema))
+        upserts.append(_kept(sst.select(base_schema.names), newest.upserts).cast(base_schema))
+    return deletes, upserts
+
+
+def _table(read: pa.Table | BaseException) -> pa.Table:
+    if isinstance(read, BaseException):
+        raise read
+    return read
 
 
 def _read_all(
     store: ObjectStore, ssts: Sequence[tuple[UUID, SsTable]], columns: Sequence[str] | pa.Schema
-) -> list[pa.Table]:
-    def read(each: tuple[UUID, SsTable]) -> pa.Table:
+) -> list[pa.Table | BaseException]:
+    def read(each: tuple[UUID, SsTable]) -> pa.Table | BaseException:
         region, sst = each
-        return read_sst(store, region, sst, columns)
+        try:
+            return read_sst(store, region, sst, columns)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return error
 
     if len(ssts) < 2 or _READERS < 2:
         return [read(each) for each in ssts]

@@ -117,7 +117,15 @@ def _cut(plans: Sequence[RegionPlan], counts: Sequence[int]) -> list[RegionPlan]
     return [RegionPlan(plan.region, plan.ssts[:count]) for plan, count in zip(plans, counts, strict=True) if count]
 
 
-def agree(store: ObjectStore, plan: RegionPlan, *, clock: Clock, last: int | None = None, by: str = "") -> RegionPlan:
+def agree(
+    store: ObjectStore,
+    plan: RegionPlan,
+    *,
+    clock: Clock,
+    last: int | None = None,
+    by: str = "",
+    options: WalOptions | None = None,
+) -> RegionPlan:
     """The range every committer commits from `plan.first`: ours where we are the first to say so.
 
     `plan`: everything uncommitted; `last`: where to end, by default at its end; `by`: who we are, the same over all
@@ -127,7 +135,7 @@ def agree(store: ObjectStore, plan: RegionPlan, *, clock: Clock, last: int | Non
     """
     key, last = plan_key(plan.region, plan.first), plan.last if last is None else last
     proposal = json.dumps({"first": plan.first, "last": last, "by": by}).encode()
-    taken = settle(store, key, proposal, clock=clock, options=WalOptions())
+    taken = settle(store, key, proposal, clock=clock, options=options or WalOptions())
     other = False
     if taken is not None:
         last, owner = _agreed(key, plan.first, taken)

@@ -60,3 +60,9 @@ class CountMismatch(FlushError):
     """The base table holds a key twice, or did not change by the rows that were committed. The message says whether
     anything was written. Stop and look.
     """
+
+
+class DoubledKey(CountMismatch):
+    """A key stands twice in the base table, by another program. Its region is held back where it is to be written; no
+    row was written over it.
+    """

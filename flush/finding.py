@@ -9,6 +9,7 @@ from uuid import UUID
 from flush.base_table import BaseTable
 from flush.table_state import TableState, read_state
 from wal import Corrupt, ManifestStore, ObjectStore, RegionManifest, regions
+from wal.panics import is_panic
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class View:
     """Regions whose newest manifest cannot be read are left out; see check_chain."""
     found: tuple[UUID, ...]
     """All regions that have anything on storage."""
+    deep: bool = False
+    """Whether checks read all there is, not only what changed lately."""
 
     @property
     def moment(self) -> tuple[int, Mapping[UUID, int]]:
@@ -56,7 +59,7 @@ Check = Callable[[View], Iterator[Finding]]
 """Reads storage, writes nothing, yields what is wrong. Raises StoreUnavailable, StoreRefused."""
 
 
-def take_view(store: ObjectStore, uri: str) -> View:
+def take_view(store: ObjectStore, uri: str, *, deep: bool = False) -> View:
     """The table at `uri`, the root of `store`, as it is now. Raises what BaseTable.open raises."""
     found = tuple(regions(store))
     manifests = {}
@@ -68,7 +71,7 @@ def take_view(store: ObjectStore, uri: str) -> View:
         if manifest is not None:
             manifests[region] = manifest
     base = BaseTable.open(uri, store.storage_options)
-    return View(store, base, read_state(store, base.version), manifests, found)
+    return View(store, base, read_state(store, base.version), manifests, found, deep)
 
 
 def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -92,6 +95,6 @@ def unreadable(error: BaseException) -> str | None:
 
     A panic of its Rust code, as over an empty file, is no Exception.
     """
-    if not isinstance(error, OSError | ValueError | RuntimeError) and type(error).__name__ != "PanicException":
+    if not isinstance(error, OSError | ValueError | RuntimeError) and not is_panic(error):
         return None
     return (str(error).splitlines() or [type(error).__name__])[0].split(", /")[0][:160]

@@ -4,19 +4,26 @@
  2. Order: the generation must be the region's current one. One below it that covers the position is our own
     flush whose answer was lost: done.
  3. Write the SST under a fresh random name: data, bloom filter, key sidecar, indexes; fsync; read back and compare the
-    counts.
+    counts. An attempt before this one may have left a whole SST: that one is taken.
  4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and makes
     the current generation one more. The edit is refused where the epoch is not ours any more.
 
 A crash before 4 leaves a directory nobody refers to, and the log replays its rows. A crash after 4 leaves
 nothing to do. The order within 3 and before 4 is the whole point: an SST published before its sidecar exists
 breaks every reader.
+
+An error in 4 says nothing of whether the SST is published: storage may have lost the answer, or given a wrong one, or
+the edit may land later. So nothing is removed on the word of an error. An SST that was never offered to the manifest
+may go at once; afterwards it goes only when the manifest says that it was not published and cannot be any more
+(`FlushAttempts.discard_unpublished`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from uuid import UUID
 
 from flush.errors import FlushOutOfOrder
 from flush.file_options import FileOptions
@@ -32,9 +39,47 @@ from wal import (
     ObjectStore,
     RegionManifest,
     SsTable,
-    StoreRefused,
-    StoreUnavailable,
+    WalError,
 )
+from wal.layout import sst_name
+
+
+@dataclass
+class FlushAttempts:
+    """What the attempts to flush one memtable have left on storage, kept from one attempt to the next.
+
+    Thread safety. One flush at a time.
+    Invariants. (1) At most one whole SST is kept, however often its publication fails. (2) An SST that was offered to
+    the manifest is removed only when no manifest version lists it, nor can.
+    """
+
+    sst: SsTable | None = None
+    """Written and verified; not known to be published."""
+    offered: int = 0
+    """The newest manifest version that was to publish it; 0: none yet."""
+    abandoned: list[SsTable] = field(default_factory=list)
+    """Not written to their end, and perhaps not removed either."""
+
+    def discard_abandoned(self, store: ObjectStore, region: UUID) -> None:
+        """Remove what failed attempts could not remove when they failed, as far as storage lets us."""
+        self.abandoned = [each for each in self.abandoned if not discard(store, region, each)]
+
+    def discard_unpublished(self, store: ObjectStore, manifests: ManifestStore) -> None:
+        """Remove the SST where nobody will use it: no attempt will follow.
+
+        Once it was offered as version v that is so only when the newest manifest is v or a later one (the slot of a
+        late edit is taken) and its generation is still to be published. Otherwise it stays, for the collector.
+        """
+        sst = self.sst
+        if sst is None:
+            return
+        with suppress(WalError, OSError):
+            if self.offered:
+                newest = manifests.latest()
+                if newest is None or newest.version < self.offered or newest.current_generation > sst.generation:
+                    return
+            if discard(store, manifests.region_id, sst):
+                self.sst = None
 
 
 def flush(
@@ -51,37 +96,61 @@ def flush(
     field_ids: Sequence[int] | None = None,
     files: FileOptions | None = None,
     indexes: SstIndexes | None = None,
+    attempts: FlushAttempts | None = None,
 ) -> RegionManifest:
     """Publish the frozen memtable `snapshot` as `generation`; returns the newest manifest.
 
     `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
     `field_ids`, `files`, `indexes`: as for `write_sst`. An empty memtable publishes nothing. May be called again with
-    the same arguments after any error.
+    the same arguments after any error; with the same `attempts` what was written is used again. Without it nothing is
+    kept, and what is known to be unpublished is removed.
     Thread safety. One flush per region at a time, in generation order; the appender may work beside it.
     Raises Fenced; FlushOutOfOrder; SstInvalid; Corrupt; OutcomeUnknown (the edit may be there: call again);
     StoreUnavailable, StoreRefused, OSError of storage.
     """
-    manifest = _owned(manifests, guard)
-    if not snapshot.n or _is_published(manifest, generation, covers_position):
-        return manifest
-    _expect_next(manifest, generation)
-    sst = write_sst(
-        store,
-        guard.region_id,
-        snapshot,
-        generation=generation,
-        key=key,
-        storage_version=storage_version,
-        ids=ids,
-        field_ids=field_ids,
-        files=files,
-        indexes=indexes,
-    )
+    kept = attempts or FlushAttempts()
     try:
-        return manifests.edit(guard, lambda current: _published(current, sst, covers_position))
-    except (Fenced, StoreRefused, StoreUnavailable):
-        discard(store, guard.region_id, sst)  # certainly not published; after OutcomeUnknown it may be
+        manifest = _owned(manifests, guard)
+        if not snapshot.n or _is_published(manifest, generation, covers_position):
+            return manifest
+        _expect_next(manifest, generation)
+        if kept.sst is None:
+            kept.discard_abandoned(store, guard.region_id)
+            named = SsTable(generation, sst_name(ids.token(), generation))
+            kept.abandoned.append(named)
+            kept.sst = write_sst(
+                store,
+                guard.region_id,
+                snapshot,
+                generation=generation,
+                key=key,
+                storage_version=storage_version,
+                ids=ids,
+                field_ids=field_ids,
+                files=files,
+                indexes=indexes,
+                name=named.path,
+            )
+            kept.abandoned.remove(named)
+        return _publish(manifests, guard, kept, kept.sst, covers_position)
+    except BaseException as error:
+        if attempts is None or isinstance(error, Fenced):
+            kept.discard_unpublished(store, manifests)
         raise
+
+
+def _publish(
+    manifests: ManifestStore, guard: EpochGuard, kept: FlushAttempts, sst: SsTable, covers_position: int
+) -> RegionManifest:
+    """Step 4."""
+
+    def published(current: RegionManifest) -> RegionManifest:
+        changed = _published(current, sst, covers_position)
+        if changed is not current:
+            kept.offered = current.version + 1
+        return changed
+
+    return manifests.edit(guard, published)
 
 
 def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
@@ -108,8 +177,12 @@ def _expect_next(manifest: RegionManifest, generation: int) -> None:
 
 
 def _published(current: RegionManifest, sst: SsTable, covers_position: int) -> RegionManifest:
-    """Step 4 as a pure edit; returns `current` itself where it already holds `sst`."""
-    if any(each.path == sst.path for each in current.ssts):
+    """Step 4 as a pure edit; returns `current` itself where an edit of ours that landed late has published it.
+
+    Under one epoch only its owner publishes, and in order. So the generation's rows are ours, whatever the name of its
+    SST, and though the committer may have pruned it by now.
+    """
+    if _is_published(current, sst.generation, covers_position):
         return current
     _expect_next(current, sst.generation)
     return replace(

@@ -34,25 +34,23 @@ Deleting one directory, in steps:
 A crash in between leaves a directory of the same name, which the next collection judges the same. Two collectors at
 once delete what is gone already, which is no error. A collector owns nothing and fences nobody.
 
-What is never deleted: old region manifests and commit plans (`flush.commit_plan`). Each is a slot that is taken once
-and for all: a writer or a committer that sleeps since before may still aim at it, and would find it free. They are
-small.
+Old region manifests and commit plans (`flush.commit_plan`) are slots that are taken once and for all: a writer or a
+committer that sleeps since before may still aim at one, and would find it free. Their collectors say why that does no
+harm: `wal.manifest_garbage`, `flush.plan_garbage`. Rule 4 asks old manifests; `asks_for` says which stay for it.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from uuid import UUID
 
 from flush.retained import BaseNeeds
-from wal import Clock, Corrupt, LocalStore, ManifestStore, ObjectInfo, ObjectStore, RegionManifest
+from flush.sst import remove_leftovers
+from wal import Clock, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
 from wal.layout import parse_sst_dir, region_prefix, sst_key
 
 _VERSIONS = "/_versions/"
@@ -114,13 +112,20 @@ class SstCollector:
     Invariants. See the module's text. What a tagged version needs is looked up once.
     """
 
-    def __init__(self, store: ObjectStore, region_id: UUID, clock: Clock, workers: int = 8) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        region_id: UUID,
+        clock: Clock,
+        workers: int = 8,
+        options: WalOptions | None = None,
+    ) -> None:
         """`workers`: objects deleted at the same time; 1 starts no thread."""
         self._store = store
         self._region_id = region_id
         self._clock = clock
         self._workers = workers
-        self._manifests = ManifestStore(store, region_id, clock=clock)
+        self._manifests = ManifestStore(store, region_id, clock=clock, options=options)
         self._outlived: dict[str, int] = {}
         self._published_under: dict[int, int] = {}
 
@@ -144,7 +149,7 @@ class SstCollector:
         """Delete what is garbage and at least `min_age` seconds old; with `dry_run` only say what that is.
 
         `needs`: of a base version opened after `sight` was taken. Raises StoreUnavailable, StoreRefused (what was
-        deleted by then is deleted; collect again), Corrupt where an old manifest cannot be read.
+        deleted by then is deleted; collect again), Corrupt where an old manifest cannot be decoded.
         """
         verdicts = self._verdicts(sight, needs)
         counts = Counter(verdicts.values())
@@ -211,9 +216,9 @@ class SstCollector:
             while low < high:
                 middle = (low + high) // 2
                 found = self._manifests.read(middle)
-                if found is None:
-                    raise Corrupt(f"region {self._region_id}: manifest version {middle} of {high} is missing")
-                if _dropped(found, committed + 1):
+                if found is None:  # pruned, so older than any version that can be the answer: see `asks_for`
+                    low = middle + 1
+                elif _dropped(found, committed + 1):
                     high, first = middle, found
                 else:
                     low = middle + 1
@@ -229,11 +234,8 @@ class SstCollector:
         manifests = [key for key in keys if _VERSIONS in key]
         for key in sorted(manifests, key=_age_of_version):
             self._store.delete(key)
-        rest = [key for key in keys if _VERSIONS not in key]
-        if isinstance(self._store, LocalStore):  # a process killed inside a put leaves a file that is no object
-            rest += [each.key for each in self._store.leftovers(f"{sst_key(self._region_id, name)}/")]
-        self._each(self._store.delete, rest)
-        _remove_empty(self._store.url(sst_key(self._region_id, name)))
+        self._each(self._store.delete, [key for key in keys if _VERSIONS not in key])
+        remove_leftovers(self._store, f"{sst_key(self._region_id, name)}/")
 
     def _each(self, work: Callable[[str], None], items: Sequence[str]) -> None:
         if self._workers == 1 or len(items) < 2:
@@ -242,6 +244,12 @@ class SstCollector:
             return
         with ThreadPoolExecutor(min(self._workers, len(items))) as pool:
             list(pool.map(work, items))
+
+
+def asks_for(settled: int) -> Callable[[RegionManifest], bool]:
+    """Which manifest versions rule 4 may ask: where every retained base version holds generation `settled`, those from
+    the first on that dropped the one above it. All that were published earlier are below every answer."""
+    return lambda manifest: _dropped(manifest, settled + 1)
 
 
 def _dropped(manifest: RegionManifest, generation: int) -> bool:
@@ -259,13 +267,3 @@ def _age_of_version(key: str) -> tuple[int, int]:
     if not number.isdigit():
         return 0, 0
     return 1, -int(number) if len(number) == len(str(2**64)) else int(number)
-
-
-def _remove_empty(path: str) -> None:
-    """Remove the directories without files at and below `path`; a URL, which no local directory has for its name, has
-    none. What is not empty, or gone, is passed over: somebody else is at it."""
-    if not Path(path).is_dir():
-        return
-    for folder, _, _ in os.walk(path, topdown=False):
-        with suppress(OSError):
-            Path(folder).rmdir()

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from flush.table_creation import create_scalar_indexes
 from memtable import IndexSpec
+from wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.flush")
 
@@ -69,11 +70,10 @@ def _attempted(dataset: lance.LanceDataset, what: str, act: Callable[[], object]
     """
     try:
         act()
-    except BaseException as error:  # pylance raises what it likes, a panic of its Rust code is no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+    except BaseException as raised:  # noqa: BLE001 - pylance raises what it likes
+        error = as_exception(raised)
         if dataset.latest_version != dataset.version:
-            raise
+            raise error from None
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         _LOG.warning("%s: index %s does not cover the newest rows, will try again: %s", dataset.uri, what, reason)
         return False

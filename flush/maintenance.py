@@ -7,7 +7,9 @@ fragments. In this order, each step at its own interval, by the one who commits 
 2. **Compact** fragments that are in the same segments (Lance puts no others together) once at least `fragments_min` of
    them belong together, and any fragment of which `deleted_min` of the rows are deleted.
 3. **Clean up** versions that are older than `versions_age_min` and not among the newest `versions_min`. Tagged
-   versions stay, and those from before the table was set up: they are somebody else's history.
+   versions stay, and those from before the table was set up: they are somebody else's history. The age is no matter of
+   disk space alone: Lance refuses a write from an old handle by the versions since, where they are there. From a
+   handle that is older than all of them rows come back that were deleted (`flush.verify_history`).
 
 What belongs together is decided by size (`together`): as many as there are while the largest is no larger than all the
 others. So what is rewritten at least doubles, a row is rewritten no more than log2(rows / rows of a batch of
@@ -43,7 +45,7 @@ class MaintenanceRules:
     rows_max: int = 1 << 20
     deleted_min: float = 0.25
     versions_interval: float = 3600.0
-    versions_age_min: float = 86400.0
+    versions_age_min: float = 604_800.0
     versions_min: int = 10
 
 

@@ -23,6 +23,7 @@ from lance.dataset import MergeInsertBuilder
 from lance.mem_wal import CompactedSsTable
 
 from flush.errors import CountMismatch
+from wal.lance_arrays import importable_table
 
 
 class Written(NamedTuple):
@@ -68,7 +69,7 @@ def upsert_pass(dataset: lance.LanceDataset, rows: pa.Table, key: Sequence[str],
     table did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()
-    done = _execute(dataset, builder, rows, marker)
+    done = _execute(dataset, builder, importable_table(rows), marker)
     if done.inserted + done.updated != rows.num_rows:
         raise CountMismatch(
             f"{dataset.uri}: version {dataset.version} inserted {done.inserted} rows and replaced {done.updated} for "

@@ -16,7 +16,7 @@ decided otherwise, because the slot was full when it looked.
 
 A committer that sleeps through all this may leave its plan in the emptied slot. It is garbage like the first one.
 
-Region manifests are no such thing: see wal/README.md.
+Region manifests are judged by another rule: see `wal.manifest_garbage`.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class PlanCollector:
                 found[parsed[1]] = each
         if len(found) < at_least:
             return PlanGarbage(region, needed=len(found), dry_run=dry_run)
-        settled = self._settled(region)
+        settled = self.settled(region)
         gone = [each for first, each in sorted(found.items()) if first <= settled]
         if not dry_run:
             for each in gone:
                 self._store.delete(each.key)
         return PlanGarbage(region, len(gone), sum(each.size for each in gone), len(found) - len(gone), dry_run)
 
-    def _settled(self, region: UUID) -> int:
-        """The highest generation of `region` that every retained version holds."""
+    def settled(self, region: UUID) -> int:
+        """The highest generation of `region` that every retained version holds. Raises as `collect`."""
         retained = self._versions()
         self._committed = {version: done for version, done in self._committed.items() if version in retained}
         for version in sorted(retained - self._committed.keys()):

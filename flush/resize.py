@@ -8,11 +8,14 @@ it is, and the base table says which version holds.
     write. The region's writer is fenced by it, and only another resize may claim from then on. A region that was
     never there is created sealed. *Crash here: some regions are sealed, the routing is k. The next resize goes
     on; to stay with n, resize to n.*
- 3. **Drain** each of the n as it is sealed: its log is replayed, and flushed generation by generation.
+ 3. **Drain** each of the n as it is sealed: its log is replayed, and flushed generation by generation. Before that wait
+    until no older owner answers reads from memory any more (`wal.lease`): a key may move to a region that was never
+    its own.
     *Crash here: as 2. The log, or an SST, has the rows.*
  4. **Commit** until no manifest lists an SST. *Crash here: as 2.*
  5. **Prove** it from storage, of all n under the claims of 2: still ours, still sealed, no SST listed, no row above
     `replay_after`. And read the map of what was applied in each (`flush.carried`).
+    And wait until no owner of the m answers reads from memory any more, as in 3.
  6. **Decide** k+1, m and the map that all regions begin with, by one conditional create. *Before it nothing has
     changed; after it nobody can go back.* Where another resize has decided first, its decision holds.
  7. **Switch** the base table to k+1 and m, in one version. *Crash here: regions are sealed, and whoever opens the
@@ -37,18 +40,18 @@ sentinel of 2, and is drained. No clock has a part in any of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from flush.base_table import BaseTable
-from flush.carried import carried
+from flush.carried import begun_with
 from flush.committer import MEMORY_MAX, commit
 from flush.errors import CommitConflict, InvalidResize
 from flush.flusher import flush
 from flush.routing import Decision, decide, finish
 from flush.sharding_spec import bucket_regions
-from flush.side_by_side import AT_ONCE, each
+from flush.side_by_side import AT_ONCE, Budget, each
 from memtable import MemTable, row_schema
 from wal import (
     Claim,
@@ -66,7 +69,8 @@ from wal import (
     claim,
     read_tail,
 )
-from wal.layout import UNSHARDED_REGION
+from wal.applied import AppliedMap
+from wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
 
 BUCKETS_MAX = 4096
 Step = Callable[[str], None]
@@ -116,8 +120,9 @@ def resize(
 ) -> ResizeReport:
     """Give the table at `uri`, the root of `store`, so many `buckets`. Steps in the module's text.
 
-    `retries`, `memory_max`: as for `commit`. `on_step` is told of what is done next, in this thread.
-    `at_once`: regions that are sealed, drained and opened side by side.
+    `retries`, `memory_max`: as for `commit`; nor are more bytes of logs drained at once, but at least one region's.
+    `on_step` is told of what is done next, in this thread. `at_once`: regions that are sealed, drained and opened side
+    by side.
     Thread safety. Any number of threads and processes; one wins.
     Durability. When it returns every row that was acknowledged before is in the base table, and the regions may be
     claimed by the new routing.
@@ -133,13 +138,21 @@ def resize(
         if base is found and not broken_off:
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
         return ResizeReport(base.routing_version, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
-    run = _Run(base, store, clock, ids, options, on_step, at_once)
+    run = _Run(base, store, clock, ids, options, on_step, at_once, Budget(memory_max))
     began = clock.monotonic()
     try:
         rows = run.seal_and_drain(bucket_regions(buckets))
         on_step("committing")
         report = commit(
-            uri, storage_options, store, clock=clock, ids=ids, retries=retries, memory_max=memory_max, courtesy=0.0
+            uri,
+            storage_options,
+            store,
+            clock=clock,
+            ids=ids,
+            retries=retries,
+            memory_max=memory_max,
+            courtesy=0.0,
+            options=options,
         )
         base = run.switch(buckets)
     except (Fenced, Resized) as error:
@@ -176,6 +189,7 @@ class _Run:
     options: WalOptions
     on_step: Step
     at_once: int
+    budget: Budget
     _claims: dict[UUID, Claim] = field(default_factory=dict)
 
     def seal_and_drain(self, target: tuple[UUID, ...]) -> int:
@@ -191,7 +205,8 @@ class _Run:
         self.on_step("switching")
         maps = list(each(self._proved, self.base.regions, self.at_once))
         list(each(self._owned, self._claims, self.at_once))  # after the last of them was sealed, those to come too
-        proposed = Decision(self.base.routing_version + 1, buckets, carried(maps), self.ids.entry_id())
+        self._wait_for_readers(self._claims.values())
+        proposed = Decision(self.base.routing_version + 1, buckets, begun_with(maps), self.ids.entry_id())
         outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
         base = finish(
             self.base.latest(),
@@ -206,11 +221,21 @@ class _Run:
         return base
 
     def _sealed_and_drained(self, region: UUID) -> int:
-        claimed = self._seal(region)
-        rows = self._drain(claimed)
-        claimed.entries.clear()
+        with self.budget.of(self._logged(region)):
+            claimed = self._seal(region)
+            rows = self._drain(claimed)
+            claimed.entries.clear()
         self._claims[region] = claimed
         return rows
+
+    def _logged(self, region: UUID) -> int:
+        """Bytes of its log that a claim replays, by what is there before the seal."""
+        if self.at_once == 1:
+            return 0
+        manifest = self._manifests(region).latest()
+        after = 0 if manifest is None else manifest.replay_after
+        found = ((parse_entry_key(each.key), each.size) for each in self.store.describe(wal_prefix(region)))
+        return sum(size for key, size in found if key is not None and key.position > after)
 
     def _seal(self, region: UUID) -> Claim:
         return claim(
@@ -244,6 +269,7 @@ class _Run:
                 table.apply(entry.rows)
         if not table.rows:
             return 0
+        self._wait_for_readers([claimed])
         table.freeze()
         flush(
             self.store,
@@ -259,7 +285,7 @@ class _Run:
         )
         return table.rows
 
-    def _proved(self, region: UUID) -> Mapping[str, int]:
+    def _proved(self, region: UUID) -> AppliedMap:
         """Step 5 for one region: its applied map."""
         manifest = self._owned(region)
         entries, applied = read_tail(
@@ -271,6 +297,10 @@ class _Run:
                 f"region {region}: {left} rows of its log and {len(manifest.ssts)} SSTs are not in the base table yet"
             )
         return applied
+
+    def _wait_for_readers(self, claims: Iterable[Claim]) -> None:
+        until = max(claimed.others_read_until for claimed in claims)
+        self.clock.sleep(max(0.0, until - self.clock.monotonic()))
 
     def _owned(self, region: UUID) -> RegionManifest:
         """Its newest manifest, ours and sealed. Raises Fenced, Corrupt."""

@@ -1,7 +1,8 @@
 """Which version of the routing a table has, decided once for everybody.
 
     {table}/_mem_wal/{bucket-0}/routing/{rev(version)}.json
-        {"routing": 2, "buckets": 8, "applied": {"loader": 17}, "by": "1f3a90cc…"}
+        {"routing": 2, "buckets": 8, "applied": {"loader": 17}, "by": "1f3a90cc…", "retired": "base64"}
+        retired: as in wal.snapshots; absent where no name is
 
 The object is created once, by a conditional create, when all regions of the version before and of this one are sealed
 and drained (`flush.resize`): from then on this version follows, with so many buckets, and every one of its regions
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -50,8 +51,10 @@ from wal import (
     bucket_region,
     claim,
 )
+from wal.applied import AppliedMap, Snapshot
 from wal.layout import region_prefix, rev
 from wal.slot import settle
+from wal.snapshots import decoded_hashes, encoded_hashes
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _FIELDS: MessageFields = {
@@ -93,7 +96,10 @@ def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: Wal
     Raises Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused (harmless: resize again).
     """
     key = routing_key(proposed.routing)
-    found = settle(store, key, json.dumps(asdict(proposed)).encode(), clock=clock, options=options)
+    said = {**vars(proposed), "applied": dict(proposed.applied)}
+    if len(retired := AppliedMap.of(proposed.applied).snapshot.retired):
+        said["retired"] = encoded_hashes(retired)
+    found = settle(store, key, json.dumps(said).encode(), clock=clock, options=options)
     return proposed if found is None else _parsed(key, found)
 
 
@@ -120,7 +126,8 @@ def _parsed(key: str, data: bytes) -> Decision:
     try:
         found = json.loads(data)
         applied = {str(name): int(number) for name, number in found["applied"].items()}
-        return Decision(int(found["routing"]), int(found["buckets"]), applied, str(found["by"]))
+        begun = AppliedMap(applied, Snapshot(retired=decoded_hashes(found.get("retired", ""))))
+        return Decision(int(found["routing"]), int(found["buckets"]), begun, str(found["by"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Corrupt(f"{key}: {data[:80]!r} is no routing of a table; restore it from a backup") from error
 

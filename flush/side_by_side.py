@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 AT_ONCE = 8
@@ -24,3 +26,28 @@ def each(work: Callable[[_In], _Out], items: Iterable[_In], at_once: int) -> Ite
         yield from pool.map(work, items)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class Budget:
+    """Bytes that work going on side by side may hold together.
+
+    Thread safety. Any thread. Invariants. More than `most` bytes are held only by one piece of work that is alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes."""
+        self._most, self._held = most, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes; waits until others have given back enough."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size <= self._most)
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()

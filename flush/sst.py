@@ -20,10 +20,12 @@ here makes an SST visible; see flush.flusher.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import lance
@@ -41,11 +43,14 @@ from flush.sst_data import write_data
 from flush.sst_indexes import SstIndexes
 from flush.table_manifest import renumber_fields
 from memtable import TOMBSTONE, Snapshot
-from wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
+from wal import Corrupt, Ids, LocalStore, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from wal.entry_columns import field_ids, sources
 from wal.layout import sst_key, sst_name
+from wal.panics import RustPanic, panics_as_errors
 
 _BATCH_ROWS, _BATCH_BYTES = 8192, 4 << 20
+_NOT_WRITTEN = (pa.ArrowException, ValueError, TypeError, RuntimeError)
+"""What Lance raises for rows that it cannot write: of its own, they are fine by our checks. A RustPanic is one."""
 _READ_AHEAD, _READ_BUFFER = 4, 64 << 20
 """Batches, and bytes of files, that Lance reads ahead of who takes them; of its own accord 16 batches and 2 GiB."""
 
@@ -62,20 +67,22 @@ def write_sst(
     field_ids: Sequence[int] | None = None,
     files: FileOptions | None = None,
     indexes: SstIndexes | None = None,
+    name: str | None = None,
 ) -> SsTable:
     """Write and verify the SST of a frozen memtable under a fresh random name; nothing refers to it yet.
 
-    `snapshot` holds at least one row. `key`: () where there is none. `storage_version`: the base table's ("2.1").
+    `name`: that of its directory, never used before; None: one is drawn. `snapshot` holds at least one row. `key`: ()
+    where there is none. `storage_version`: the base table's ("2.1").
     `field_ids`: those of the row schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap.
     `files`, `indexes`: None for the defaults, and for none. Thread safety: any thread. Durability. Survives a power cut
-    once it returns. Raises SstInvalid where what was written does not read back; OSError, StoreUnavailable,
-    StoreRefused of storage.
+    once it returns. Raises SstInvalid where Lance cannot write it or what was written does not read back; OSError,
+    StoreUnavailable, StoreRefused of storage.
     """
-    sst = SsTable(generation, sst_name(ids.token(), generation))
+    sst = SsTable(generation, name or sst_name(ids.token(), generation))
     directory, options = sst_key(region_id, sst.path), files or FileOptions()
     url, mask = store.url(directory), snapshot.newest()
     try:
-        with ThreadPoolExecutor(2, "memwal-flush") as beside:
+        with panics_as_errors, ThreadPoolExecutor(2, "memwal-flush") as beside:
             keys = _Keys(snapshot.keys(mask).select(list(key)), beside) if key else None
             rows, size = write_data(snapshot, mask, url, store, options, storage_version, beside)
             key_bytes = 0 if keys is None else keys.keys.nbytes
@@ -88,6 +95,9 @@ def write_sst(
             indexes.build(url, store.storage_options)
         sync_tree(url)
         verify(store, region_id, sst, keyed=bool(key))
+    except _NOT_WRITTEN as error:
+        discard(store, region_id, sst)
+        raise SstInvalid(f"{directory}: cannot be written: {_first_line(error)}; its rows stay in the log") from error
     except BaseException:
         discard(store, region_id, sst)
         raise
@@ -108,13 +118,34 @@ class _Keys:
         write_key_sidecar(url, self.keys, self.keys.column_names, store.storage_options, pages=pages)
 
 
-def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
-    """Remove the objects of an SST that was never published, as far as storage lets us: a flush that is tried again
-    writes another one, and the leftovers would fill the disk that it waits for.
+def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
+    """Remove an SST that no manifest lists, nor can: its objects, and on a local disk its directories.
+
+    False where storage did not let us; what is left is for the next attempt, or for the collector. A flush that is
+    tried again writes another SST, and the leftovers would fill the disk that it waits for.
     """
-    with suppress(WalError):
-        for key in store.list(sst_key(region_id, sst.path)):
+    directory = f"{sst_key(region_id, sst.path)}/"  # with the slash: without it "…_gen_4" is a prefix of "…_gen_41"
+    try:
+        for key in store.list(directory):
             store.delete(key)
+        remove_leftovers(store, directory)
+    except (WalError, OSError):
+        return False
+    return True
+
+
+def remove_leftovers(store: ObjectStore, directory: str) -> None:
+    """Remove what deleting its objects leaves of the SST `directory` (with a slash) on a local disk: files of killed
+    puts, and directories. What is not empty, or gone, is passed over: somebody else is at it. Raises WalError.
+    """
+    if isinstance(store, LocalStore):
+        for leftover in store.leftovers(directory):
+            store.delete(leftover.key)
+    if not Path(store.url(directory)).is_dir():
+        return  # a URL, which no local directory has for its name
+    for folder, _, _ in os.walk(store.url(directory), topdown=False):
+        with suppress(OSError):
+            Path(folder).rmdir()
 
 
 def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = True) -> None:
@@ -123,11 +154,12 @@ def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = T
     """
     directory = sst_key(region_id, sst.path)
     try:
-        found = lance.dataset(store.url(directory), storage_options=store.storage_options)
-        fragments = len(found.get_fragments())
-        rows = found.to_table(columns=[TOMBSTONE]).num_rows  # read, not counted from the manifest
-        indexed = sidecar_rows(store.url(directory), store.storage_options) if keyed else rows
-    except (OSError, ValueError) as error:
+        with panics_as_errors:
+            found = lance.dataset(store.url(directory), storage_options=store.storage_options)
+            fragments = len(found.get_fragments())
+            rows = found.to_table(columns=[TOMBSTONE]).num_rows  # read, not counted from the manifest
+            indexed = sidecar_rows(store.url(directory), store.storage_options) if keyed else rows
+    except (OSError, ValueError, RustPanic) as error:
         raise SstInvalid(f"{directory}: cannot be read back: {_first_line(error)}; flush again") from error
     bloom = len(store.get(sst_key(region_id, sst.path, BLOOM_NAME)) or b"") if keyed else 32
     wanted = sst.physical_rows
@@ -163,7 +195,7 @@ def read_sst(
 
     try:
         physical, wanted, rows = read_again(store, f"{directory}/", read)
-    except ValueError as error:
+    except (ValueError, RustPanic) as error:
         raise _unreadable(directory, sst, error) from error
     if sst.physical_rows is not None and physical != sst.physical_rows:
         raise _short(directory, sst, physical)
@@ -183,23 +215,12 @@ def sst_batches(
     and some batches in memory, not the SST. Raises as `read_sst`, before the first batch; Corrupt behind the last where
     rows are missing.
     """
-    directory = sst_key(region_id, sst.path)
+    directory, count = sst_key(region_id, sst.path), 0
+    scan = _Scan(store, directory, rows, _rows_at_once(sst))
     try:
-        found = read_again(
-            store,
-            f"{directory}/",
-            lambda: lance.dataset(store.url(directory), storage_options=store.storage_options),
-        )
-        there, count = sources(rows, field_ids(rows), found.schema, column_ids(found)), 0
-        scanner = found.scanner(
-            columns=list(dict.fromkeys(there.values())),
-            scan_in_order=True,
-            batch_size=_rows_at_once(sst),
-            batch_readahead=_READ_AHEAD,
-            io_buffer_size=_READ_BUFFER,
-        )
-        for read in scanner.to_batches():
+        while (read := read_again(store, f"{directory}/", scan.following)) is not None:
             count += read.num_rows
+            there = scan.columns
             deletes = read.column(there[TOMBSTONE])
             batch = read.filter(pc.invert(deletes)) if pc.any(deletes).as_py() else read
             columns = [batch.column(there[f.name]) if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
@@ -208,6 +229,42 @@ def sst_batches(
         raise _unreadable(directory, sst, error) from error
     if sst.physical_rows is not None and count != sst.physical_rows:
         raise _short(directory, sst, count)
+
+
+class _Scan:
+    """The batches of one SST, in order; a batch that cannot be read is read again by a new scan that begins with it."""
+
+    def __init__(self, store: ObjectStore, directory: str, rows: pa.Schema, batch_size: int) -> None:
+        self._store, self._directory, self._rows, self._batch_size = store, directory, rows, batch_size
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._done = 0
+        self.columns: dict[str, str] = {}
+        """Names in the SST of the columns that it has, by their names in the table."""
+
+    def following(self) -> pa.RecordBatch | None:
+        """The next batch, None behind the last. Raises ValueError, OSError of Lance; then it may be called again."""
+        if self._batches is None:
+            self._batches = self._opened()
+        try:
+            read = next(self._batches, None)
+        except BaseException:
+            self._batches = None
+            raise
+        self._done += 0 if read is None else read.num_rows
+        return read
+
+    def _opened(self) -> Iterator[pa.RecordBatch]:
+        found = lance.dataset(self._store.url(self._directory), storage_options=self._store.storage_options)
+        self.columns = sources(self._rows, field_ids(self._rows), found.schema, column_ids(found))
+        scanner = found.scanner(
+            columns=list(dict.fromkeys(self.columns.values())),
+            offset=self._done or None,
+            scan_in_order=True,
+            batch_size=self._batch_size,
+            batch_readahead=_READ_AHEAD,
+            io_buffer_size=_READ_BUFFER,
+        )
+        return iter(scanner.to_batches())
 
 
 def _rows_at_once(sst: SsTable) -> int:

@@ -2,7 +2,8 @@
 
 Where no row was superseded nothing is copied. Else batches that hold superseded rows beside others are, one at a time:
 a flush needs the memory of one batch and of Lance's pages, not of all rows once more. Large batches are handed over in
-slices (SLICE_BYTES): each is then still in the processor's cache when Lance writes it, which halves the time.
+slices (SLICE_BYTES): each is then still in the processor's cache when Lance writes it, which halves the time. Columns
+that Lance cannot import as slices (`wal.lance_arrays`) are copied slice by slice.
 
 On a local disk the file is synced while it grows, so that `sync_tree` at the end of the flush, which alone makes it
 durable, finds little left to write.
@@ -23,6 +24,7 @@ from flush.file_options import FileOptions
 from memtable import Snapshot
 from memtable.arrays import Mask
 from wal import ObjectStore
+from wal.lance_arrays import delicate_columns, importable
 
 SLICE_BYTES = 4 << 20
 SYNC_EVERY = 0.003
@@ -77,11 +79,11 @@ class _Handing:
 
     def __init__(self, snapshot: Snapshot, mask: Mask, schema: pa.Schema) -> None:
         self.schema, self.rows, self.bytes = schema, 0, 0
-        self._snapshot, self._mask = snapshot, mask
+        self._snapshot, self._mask, self._delicate = snapshot, mask, delicate_columns(schema)
 
     def reader(self) -> pa.RecordBatchReader:
         """The rows, to be read once."""
-        if not self._mask.all():
+        if self._delicate or not self._mask.all():
             return pa.RecordBatchReader.from_batches(self.schema, self._batches())
         # Arrow's own reader: it asks nothing of the interpreter, which computes the bloom filter meanwhile.
         rows = pa.Table.from_batches(self._snapshot.batches(self._mask), schema=self._snapshot.schema)
@@ -95,7 +97,7 @@ class _Handing:
             batch = pa.RecordBatch.from_arrays(held.columns, schema=self.schema)
             self.rows, self.bytes, step = self.rows + rows, self.bytes + size, _slice_rows(rows, size)
             for start in range(0, rows, step):
-                yield batch.slice(start, step)
+                yield importable(batch.slice(start, step), self._delicate)
 
 
 def _slice_rows(rows: int, size: int) -> int:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from flush.table_creation import SCALAR_KINDS
 from memtable import IndexSpec, VectorModel
+from wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.flush")
 
@@ -55,12 +56,10 @@ class SstIndexes:
                 dataset = lance.dataset(directory, storage_options=dict(storage_options))
                 _build(dataset, spec, models.get(spec.column))
                 self._failing.discard(spec.name)
-            except BaseException as error:  # pylance raises what it likes, a panic of its Rust code is no Exception
-                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                    raise
-                self._failed(spec, error)
+            except BaseException as error:  # noqa: BLE001 - pylance raises what it likes
+                self._failed(spec, as_exception(error))
 
-    def _failed(self, spec: IndexSpec, error: BaseException) -> None:
+    def _failed(self, spec: IndexSpec, error: Exception) -> None:
         if spec.name in self._failing:
             return
         self._failing.add(spec.name)

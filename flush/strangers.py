@@ -8,6 +8,7 @@ Lance finds two rows of one key only where both writers say which keys they inse
     version between that added fragments, and is no compaction, is a stranger's. Where Lance does not tell the keys
     apart (`lance_tells_apart`) to the commit before that one: a stranger's merge may have come in just below the
     newest, after it was planned.
+    Of a region whose range another committer has planned before, and may have held back, to its own last commit.
  2. **Nobody there**, the usual case: the base holds what our commits put there, one row per key; no row is read.
     *History that was cleaned up, or longer than `_LOOK_BACK`, counts as somebody.*
  3. **Somebody there**: one scan of the key columns for the keys to be written and those that strangers added. A key
@@ -15,7 +16,9 @@ Lance finds two rows of one key only where both writers say which keys they inse
     - one row by a commit, the other by a stranger's merge, and a type that Lance does not tell apart: neither saw the
       other. The row of the later version stands, as if the two had come one after the other; the older one is deleted,
       in a version of its own, and the commit begins again.
-    - any other pair: `CountMismatch`, before anything is written. Which row is meant is not ours to decide.
+    - any other pair: which row is meant is not ours to decide. The key's region is held back where the key is to be
+      written (`DoubledKey`, before anything is written over it); every other region is committed, and the key is looked
+      for again by each commit of this process until it stands there once.
  4. After an upserts pass that Lance put on top of versions nobody had read, 1 to 3 are done once more before the commit
     reports. *Crash before that: the next commit that has rows does it, as its first step; the look back in 1 reaches as
     far.* Until then readers see the key twice.
@@ -23,16 +26,17 @@ Lance finds two rows of one key only where both writers say which keys they inse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flush.base_table import BaseTable
-from flush.errors import CountMismatch
+from flush.errors import DoubledKey
 from flush.table_state import read_state
 from wal import Corrupt, ObjectStore
 
@@ -72,8 +76,11 @@ def lance_tells_apart(schema: pa.Schema, key: Sequence[str]) -> bool:
     return all(each in known | {pa.binary(), pa.large_binary()} for each in types)
 
 
-def look_back(store: ObjectStore, base: BaseTable) -> Beside:
-    """Step 1, from the version of `base`. Raises StoreUnavailable, StoreRefused."""
+def look_back(store: ObjectStore, base: BaseTable, behind: Collection[UUID] = ()) -> Beside:
+    """Step 1, from the version of `base`. `behind`: regions that commits may have held back; it looks back to the last
+    commit of each. Raises StoreUnavailable, StoreRefused.
+    """
+    waiting = set(behind)
     ours: dict[int, frozenset[int]] = {}
     strangers: dict[int, frozenset[int]] = {}
     merges: set[int] = set()
@@ -88,7 +95,8 @@ def look_back(store: ObjectStore, base: BaseTable) -> Beside:
             operation = state.transaction.operation if state.transaction else "unknown"
             if before.committed != state.committed:
                 ours[state.version] = added
-                if len(ours) == commits:
+                waiting -= {each for each in waiting if state.committed.get(each) != before.committed.get(each)}
+                if len(ours) >= commits and not waiting:
                     break
             elif added and operation != "rewrite":
                 strangers[state.version] = added
@@ -163,18 +171,44 @@ def added_keys(base: BaseTable, beside: Beside) -> pa.Table:
     return pa.concat_tables(keys)
 
 
-def superseded(base: BaseTable, found: pa.Table, beside: Beside) -> list[int]:
-    """Of `rows_of`: the addresses of the rows to delete, step 3. Raises CountMismatch."""
+def superseded(base: BaseTable, found: pa.Table, beside: Beside) -> tuple[list[int], pa.Table, dict[UUID, DoubledKey]]:
+    """Of `rows_of`: the addresses of the rows to delete, step 3; other keys that stand twice; what to say of those, by
+    the region that a key is of."""
     names = list(base.key)
     counts = found.group_by(names).aggregate([([], "count_all")])
     twice = counts.filter(pc.greater(counts.column("count_all"), 1))
     if not twice.num_rows:
-        return []
+        return [], twice.select(names), {}
     doubled = found.join(twice.select(names), names, join_type="left semi").to_pylist()
     pairs: dict[tuple[object, ...], list[int]] = {}
     for row in doubled:
         pairs.setdefault(tuple(row[name] for name in names), []).append(row[_ROW_ADDRESS])
-    return [_older(base, key, addresses, beside) for key, addresses in pairs.items()]
+    older, bad = list[int](), list[tuple[object, ...]]()
+    for key, addresses in pairs.items():
+        if (row := _older(addresses, beside)) is None:
+            bad.append(key)
+        else:
+            older.append(row)
+    schema = twice.select(names).schema
+    keys = pa.Table.from_pylist([dict(zip(names, key, strict=True)) for key in bad], schema)
+    return older, keys, _said(base, keys, pairs)
+
+
+def _said(base: BaseTable, keys: pa.Table, pairs: Mapping[tuple[object, ...], Sequence[int]]) -> dict[UUID, DoubledKey]:
+    """By region, of its first key among `keys`."""
+    said: dict[UUID, DoubledKey] = {}
+    regions = [base.regions[bucket] for bucket in base.route(keys).tolist()] if keys.num_rows else []
+    for region, row in zip(regions, keys.to_pylist(), strict=True):
+        named = ", ".join(f"{name} = {value!r:.80}" for name, value in row.items())
+        said.setdefault(
+            region,
+            DoubledKey(
+                f"{base.uri}: version {base.version} holds {len(pairs[tuple(row.values())])} rows with {named}, by "
+                "another program; no row was written over them: delete all but one of each key, commit again, and "
+                "append through memwal only"
+            ),
+        )
+    return said
 
 
 def delete_rows(dataset: lance.LanceDataset, addresses: Sequence[int]) -> int:
@@ -183,15 +217,12 @@ def delete_rows(dataset: lance.LanceDataset, addresses: Sequence[int]) -> int:
     return int(done["num_deleted_rows"])
 
 
-def _older(base: BaseTable, key: tuple[object, ...], addresses: Sequence[int], beside: Beside) -> int:
-    """The address of the older row of a key that stands twice because two merges did not see each other."""
+def _older(addresses: Sequence[int], beside: Beside) -> int | None:
+    """The address of the older row of a key that stands twice because two merges did not see each other; None of any
+    other pair."""
     versions = {id: version for version, ids in {**beside.ours, **beside.strangers}.items() for id in ids}
     by = sorted((versions.get(address >> _FRAGMENT_BITS, 0), address) for address in addresses)
     made = {version for version, _ in by}
     if len(by) == len(made) == len(made & (beside.ours.keys() | beside.merges)) == 2 and made & beside.ours.keys():
         return by[0][1]
-    named = ", ".join(f"{name} = {value!r:.80}" for name, value in zip(base.key, key, strict=True))
-    raise CountMismatch(
-        f"{base.uri}: version {base.version} holds {len(addresses)} rows with {named}, by another program; no row was "
-        "written over them: delete all but one of each key, commit again, and append through memwal only"
-    )
+    return None

@@ -3,6 +3,7 @@
 In steps, so that any crash leaves one to repeat:
 
  1. The dataset, empty, with key and set-up in its schema: one version, so a table without set-up is not ours.
+    It is made in memory first, so that what Lance refuses leaves nothing behind.
     A table that is there gets them by metadata edits.
  2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.index_catchup.
  3. Lance's MemWAL index, last: where it exists the set-up is complete.
@@ -16,7 +17,9 @@ from typing import Any
 import lance
 import pyarrow as pa
 
+from flush.adoptable import expect_fit, expect_key
 from flush.errors import NotALanceTable, TableExists, UnsupportedTable
+from flush.existing_indexes import taken_over
 from flush.field_ids import column_ids, field_id, first_ids
 from flush.lance_dataset import open_dataset
 from flush.sharding_spec import published_regions
@@ -26,6 +29,7 @@ from flush.table_setup import Setup, setup_metadata
 from memtable import IndexSpec, InvalidRows
 from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
 from wal import ObjectStore, SystemClock, regions
+from wal.panics import panics_as_errors
 
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
@@ -42,6 +46,7 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema)))
     if existing(store, uri) is not None:
         raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")
+    _rehearse(uri, keyed, key, setup)
     try:
         dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
     except OSError as error:
@@ -51,6 +56,18 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     complete(dataset, setup)
 
 
+@panics_as_errors
+def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
+    """Make the table in memory. Raises InvalidRows where Lance cannot, or gives back columns that cannot be held."""
+    try:
+        made = lance.write_dataset(schema.empty_table(), "memory://", schema=schema)
+        create_scalar_indexes(made, setup.indexes)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].split(", /")[0]
+        raise InvalidRows(f"{uri}: Lance cannot make such a table: {reason}; correct its columns or indexes") from error
+    check_definition(pa.schema(list(made.schema)), key, setup)
+
+
 def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setup, *, any_format: bool) -> None:
     """Step 1 for a table that is there and is not set up; the others are `complete`'s.
 
@@ -58,7 +75,9 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
     be the one of `setup`, unless `any_format` will do.
     Raises: as `BaseTable.adopt`.
     """
+    expect_fit(uri, dataset)
     key, schema = _key_of(uri, dataset, key, appends=setup.append_by is not None), dataset.schema
+    setup = setup._replace(indexes=taken_over(uri, dataset, setup.indexes))
     details = dataset.mem_wal_index_details()
     if details is None:
         schema = _keyed_schema(schema, key)
@@ -66,7 +85,7 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
         setup = _setup_beside(uri, dataset, details, key, setup, any_format=any_format)
     check_definition(schema, key, setup)
     if key:
-        _check_unique(uri, dataset, key)
+        expect_key(uri, dataset, key)
     if details is None:
         _declare(dataset, key, setup)
     else:
@@ -83,13 +102,15 @@ def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
     """
     clock = SystemClock()
     until = clock.monotonic() + _BEGUN
-    while (dataset := open_dataset(store, uri)) is None:
+    while True:
+        last = clock.monotonic() > until  # before the look: it may take its time
+        if (dataset := open_dataset(store, uri)) is not None:
+            return dataset
         if is_vacant(store):
             return None
-        if "_versions" not in store.children("") or clock.monotonic() > until:
+        if "_versions" not in store.children("") or last:
             raise NotALanceTable.at(uri)
         clock.sleep(0.02)
-    return dataset
 
 
 def is_vacant(store: ObjectStore) -> bool:
@@ -116,6 +137,7 @@ def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
             dataset = dataset.checkout_version(newest)
 
 
+@panics_as_errors
 def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
     create_scalar_indexes(dataset, setup.indexes)
     if dataset.mem_wal_index_details() is None:
@@ -206,13 +228,3 @@ def _setup_beside(
         )
     published = published_regions(uri, details, key[0], field_id(dataset, key[0]))
     return setup._replace(buckets=len(published), wal_format="arrow")
-
-
-def _check_unique(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> None:
-    keys = dataset.to_table(columns=list(key))
-    doubled = keys.num_rows - keys.group_by(list(key)).aggregate([]).num_rows
-    if doubled:
-        raise InvalidRows(
-            f"{uri}: {doubled} of {keys.num_rows} rows repeat a key of {', '.join(key)}; remove them first, "
-            "or choose another key"
-        )

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from flush.row_hash import is_hashed
 from flush.table_setup import Setup
-from memtable import InvalidRows, check_indexes, row_schema
+from memtable import InvalidRows, MemTable, check_indexes, row_schema
 from memtable.index_spec import nearest
 from wal import WalFormat
 
@@ -17,8 +17,9 @@ def check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> Non
     """Whether a table with the columns `schema` can have `key` and `setup`. Raises: InvalidRows, which says why not."""
     if setup.buckets < 1:
         raise InvalidRows(f"regions.count = {setup.buckets}: a table has at least 1 region")
-    row_schema(schema, key)
+    rows = row_schema(schema, key)
     check_indexes(schema, setup.indexes)
+    MemTable(rows, key, setup.indexes, 0)  # refuses what no memtable could index
     _check_version(schema, key, setup)
     if setup.append_by is not None:
         _check_append(schema, key, setup.append_by, setup.wal_format)

@@ -4,7 +4,7 @@
     memwal:regions     number of buckets, decimal; in arrow format the sharding spec of Lance's MemWAL index says it
     memwal:routing     version of the routing, decimal; absent in tables that were never resized: 1; in arrow format the
                        id of the sharding spec (flush.routing)
-    memwal:indexes     JSON list of {"column", "kind", "parameters"}
+    memwal:indexes     JSON list of {"column", "kind", "parameters"}, and "called" where an index has another name
     memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
     memwal:append_by   only where rows have no key and are appended: JSON {"columns": those to route by, [] = all that
@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import lance
 
@@ -76,7 +76,7 @@ class Setup(NamedTuple):
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
     """The set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
-    listed = [{"column": s.column, "kind": s.kind, "parameters": dict(s.parameters)} for s in setup.indexes]
+    listed = [_listed(spec) for spec in setup.indexes]
     by = setup.append_by
     routed = {"columns": by, "ids": [ids[name] for name in by or ids]}
     append = {} if by is None else {APPEND_BY.decode(): json.dumps(routed)}
@@ -92,6 +92,11 @@ def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
         UPSERT.decode(): setup.rules.upsert,
         ON_DUPLICATE.decode(): setup.rules.on_duplicate,
     }
+
+
+def _listed(spec: IndexSpec) -> dict[str, Any]:
+    called = {"called": spec.called} if spec.called else {}
+    return {"column": spec.column, "kind": spec.kind, "parameters": dict(spec.parameters), **called}
 
 
 def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:

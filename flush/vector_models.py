@@ -27,8 +27,10 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2
 from lance.file import LanceFileReader, LanceFileSession
 
+from flush.existing_indexes import has_files
 from flush.table_manifest import MessageFields, message_classes
 from memtable import IndexSpec, VectorModel
+from wal.panics import as_exception, panics_as_errors
 
 _LOG = logging.getLogger("memwal.models")
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -46,6 +48,7 @@ class _Unusable(Exception):
 _INDEX, _CODES = "index.idx", "auxiliary.idx"
 
 
+@panics_as_errors
 def vector_models(
     dataset: lance.LanceDataset, indexes: Sequence[IndexSpec], storage_options: Mapping[str, str]
 ) -> dict[str, VectorModel]:
@@ -60,17 +63,17 @@ def vector_models(
     for index in built:
         if (spec := wanted.get(index.name)) is None:
             continue
+        segment = next(filter(has_files, index.segments), None)
+        if segment is None:
+            continue  # built over nulls only, so there is nothing that it was trained to
         try:
-            directory = f"{dataset.uri}/_indices/{index.segments[0].uuid}"
+            directory = f"{dataset.uri}/_indices/{segment.uuid}"
             width = dataset.schema.field(spec.column).type.list_size
             models[spec.column] = _model(directory, spec, width, storage_options)
         except _Unusable as reason:
             _LOG.info("%s: index %s is no model for memtables: %s", dataset.uri, index.name, reason)
-        except BaseException as error:  # pylance raises what it likes for a file it cannot read
-            # A panic of its Rust code, as over an empty file, is no Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            _LOG.warning("%s: cannot read the model of index %s: %s", dataset.uri, index.name, error)
+        except BaseException as error:  # noqa: BLE001 - pylance raises what it likes for a file it cannot read
+            _LOG.warning("%s: cannot read the model of index %s: %s", dataset.uri, index.name, as_exception(error))
     return models
 
 

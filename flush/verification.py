@@ -18,7 +18,8 @@ from functools import partial
 from uuid import UUID
 
 from flush.finding import Check, Finding, View, take_view
-from flush.verify_base import check_base_rows, check_files, check_index_rows, check_indexes, check_marker
+from flush.verify_base import check_base_rows, check_files, check_fit, check_index_rows, check_indexes, check_marker
+from flush.verify_history import check_returned
 from flush.verify_log import check_chain, check_log, check_plans
 from flush.verify_rows import check_fingerprint, check_tail
 from flush.verify_sst import check_list, check_parts, check_rows
@@ -56,8 +57,8 @@ def verify_table(
     Thread safety. Any thread; writes nothing.
     Raises what BaseTable.open raises; StoreUnavailable, StoreRefused, OSError of storage.
     """
-    view = take_view(store, uri)
-    runner = _Runner(partial(take_view, store, uri), view)
+    view = take_view(store, uri, deep=deep)
+    runner = _Runner(partial(take_view, store, uri, deep=deep), view)
     shallow = list(_shallow(view))
     findings: list[Finding] = []
 
@@ -79,6 +80,7 @@ def verify_table(
 def _shallow(view: View) -> Iterator[tuple[str, Check]]:
     """What is asked of every table, and what to call it."""
     yield "base table", check_files
+    yield "columns", check_fit
     yield "indexes", check_indexes
     yield "progress", check_marker
     for region in view.found:
@@ -93,6 +95,7 @@ def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
     """What reads rows. Places in which something is `broken` already are left out: they would say so again."""
     if not any(where.startswith("_indices/") for where in broken):
         yield "files of the indexes", check_index_rows
+    yield "history of the base table", check_returned
     if not any(where.startswith(("data/", "_deletions/")) for where in broken):
         yield "rows of the base table", check_base_rows
     for region, manifest in view.manifests.items():

@@ -2,12 +2,14 @@
 
     check_files    every data and deletion file that the version refers to is there, of the size recorded; so are the
                    files of every index together
+    check_fit      no column or file format under which rows that are put or deleted cannot be held
     check_indexes  the B-tree and full-text indexes of the set-up are there, and each index is on its column
     check_marker   what is committed is of a region that exists, and was published
     check_index_rows (deep) every file of an index can be read
     check_base_rows  (deep) every row is read: as many as recorded; each key once, never null, where there is one
 
-A vector index may be missing: it is built by the first commit that has rows enough.
+A vector index may be missing: it is built by the first commit that has rows enough. Of a segment without rows Lance
+may have written nothing (`has_files`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from uuid import UUID
 import pyarrow as pa
 from lance.file import LanceFileReader
 
+from flush.adoptable import unfit
+from flush.existing_indexes import has_files
 from flush.finding import Finding, View, unreadable
 from flush.verify_sst import check_keys
 from wal import RegionStatus
@@ -54,7 +58,7 @@ def _index_files(view: View) -> Iterator[Finding]:
         for segment in index.segments:
             name = str(segment.uuid)
             # Lance's own indexes are all in the manifest; those of a clone lie in the table that it was cloned from.
-            if index.name.startswith("__lance_") or segment.base_id is not None:
+            if index.name.startswith("__lance_") or segment.base_id is not None or not has_files(segment):
                 continue
             if name not in sizes:
                 what = f"it is missing; index {index.name} needs it"
@@ -88,6 +92,13 @@ def _damage(view: View, key: str) -> str | None:
             raise
         return reason
     return None
+
+
+def check_fit(view: View) -> Iterator[Finding]:
+    """What `memwal init` refuses, in a table that was set up before it did, or that has become so since."""
+    if (reason := unfit(view.base.dataset)) is not None:
+        what, _, remedy = reason.rpartition(": ")
+        yield Finding("columns", "columns (base table)", what, remedy)
 
 
 def check_indexes(view: View) -> Iterator[Finding]:

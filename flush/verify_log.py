@@ -3,11 +3,12 @@
 What must hold, and so what is checked:
 
  * Manifests: from the first version kept to the newest none is missing, each can be read (its checksum holds), and each
-   follows the one before by the numbered rules of `wal.invariants`.
+   follows the one before by the numbered rules of `wal.invariants`. Without `deep` the newest thousand are read.
  * Entries above `replay_after`: none is missing below the tip, and the tip is no lower than what the manifest has seen,
    because the newest entry is never collected: the map of what was applied lies in it.
- * Every entry that is there: its checksum holds; epochs do not go down and are none above the manifest's; the first
-   entry of an epoch from 2 on is the sentinel of its claim. Sentinels are never collected.
+ * Every entry that is there, without `deep` those above `replay_after` and a thousand below it: its checksum holds;
+   epochs do not go down and are none above the manifest's; the first entry of an epoch from 2 on is the sentinel of its
+   claim. Sentinels are never collected.
  * Commit plans: each can be read; no two ranges overlap; the committed generation is the end of a range, never within
    one: it would be half a commit.
 """
@@ -26,8 +27,12 @@ from wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionM
 from wal.entry_reader import EntryReader
 from wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
 from wal.layout import wal_prefix as wal_keys
+from wal.manifest_garbage import pruned_below
 
 _READERS = 8
+_NEWEST = 1000
+"""Manifest versions, and entries below `replay_after`, that are read where rows are not: older ones never change, and
+reading all that there ever were costs a request for each."""
 _RESTORE = "restore it from a backup"
 
 
@@ -35,6 +40,9 @@ def check_chain(view: View, region: UUID) -> Iterator[Finding]:
     """The manifest versions of a region."""
     keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
     listed = sorted(key.version for key in keys if key is not None)
+    # A collection that was ended leaves some of what it prunes; a writer that slept may put one there.
+    floor = pruned_below(view.store, region)
+    listed = [version for version in listed if version >= floor] or listed
     if not listed:
         if any(view.store.list(wal_keys(region))):
             yield Finding("manifest", manifest_prefix(region), "there are WAL entries but no manifest", _RESTORE)
@@ -43,10 +51,11 @@ def check_chain(view: View, region: UUID) -> Iterator[Finding]:
     for first, last in spans(missing):
         yield Finding("manifest", manifest_key(region, first), said("version", first, last), _RESTORE)
     manifests = ManifestStore(view.store, region)
+    newest = listed if view.deep else listed[-_NEWEST:]
     with ThreadPoolExecutor(_READERS, "verify") as pool:
-        read = pool.map(lambda version: _readable(manifests, version), listed)
+        read = pool.map(lambda version: _readable(manifests, version), newest)
         before: RegionManifest | None = None
-        for version, manifest in zip(listed, read, strict=True):
+        for version, manifest in zip(newest, read, strict=True):
             if isinstance(manifest, Corrupt):
                 yield Finding("manifest", manifest_key(region, version), _without_key(manifest), _RESTORE)
             elif manifest is not None:
@@ -92,11 +101,13 @@ def check_log(view: View, region: UUID) -> Iterator[Finding]:
             yield Finding("entry", key, f"an entry of another format than the table's, .{suffix}", remedy)
     positions.sort()
     yield from _holes(view, region, positions)
-    headers, damaged = _headers(view, region, positions)
+    settled = [position for position in positions if position <= view.manifests[region].replay_after]
+    unread = set() if view.deep else set(settled[:-_NEWEST])
+    headers, damaged = _headers(view, region, [position for position in positions if position not in unread])
     for position, error in damaged.items():
         what = str(error).partition(f".{suffix}: ")[2].partition(";")[0] or str(error)
         yield Finding("entry", entry_key(region, position, suffix), what, _RESTORE)
-    yield from _epochs(view, region, headers, damaged)
+    yield from _epochs(view, region, headers, unread | damaged.keys())
 
 
 def _holes(view: View, region: UUID, positions: Sequence[int]) -> Iterator[Finding]:
@@ -128,12 +139,12 @@ def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[i
     return headers, {position: each for position, each in read.items() if isinstance(each, Corrupt)}
 
 
-def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], damaged: Container[int]) -> Iterator[Finding]:
+def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknown: Container[int]) -> Iterator[Finding]:
     manifest, suffix, previous = view.manifests[region], view.base.codec.suffix, 0
     for position, header in headers.items():
         where, epoch = entry_key(region, position, suffix), header.writer_epoch
         # What came before it is there, or was rows that are collected; a missing or damaged entry is said elsewhere.
-        is_first = position - 1 in headers or (position - 1 <= manifest.replay_after and position - 1 not in damaged)
+        is_first = position - 1 in headers or (position - 1 <= manifest.replay_after and position - 1 not in unknown)
         if epoch < previous:
             what = f"writer epoch {epoch} follows epoch {previous}: a fenced writer's entry"
             yield Finding("epoch", where, what, "stop every writer of the region, and restore the entry from a backup")

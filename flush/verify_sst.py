@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
 from flush.bloom import BLOOM_NAME, contains
+from flush.existing_indexes import has_files
 from flush.field_ids import column_ids
 from flush.finding import Finding, View, said, spans, unreadable
 from flush.key_encoding import sort_form
@@ -101,6 +102,8 @@ def _data_parts(view: View, region: UUID, sst: SsTable, sizes: dict[str, int]) -
     for index in indexes:
         for segment in index.segments:
             found = [size for name, size in sizes.items() if name.startswith(f"_indices/{segment.uuid}/")]
+            if not has_files(segment):
+                continue
             if not found or (segment.size_bytes and sum(found) != segment.size_bytes):
                 what = f"it has {sum(found):,} bytes, recorded are {segment.size_bytes:,}" if found else "it is missing"
                 what += f"; index {index.name} needs it"

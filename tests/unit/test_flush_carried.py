@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.carried import carried, left_over, settled, with_exceptions
+from flush.carried import carried, left_over, settle, with_exceptions
 
 KEYS = pa.table({"key": list(range(24))})
 
@@ -24,6 +25,7 @@ class Regions:
 
     def __init__(self, buckets: int) -> None:
         self.maps: list[dict[str, int]] = [{} for _ in range(buckets)]
+        self.began: dict[str, tuple[str, ...]] = {}
         self.applied: dict[int, list[int]] = {}
 
     def send(self, batch: int, rows: pa.Table, reached: set[int]) -> None:
@@ -33,14 +35,16 @@ class Regions:
             if bucket not in reached or not part.num_rows:
                 continue
             if applied.get("q", -1) >= batch:
-                part = part.filter(pa.array(left_over(applied, "q", batch, part, route)))
+                part = part.filter(pa.array(left_over(applied, self.began, "q", batch, part, route)))
                 if not part.num_rows:
                     continue
-            self.maps[bucket] = settled(applied, "q", batch)
+            self.maps[bucket] = dict(applied)
+            settle(self.maps[bucket], self.began, "q", batch)
             self.applied.setdefault(batch, []).extend(part["key"].to_pylist())
 
     def resize(self, buckets: int) -> None:
         self.maps = [carried(self.maps) for _ in range(buckets)]
+        self.began = with_exceptions(self.maps[0])
 
 
 @given(st.data())
@@ -69,11 +73,59 @@ def test_a_region_that_is_behind_is_an_exception_until_the_next_batch() -> None:
         "memwal:before:2/1:a": 2,
         "memwal:before:2/0:b": -1,
     }
-    assert with_exceptions(found) == {"a", "b"}
-    assert settled(found, "a", 4) == {"a": 4, "b": 0, "memwal:before:2/0:b": -1}
+    began = with_exceptions(found)
+    assert began == {"a": ("memwal:before:2/1:a",), "b": ("memwal:before:2/0:b",)}
     assert carried([found, found, found]) == found
+    settle(found, began, "a", 4)
+    assert found == {"a": 4, "b": 0, "memwal:before:2/0:b": -1}
 
 
 @pytest.mark.parametrize("name", ["plain", "with:colons:in it", "memwal:", "2/1:a"])
 def test_names_of_producers_come_through(name: str) -> None:
-    assert with_exceptions(carried([{name: 3}, {}])) == {name}
+    assert with_exceptions(carried([{name: 3}, {}])).keys() == {name}
+    assert with_exceptions(carried([{name: 3}, {}, {}])).keys() == {name}
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_resizes_leave_one_exception_of_a_producer_however_many_there_were(between: int) -> None:
+    """One producer, one row put between two resizes, or none: the map was 4.4 MB after the fifth."""
+    regions, batch = Regions(8), 0
+    for number in range(16):
+        if number * between % 2 == 0:
+            batch += between
+            regions.send(batch, KEYS.slice(batch, 1), set(range(16)))
+        regions.resize(16 if number % 2 == 0 else 8)
+        assert len(regions.maps[0]) <= 2
+        assert len(json.dumps(regions.maps[0])) < 100
+
+
+def test_a_batch_that_stays_half_applied_over_many_resizes_has_one_set_per_number_of_buckets() -> None:
+    regions = Regions(64)
+    regions.send(1, KEYS, {0, 1, 2})
+    for number in range(24):
+        regions.resize((96, 15, 64)[number % 3])
+        regions.send(1, KEYS, {number % 15})
+        keys = [each for each in regions.maps[0] if each != "q"]
+        assert len(keys) <= 1
+        assert all(key.count("/") <= 3 for key in keys)
+    regions.send(1, KEYS, set(range(64)))
+    assert sorted(regions.applied[1]) == KEYS["key"].to_pylist()
+
+
+def test_exceptions_of_older_releases_are_read_and_joined() -> None:
+    """One key for every bucket, of sequences of their own."""
+    old = {"q": 7, **{f"memwal:before:4/2+8/{n}:q": 6 for n in (5, 6)}, "memwal:before:8/1:q": 3, "a": 1}
+    found = carried([old, {**old, "a": 2}])
+    assert found == {
+        "a": 2,
+        "q": 7,
+        "memwal:before:2/0:a": 1,
+        "memwal:before:4/2+8/x60:q": 6,
+        "memwal:before:8/1:q": 6,
+    }
+    rows, began = pa.table({"key": list(range(64))}), with_exceptions(found)
+    in_both = (route(4, rows) == 2) & np.isin(route(8, rows), (5, 6))
+    open_then = (in_both | (route(8, rows) == 1)).tolist()
+    assert left_over(found, began, "q", 7, rows, route).tolist() == open_then
+    assert left_over(old, with_exceptions(old), "q", 7, rows, route).tolist() == open_then
+    assert not left_over(found, began, "q", 6, rows, route).any()

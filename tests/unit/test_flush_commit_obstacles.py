@@ -80,7 +80,7 @@ def test_a_stranger_that_compacts_and_cleans_up_at_once_is_a_conflict_like_any_o
 
 
 def test_an_error_that_is_no_conflict_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(str(tmp_path / "table"))
+    world = World(str(tmp_path / "table"), buckets=1)
     world.put(range(5), 1)
 
     def broken() -> None:

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flush.commit_plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
-from wal import Corrupt, FakeClock, MemoryStore, RegionManifest, SsTable, bucket_region
+from wal import (
+    Corrupt,
+    FakeClock,
+    MemoryStore,
+    PutOutcome,
+    RegionManifest,
+    SsTable,
+    StoreUnavailable,
+    WalOptions,
+    bucket_region,
+)
 
 REGION = bucket_region(0)
 
@@ -58,6 +68,17 @@ def test_a_committer_that_sees_less_than_was_agreed_reads_again() -> None:
     agree(store, RegionPlan(REGION, ssts(1, 2)), clock=clock)
     with pytest.raises(PlanBehind):
         agree(store, RegionPlan(REGION, ssts(1)), clock=clock)
+
+
+def test_a_plan_is_tried_as_long_as_the_tables_settings_say() -> None:
+    class Refusing(MemoryStore):
+        def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+            return PutOutcome.UNAVAILABLE
+
+    clock = FakeClock()
+    with pytest.raises(StoreUnavailable):
+        agree(Refusing(), RegionPlan(REGION, ssts(1)), clock=clock, options=WalOptions(0.5, 2.0))
+    assert sum(clock.slept) <= 2.0
 
 
 def test_a_plan_of_another_is_told_from_ones_own() -> None:

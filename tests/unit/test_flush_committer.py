@@ -237,30 +237,30 @@ def test_a_gap_in_the_generations_is_corruption(world: World) -> None:
     world.put(range(20), 1)
     world.put(range(20), 2)
     flush.prune(world.store, bucket_region(0), 1)
-    before = world.version()
     with pytest.raises(Corrupt, match=r"generation 0 is committed.*generation 1 is missing"):
         world.commit()
-    assert world.version() == before
+    assert world.listed() == [1, 0]
+    assert set(world.found().values()) == {2}
 
 
-def test_a_missing_sst_stops_the_commit(world: World) -> None:
+def test_a_missing_sst_stops_the_commit_of_its_region_alone(world: World) -> None:
     world.put(range(20), 1)
     (directory, *_) = Path(world.uri).glob("_mem_wal/*/*_gen_1")
     shutil.rmtree(directory)
-    before = world.version()
     with pytest.raises(Corrupt, match=directory.name):
         world.commit()
-    assert (world.version(), world.listed()) == (before, [1, 1])
+    assert sorted(world.listed()) == [0, 1]
+    assert 0 < len(world.found()) < 20
 
 
-def test_a_key_the_base_holds_twice_stops_the_commit_before_it_writes(world: World) -> None:
+def test_a_key_the_base_holds_twice_stops_the_commit_of_its_region_before_it_writes(world: World) -> None:
     world.stranger_row(1, 0)
     world.stranger_row(1, 0)
     world.put(range(5), 1)
-    before = world.version()
     with pytest.raises(CountMismatch, match=r"holds 2 rows with id = 1.*no row was written"):
         world.commit()
-    assert (world.version(), world.listed()) == (before, [1, 1])
+    assert sorted(world.listed()) == [0, 1]
+    assert lance.dataset(world.uri).count_rows("id = 1 AND n = 0") == 2
     lance.dataset(world.uri).delete("_rowaddr = 0")
     world.commit()
     assert world.found() == world.oracle

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import flush
-from flush import FlushOutOfOrder
+from flush import FlushAttempts, FlushOutOfOrder, read_sst
+from flush.sst import discard
 from memtable import MemTable, row_schema, with_tombstone
 from wal import (
     Claim,
+    FakeClock,
     Fenced,
     LanceCodec,
     LocalStore,
@@ -20,11 +27,15 @@ from wal import (
     PutOutcome,
     RegionManifest,
     SeededIds,
+    SsTable,
+    StoreRefused,
     StoreUnavailable,
     SystemClock,
+    WalError,
     bucket_region,
     claim,
 )
+from wal.layout import sst_key
 
 REGION = bucket_region(0)
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -35,14 +46,16 @@ class Region:
     """A claimed region whose memtables are flushed by hand."""
 
     def __init__(self, store: LocalStore) -> None:
-        self.store, self.ids = store, SeededIds(3)
+        self.store, self.ids, self.clock = store, SeededIds(3), FakeClock()
         self.claim = self.claim_again()
-        self.manifests = ManifestStore(store, REGION, ids=self.ids)
+        self.manifests = ManifestStore(store, REGION, ids=self.ids, clock=self.clock)
 
     def claim_again(self) -> Claim:
         return claim(self.store, REGION, spec_id=1, codec=LanceCodec(ROWS), ids=self.ids, clock=SystemClock())
 
-    def flush(self, generation: int, covers: int, ids: list[int]) -> RegionManifest:
+    def flush(
+        self, generation: int, covers: int, ids: list[int], attempts: FlushAttempts | None = None
+    ) -> RegionManifest:
         table = MemTable(ROWS, ["id"], [], generation)
         if ids:
             table.apply(with_tombstone(pa.table({"id": ids, "name": ["x"] * len(ids)}), ROWS))
@@ -57,7 +70,14 @@ class Region:
             key=["id"],
             storage_version=None,
             ids=self.ids,
+            attempts=attempts,
         )
+
+    def rows(self) -> list[list[int]]:
+        """The ids in each published SST."""
+        manifest = self.manifests.latest()
+        assert manifest is not None
+        return [read_sst(self.store, REGION, sst)["id"].to_pylist() for sst in manifest.ssts]
 
     def directories(self) -> int:
         return sum("_gen_" in name for name in self.store.children(f"_mem_wal/{REGION}/"))
@@ -143,3 +163,205 @@ def test_an_edit_without_an_answer_publishes_once(tmp_path: Path) -> None:
         manifest = region.flush(1, 7, [1])
     assert [sst.generation for sst in manifest.ssts] == [1]
     assert manifest.current_generation == 2
+
+
+# ---- errors after the effect: what is written stays until the manifest says so ---------------------------------------
+
+
+class AnsweredStore(LocalStore):
+    """Answers every conditional create whose key holds `at` by `answer`; the first `lands` of them land all the same,
+    and `late` keeps the others."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.at, self.lands = "", 0
+        self.answer: PutOutcome | WalError = PutOutcome.OUTCOME_UNKNOWN
+        self.late: list[tuple[str, bytes]] = []
+        self.deletes = True
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        if not self.at or self.at not in key:
+            return super().put_if_absent(key, data)
+        if self.lands:
+            self.lands -= 1
+            super().put_if_absent(key, data)
+        else:
+            self.late.append((key, data))
+        if isinstance(self.answer, WalError):
+            raise type(self.answer)(*self.answer.args)
+        return self.answer
+
+    def delete(self, key: str) -> None:
+        if not self.deletes:
+            raise StoreUnavailable("storage is away")
+        super().delete(key)
+
+    def let_the_first_land(self) -> None:
+        super().put_if_absent(*self.late[0])
+
+
+@pytest.fixture
+def answered(tmp_path: Path) -> Region:
+    return Region(AnsweredStore(str(tmp_path / "table")))
+
+
+def faults(region: Region) -> AnsweredStore:
+    assert isinstance(region.store, AnsweredStore)
+    return region.store
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.EIO])
+@pytest.mark.parametrize("call", ["link", "stat", "fsync"])
+def test_a_system_call_that_fails_after_the_link_of_the_manifest_costs_no_row(
+    region: Region, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    linked, real_link, real = False, os.link, getattr(os, call)
+
+    def link(source: str, target: str, **more: Any) -> None:
+        nonlocal linked
+        real_link(source, target, **more)
+        linked = target.endswith(".binpb")
+        if linked and call == "link":
+            raise OSError(code, os.strerror(code))
+
+    def fail_once(*args: Any, **more: Any) -> Any:
+        nonlocal linked
+        if linked:
+            linked = False
+            raise OSError(code, os.strerror(code))
+        return real(*args, **more)
+
+    if call != "link":
+        monkeypatch.setattr(os, call, fail_once)
+    monkeypatch.setattr(os, "link", link)
+    try:
+        region.flush(1, 7, [1, 2, 3])
+    except OutcomeUnknown:
+        assert call == "fsync"  # nothing in that directory is called durable any more
+    assert region.rows() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("answer", [StoreRefused("no permission"), StoreUnavailable("full")])
+def test_nothing_is_discarded_on_the_word_of_an_error(answered: Region, answer: WalError) -> None:
+    """A store that calls a manifest refused which is there."""
+    store = faults(answered)
+    store.at, store.lands, store.answer = "/manifest/", 1, answer
+    with suppress(StoreRefused, StoreUnavailable):
+        answered.flush(1, 7, [1, 2])
+    store.at = ""
+    assert answered.rows() == [[1, 2]]
+    assert answered.flush(1, 7, [1, 2]).current_generation == 2
+    assert answered.directories() == 1
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same attempts", "another life of the flusher"])
+def test_a_publication_that_lands_late_is_recognised(answered: Region, same: bool) -> None:
+    """Attempt 1 gets no answer, and lands while attempt 2 is under way."""
+    store, attempts = faults(answered), FlushAttempts()
+    store.at = "/manifest/"
+    with pytest.raises(OutcomeUnknown):
+        answered.flush(1, 7, [1, 2], attempts)
+    latest = answered.manifests.owned
+
+    def lands_behind_the_look(*args: Any) -> RegionManifest:
+        manifest = latest(*args)
+        if store.at:
+            store.at = ""
+            store.let_the_first_land()
+        return manifest
+
+    answered.manifests.owned = lands_behind_the_look  # type: ignore[method-assign]
+    manifest = answered.flush(1, 7, [1, 2], attempts if same else None)
+    assert (manifest.current_generation, manifest.replay_after) == (2, 7)
+    assert answered.rows() == [[1, 2]]
+    assert answered.flush(2, 8, [3]).current_generation == 3
+
+
+def test_a_publication_that_landed_late_and_was_pruned_is_recognised(answered: Region) -> None:
+    store, attempts = faults(answered), FlushAttempts()
+    store.at = "/manifest/"
+    with pytest.raises(OutcomeUnknown):
+        answered.flush(1, 7, [1, 2], attempts)
+    store.at = ""
+    store.let_the_first_land()
+    answered.manifests.edit_unowned(lambda current: replace(current, ssts=()))
+    manifest = answered.flush(1, 7, [1, 2], attempts)
+    assert (manifest.current_generation, manifest.ssts) == (2, ())
+
+
+def test_a_flush_that_is_tried_again_uses_the_sst_that_is_written(answered: Region) -> None:
+    store, attempts = faults(answered), FlushAttempts()
+    store.at = "/manifest/"
+    for _ in range(20):
+        with pytest.raises(OutcomeUnknown):
+            answered.flush(1, 7, [1, 2], attempts)
+    assert answered.directories() == 1
+    store.at = ""
+    assert answered.flush(1, 7, [1, 2], attempts).current_generation == 2
+    assert answered.rows() == [[1, 2]]
+    assert answered.directories() == 1
+
+
+def test_what_a_failed_attempt_could_not_remove_the_next_one_does(answered: Region) -> None:
+    store, attempts = faults(answered), FlushAttempts()
+    store.at, store.deletes = "bloom_filter", False
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="bloom_filter"):
+            answered.flush(1, 7, [1, 2], attempts)
+    assert answered.directories() == 3
+    store.deletes = True
+    with pytest.raises(StoreUnavailable, match="bloom_filter"):
+        answered.flush(1, 7, [1, 2], attempts)
+    assert answered.directories() == 0
+    store.at = ""
+    answered.flush(1, 7, [1, 2], attempts)
+    assert answered.directories() == 1
+    assert attempts.abandoned == []
+
+
+def test_a_fenced_flush_removes_what_it_cannot_publish(answered: Region) -> None:
+    store, attempts = faults(answered), FlushAttempts()
+    store.at = "/manifest/"
+    with pytest.raises(OutcomeUnknown):
+        answered.flush(1, 7, [1, 2], attempts)
+    assert answered.directories() == 1
+    store.at = ""
+    answered.claim_again()
+    with pytest.raises(Fenced):
+        answered.flush(1, 7, [1, 2], attempts)
+    assert answered.directories() == 0
+
+
+def test_a_fenced_flush_keeps_what_was_published_late(answered: Region) -> None:
+    store, attempts = faults(answered), FlushAttempts()
+    store.at = "/manifest/"
+    with pytest.raises(OutcomeUnknown):
+        answered.flush(1, 7, [1, 2], attempts)
+    store.at = ""
+    store.let_the_first_land()
+    answered.claim_again()
+    with pytest.raises(Fenced):
+        answered.flush(1, 7, [1, 2], attempts)
+    assert answered.rows() == [[1, 2]]
+
+
+def test_an_sst_of_which_nothing_is_known_stays(answered: Region) -> None:
+    """The edit may still land: its slot is free."""
+    store = faults(answered)
+    store.at = "/manifest/"
+    with pytest.raises(OutcomeUnknown):
+        answered.flush(1, 7, [1, 2])
+    assert answered.directories() == 1
+    store.at = ""
+    store.let_the_first_land()
+    assert answered.rows() == [[1, 2]]
+
+
+def test_discarding_one_sst_leaves_those_whose_names_begin_with_its_own(region: Region) -> None:
+    """…_gen_4 is a prefix of …_gen_41."""
+    short, long = (SsTable(number, f"1f3a90cc_gen_{number}") for number in (4, 41))
+    for sst in (short, long):
+        region.store.put_if_absent(sst_key(REGION, sst.path, "data/x.lance"), b"rows")
+    assert discard(region.store, REGION, short)
+    assert region.store.children(f"_mem_wal/{REGION}/") == ["1f3a90cc_gen_41", "manifest"]
+    assert region.store.exists(sst_key(REGION, long.path, "data/x.lance"))

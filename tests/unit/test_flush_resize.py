@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import lance
 import pyarrow as pa
@@ -23,7 +24,7 @@ from flush import BaseTable, ResizeReport, being_resized, resize, routing
 from flush.routing import routing_key
 from flush.verification import verify_table
 from ingest import opening
-from ingest.cli_status import status_from_storage
+from ingest.stored_status import status_from_storage
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
@@ -109,6 +110,60 @@ def test_grown_shrunk_and_grown_again(world: Resized) -> None:
     sealed = {each.region_id for each in world.manifests() if each.status is RegionStatus.SEALED}
     assert sealed == {wal.bucket_region(4)}
     assert_collected(world.store, world.uri)
+
+
+def test_a_long_map_is_in_snapshots_over_a_resize_and_what_was_retired_stays_so(world: Resized) -> None:
+    """Every sentinel of a resize would hold it whole."""
+    with patch("wal.applied._INLINE_MAX", 200), patch("wal.applied.NAMES_MAX", 60):
+        with world.open(2) as table:
+            for number in range(90):
+                world.put(table, range(100 * number, 100 * number + 6), number, f"file {number:03}:1")
+        world.resize(5)
+        assert max(each.size for each in world.store.describe("_mem_wal/") if "/wal/" in each.key) < 20_000
+        assert b'"retired"' in (world.store.get(routing_key(2)) or b"")
+        world.expect()
+        with world.open() as table:
+            assert not world.put(table, range(8900, 8906), 89, "file 089:1")  # each row was applied
+            with pytest.raises(ingest.Invalid, match="retired 'file 000'"):
+                table.put([{"id": id, "n": 0} for id in range(6)], token="file 000:1")
+            world.put(table, range(20_000, 20_040), 7, "file 090:1")
+            world.expect(table)
+        world.resize(2)
+        world.expect()
+        with world.open() as table, pytest.raises(ingest.Invalid, match="retired 'file 000'"):
+            table.put([{"id": id, "n": 0} for id in range(6)], token="file 000:1")
+        assert_clean(world.store, world.uri)
+
+
+def test_no_more_bytes_of_logs_are_drained_at_once_than_memory_max(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"))
+    with world.open(6) as table:
+        world.put(table, range(3000), 1)
+    held, most, lock = 0, [0], threading.Lock()
+    seal = flush.resize.__globals__["_Run"]._seal
+    drain = flush.resize.__globals__["_Run"]._drain
+
+    def sealed(self: Any, region: Any) -> Any:
+        nonlocal held
+        with lock:
+            held += 1
+            most[0] = max(most[0], held)
+        return seal(self, region)
+
+    def drained(self: Any, claimed: Any) -> Any:
+        nonlocal held
+        try:
+            return drain(self, claimed)
+        finally:
+            with lock:
+                held -= 1
+
+    size = max(each.size for each in world.store.describe("_mem_wal/") if "/wal/" in each.key)
+    run = flush.resize.__globals__["_Run"]
+    with patch.object(run, "_seal", sealed), patch.object(run, "_drain", drained):
+        world.resize(3, at_once=6, memory_max=2 * size + 10)
+    assert most[0] <= 2
+    world.expect()
 
 
 def test_the_sharding_spec_that_lance_reads_is_the_new_one(tmp_path: Path) -> None:

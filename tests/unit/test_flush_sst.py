@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
 
 from flush import SstInvalid, contains, read_sst, verify, write_sst
+from flush.sst import _Scan, sst_batches
 from memtable import MemTable, Snapshot, row_schema, tombstones, with_tombstone
-from wal import Corrupt, LocalStore, SeededIds, SsTable, bucket_region
+from wal import (
+    Corrupt,
+    LocalStore,
+    SeededIds,
+    SsTable,
+    StoreRefused,
+    StoreUnavailable,
+    SystemClock,
+    WalError,
+    bucket_region,
+)
 
 REGION = bucket_region(0)
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string(), metadata={"a": "b"})])
@@ -91,6 +104,77 @@ def test_a_missing_sst_is_corruption(store: LocalStore, sst: SsTable, part: str)
     shutil.rmtree(directory(store, sst) / part)
     with pytest.raises(Corrupt, match=f"{sst.path}: published as generation 4"):
         read_sst(store, REGION, sst)
+
+
+def failing_reads(monkeypatch: pytest.MonkeyPatch, failures: int, error: Exception) -> None:
+    """Lance fails to open a dataset so many times, and then opens it."""
+    real, left = lance.dataset, iter(range(failures))
+
+    def dataset(*args: Any, **more: Any) -> Any:
+        if next(left, None) is not None:
+            raise error
+        return real(*args, **more)
+
+    monkeypatch.setattr(lance, "dataset", dataset)
+    monkeypatch.setattr(SystemClock, "sleep", lambda *_: None)
+
+
+def both_ways(store: LocalStore, sst: SsTable) -> list[list[int]]:
+    """The ids of the rows that it holds, as a table and as a stream; the stream leaves tombstones out."""
+    stream = sst_batches(store, REGION, sst, BASE, ROWS)
+    return [read_sst(store, REGION, sst)["id"].to_pylist(), [i for batch in stream for i in batch["id"].to_pylist()]]
+
+
+@pytest.mark.parametrize("error", [ValueError("403 Forbidden"), OSError("error decoding response body")])
+def test_an_answer_that_passes_is_no_corruption(
+    store: LocalStore, sst: SsTable, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    whole = both_ways(store, sst)
+    for failures in (1, 2, 3):
+        with monkeypatch.context() as patch:
+            failing_reads(patch, failures, error)
+            assert read_sst(store, REGION, sst)["id"].to_pylist() == whole[0]
+        with monkeypatch.context() as patch:
+            failing_reads(patch, failures, error)
+            stream = sst_batches(store, REGION, sst, BASE, ROWS)
+            assert [i for batch in stream for i in batch["id"].to_pylist()] == whole[1]
+
+
+def test_a_stream_that_breaks_off_goes_on_where_it_was(
+    store: LocalStore, sst: SsTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = both_ways(store, sst)[1]
+    monkeypatch.setattr("flush.sst._rows_at_once", lambda _: 2)
+    monkeypatch.setattr(SystemClock, "sleep", lambda *_: None)
+    real, broken = _Scan._opened, list[int]()
+
+    def breaks_off(scan: _Scan) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(real(scan)):
+            if number == 1 and len(broken) < 8:
+                broken.append(scan._done)
+                raise OSError("error decoding response body")
+            yield batch
+
+    monkeypatch.setattr(_Scan, "_opened", breaks_off)
+    stream = sst_batches(store, REGION, sst, BASE, ROWS)
+    assert [i for batch in stream for i in batch["id"].to_pylist()] == whole
+    assert broken == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("error", [StoreRefused("403"), StoreUnavailable("reset")])
+def test_what_our_own_client_cannot_read_is_no_corruption(
+    store: LocalStore, sst: SsTable, monkeypatch: pytest.MonkeyPatch, error: WalError
+) -> None:
+    failing_reads(monkeypatch, 100, ValueError("403 Forbidden"))
+
+    def get(*_: Any) -> bytes:
+        raise error
+
+    monkeypatch.setattr(LocalStore, "get", get)
+    with pytest.raises(type(error)):
+        read_sst(store, REGION, sst)
+    with pytest.raises(type(error)):
+        list(sst_batches(store, REGION, sst, BASE, ROWS))
 
 
 def test_an_sst_short_of_rows_is_corruption(store: LocalStore, sst: SsTable) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from flush import BaseTable, CountMismatch, committer, strangers
@@ -170,10 +171,9 @@ def test_a_strangers_merge_that_saw_nothing_of_our_commit_stands(blind: World) -
 def test_a_doubled_key_that_is_nobodys_race_is_not_repaired(blind: World) -> None:
     blind.stranger_row(7, 70)
     blind.put([1], 3)
-    before = blind.version()
     with pytest.raises(CountMismatch, match=r"2 rows with id = 7.*delete all but one"):
         blind.commit()
-    assert blind.version() == before
+    assert lance.dataset(blind.uri).count_rows("id = 7") == 2
     lance.dataset(blind.uri).delete("n = 70")
     blind.commit()
     assert blind.found() == blind.oracle
@@ -242,7 +242,7 @@ def test_a_commit_that_does_not_meet_the_rows_it_read_is_reported(
 ) -> None:
     world.stranger_row(50, 5)
     found = strangers.rows_of
-    monkeypatch.setattr(committer, "rows_of", lambda *args: found(*args).slice(1))
+    monkeypatch.setattr(committer, "rows_of", lambda *args: found(*args).filter(pc.field("id") != 5))
     world.put(range(5, 9), 2)
     with pytest.raises(CountMismatch, match=r"replaced or deleted 4 rows, version \d+ held 3"):
         world.commit()
