@@ -13,7 +13,7 @@ import pyarrow.flight as flight
 
 from ingest.access import bearer
 from ingest.errors import Invalid, UnknownOutcome
-from ingest.flight_wire import closing, from_flight, pack
+from ingest.flight_wire import StreamSum, from_flight, pack
 from ingest.tokens import Token
 
 P = ParamSpec("P")
@@ -95,14 +95,20 @@ class Connection:
 
     @_through_flight
     def open_put(
-        self, region: str, token: Token, schema: pa.Schema, timeout: float | None = None, routing: int = 1
+        self,
+        region: str,
+        token: Token,
+        schema: pa.Schema,
+        timeout: float | None = None,
+        routing: int = 1,
+        rows: int | None = None,
     ) -> OpenPut:
         """Start the stream of one region and micro-batch; nothing is applied before it is finished.
 
-        `routing`: version of the routing by which `region` was found.
+        `routing`: version of the routing by which `region` was found. `rows`: how many will come, None if unknown.
         """
         request: dict[str, Any] = {"op": "put", "region": region, "routing": routing}
-        request |= {"producer": token.producer, "sequence": token.sequence}
+        request |= {"producer": token.producer, "sequence": token.sequence, "rows": rows}
         return self._open_put(request, schema, timeout)
 
     def close(self) -> None:
@@ -129,16 +135,15 @@ class OpenPut:
     def __init__(self, endpoint: str, writer: Any, answers: Any) -> None:
         self.endpoint = endpoint
         self._writer, self._answers = writer, answers
-        self._rows = 0
+        self._sum = StreamSum()
 
     @_through_flight
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Send rows with the columns of the stream. Raises: what the daemon said, or that it was lost: not applied."""
-        if isinstance(rows, pa.Table):
-            self._writer.write_table(rows, max_chunksize=BATCH_ROWS)
-        else:
-            self._writer.write_batch(rows)
-        self._rows += rows.num_rows
+        for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
+            if batch.num_rows:
+                self._writer.write_batch(batch)
+                self._sum.add(batch)
 
     def finish(self) -> dict[str, Any]:
         """Send the closing message, wait for the answer.
@@ -146,7 +151,7 @@ class OpenPut:
         A connection lost after the closing message leaves the outcome unknown: the same token settles it.
         """
         try:
-            self._writer.write_metadata(closing(self._rows))
+            self._writer.write_metadata(self._sum.closing())
             self._writer.done_writing()
             answer = self._answers.read()
             self._writer.close()

@@ -35,6 +35,7 @@ from flush import swapped, unborn
 from flush.lance_dataset import open_dataset
 from flush.maintenance import compact
 from ingest.errors import Invalid, Unavailable
+from wal.panics import panics_as_errors
 
 T = TypeVar("T")
 
@@ -259,7 +260,7 @@ class DeadLetters:
         """Keep fragments and versions few: each micro-batch with letters adds one. Nothing depends on it."""
         if len(self.dataset.get_fragments()) < _FRAGMENTS:
             return
-        with suppress(OSError, RuntimeError, ValueError):
+        with suppress(OSError, RuntimeError, ValueError), panics_as_errors:
             removed, _ = compact(self.dataset, _FRAGMENTS, _ROWS_MAX, _DELETED)
             if removed:
                 self.dataset.cleanup_old_versions(_VERSIONS_AGE, retain_versions=_VERSIONS_KEPT)
@@ -281,7 +282,8 @@ class _Written:
             return []
         reader = pa.RecordBatchReader.from_batches(SCHEMA, self._counted(first, letters))
         try:
-            return write_fragments(reader, dataset, schema=SCHEMA, mode="append", storage_options=dict(options))
+            with panics_as_errors:
+                return write_fragments(reader, dataset, schema=SCHEMA, mode="append", storage_options=dict(options))
         except Exception as error:
             raise self._error or error from error  # Lance hands on the text of what reading raised only
 

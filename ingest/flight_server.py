@@ -1,6 +1,7 @@
 """The daemon's Arrow Flight service: a `Table` behind five kinds of call.
 
-DoPut      {"op": "put", "region", "producer", "sequence", "routing"}  rows of one region, all or none (the Spark sink)
+DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  so many rows of one region, all or none
+           (the Spark sink)
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
            "routing" too where the sender has split them itself
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
@@ -34,13 +35,14 @@ import pyarrow.flight as flight
 
 from ingest.commit_policy import Waiting
 from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
-from ingest.flight_wire import closed_rows, raise_over_flight, unpack
+from ingest.flight_wire import StreamSum, closed_with, raise_over_flight, unpack
 from ingest.reads import Reads
 from ingest.resizing import coming_back
 from ingest.routings import expect_routing, of_another_table
 from ingest.security import Guard
 from ingest.table import Table
 from ingest.tokens import Token
+from wal.panics import as_exception
 
 T = TypeVar("T")
 
@@ -56,6 +58,8 @@ class Place:
     heard: Callable[[str], object] = lambda _: None
     look: Callable[[str], object] = lambda _: None
     gives: Callable[[UUID, str], bool] = lambda *_: True
+    ends: Callable[[], bool] = lambda: False
+    """Whether the daemon was told to end."""
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -66,8 +70,8 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
         table = self.table
         try:
             return method(self, *args)
-        except Exception as error:
-            raise_over_flight(self.told(classify(error), table))
+        except BaseException as error:
+            raise_over_flight(self.told(classify(as_exception(error)), table))
             raise
 
     return wrapped
@@ -106,7 +110,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.FlightMetadataWriter,
     ) -> None:
         request = self._meant(unpack(descriptor.command)[0])
-        rows = _read_closed(reader)
+        rows = _read_closed(reader, request.get("rows"))
         writer.write(json.dumps(self._write(request, rows)).encode())
 
     @_answering
@@ -184,7 +188,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "schema": base.schema.serialize().to_pybytes().hex(),
             "key": list(base.key),
             "identity": self.table.identity,
-            "id": self.table.id,
             "upsert": self.table.upsert,
             "version": base.rules.version,
             "on_duplicate": base.rules.on_duplicate,
@@ -209,9 +212,10 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "endpoint": self._place.endpoint or None,
             "endpoints": list(self._place.endpoints),
             "table": self.table.identity["table"],
+            "id": self.table.id,
             "routing_version": self.table.base.routing_version,
             "regions": self.table.regions.epochs,
-            "draining": self.table.regions.draining,
+            "draining": self.table.regions.draining or self._place.ends(),
         }
 
     def _release(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -224,15 +228,23 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
 
 
-def _read_closed(reader: flight.MetadataRecordBatchReader) -> pa.Table:
-    """All rows of a DoPut stream. Raises: Invalid when it ended without its closing message."""
+def _read_closed(reader: flight.MetadataRecordBatchReader, announced: int | None) -> pa.Table:
+    """All rows of a DoPut stream; `announced`: how many they are, where that was known before the first was sent.
+
+    Raises: Invalid when it ended without its closing message, Unavailable when other rows arrived than were sent.
+    """
     batches: list[pa.RecordBatch] = []
-    promised: int | None = None
+    arrived, said = StreamSum(), None
     for chunk in reader:
         if chunk.data is not None and chunk.data.num_rows:
             batches.append(chunk.data)
-        promised = closed_rows(chunk.app_metadata)
-    rows = pa.Table.from_batches(batches, reader.schema)
-    if promised != rows.num_rows:
-        raise Invalid(f"the stream ended after {rows.num_rows} rows without being closed; nothing was applied")
-    return rows
+            arrived.add(chunk.data)
+        said = closed_with(chunk.app_metadata)
+    if said is None:
+        raise Invalid(f"the stream ended after {arrived.rows} rows without being closed; nothing was applied")
+    if said != arrived or announced not in (None, arrived.rows):
+        raise Unavailable(
+            f"{arrived.rows} rows arrived with checksum {arrived.crc}, but the sender announced {announced} rows and "
+            f"closed the stream after {said.rows} with checksum {said.crc}; nothing was applied, retry"
+        )
+    return pa.Table.from_batches(batches, reader.schema)

@@ -6,16 +6,19 @@ a `search`):
     u32 length, little-endian | JSON, UTF-8 | Arrow IPC stream (may be absent)
 
 It is the ticket of a DoGet, the body of a DoAction, and the descriptor of a DoPut (whose rows are the Flight stream
-itself). A DoPut is applied only after its last message, whose application metadata is `{"close": rows sent}`: a stream
-that merely ends (a client that died, an abort) changes nothing. Errors travel as the JSON of `errors.to_wire` in
-Flight's `extra_info`.
+itself). A DoPut is applied only after its last message, whose application metadata is `{"close": rows sent, "crc":
+their checksum}`, and only where both are those of the rows that arrived: a stream that merely ends (a client that died,
+an abort) changes nothing. The checksum is the CRC-32 of the Arrow messages of its batches. Errors travel as the JSON of
+`errors.to_wire` in Flight's `extra_info`.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -55,14 +58,27 @@ def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
     return request, pa.ipc.open_stream(pa.py_buffer(body)).read_all() if len(body) else None
 
 
-def closing(rows: int) -> bytes:
-    """Application metadata of the message that closes a DoPut of `rows` rows."""
-    return json.dumps({"close": rows}).encode()
+@dataclass
+class StreamSum:
+    """What was sent or has arrived of a DoPut: rows, and the checksum of its batches."""
+
+    rows: int = 0
+    crc: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count a batch of at least one row."""
+        self.rows += batch.num_rows
+        self.crc = zlib.crc32(batch.serialize(), self.crc)
+
+    def closing(self) -> bytes:
+        """Application metadata of the message that closes the stream."""
+        return json.dumps({"close": self.rows, "crc": self.crc}).encode()
 
 
-def closed_rows(metadata: pa.Buffer | None) -> int | None:
-    """The row count of a closing message, None for any other."""
-    return None if metadata is None else json.loads(metadata.to_pybytes()).get("close")
+def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
+    """What a closing message says, None for any other."""
+    said = {} if metadata is None else json.loads(metadata.to_pybytes())
+    return StreamSum(said["close"], said["crc"]) if "close" in said else None
 
 
 def raise_over_flight(error: MemWalError) -> None:

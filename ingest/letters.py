@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -217,7 +217,7 @@ def given(letters: DeadLetters | None, query_id: str, batch_id: int) -> dict[Pla
 
 
 class Letterbox:
-    """Takes the rows of no region out of a task's stream, and writes them as the rules say.
+    """Writes the bad rows of a micro-batch as the rules say.
 
     Thread safety. One thread.
     """
@@ -229,45 +229,22 @@ class Letterbox:
         self._rows = 0
         self._reasons: Counter[str] = Counter()
         self._seen: Counter[bytes] = Counter()
-        self._rest: pa.RecordBatch | None = None
 
-    def take(self, batches: Iterator[pa.RecordBatch], bucket: str) -> Written | None:
-        """Write what comes before the first row of a region; None where nothing did. `rest` gives the others.
-
-        `bucket`: name of the column that is `NOWHERE` for rows of no region. Raises: what the table of letters raises.
-        """
-        letters = self._letters(batches, bucket)
-        first = next(letters, None)
-        if first is None:
-            return None
-        added = self._write(_chain(first, letters))
+    def take(self, bad: Iterable[pa.RecordBatch]) -> Written:
+        """Write all rows of no region, or none. Raises: what the table of letters raises, and iterating `bad`."""
+        letters = map(self._counted, bad)
+        added = self._write(letters)
         for _ in letters:
             continue  # those of a micro-batch that was done before are not even looked at
         said = "; ".join(f"{reason} ({count:,}x)" for reason, count in self._reasons.most_common(_SAID))
         return Written(self._rows, added, said)
 
-    def rest(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of regions. Requires: `take` of the same batches."""
-        if self._rest is not None:
-            yield self._rest
-        yield from batches
-
     def _write(self, letters: Iterator[pa.RecordBatch]) -> int:
         if self._rules.mode != "table":
-            return sum(0 for _ in letters)
+            return 0
         secrets = {name: SecretStr(value) for name, value in self._rules.options}
         table = DeadLetters.create(self._rules.uri, resolve(secrets, os.environ), self._clock, SystemIds())
         return table.append(letters, self._query_id, self._batch_id)
-
-    def _letters(self, batches: Iterator[pa.RecordBatch], bucket: str) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            count = int(np.count_nonzero(batch[bucket].to_numpy() == NOWHERE))
-            if count < batch.num_rows:
-                self._rest = batch.slice(count)
-            if count:
-                yield self._counted(batch.slice(0, count))
-            if count < batch.num_rows:
-                return
 
     def _counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         self._rows += batch.num_rows
@@ -275,8 +252,3 @@ class Letterbox:
             self._reasons[f"{why['stage']}: {why['reason']}"] += 1
         now = self._clock.now()
         return as_letters(batch, self._row_numbers, self._query_id, self._batch_id, now, self._seen)
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest

@@ -17,9 +17,10 @@ import pyarrow as pa
 from ingest.attempts import verdict
 from ingest.connection import Connection
 from ingest.errors import MemWalError, Unavailable, UnknownOutcome
-from ingest.receipts import Receipt
+from ingest.receipts import Applied, Receipt, RegionCounts
 from ingest.router import Call, Router
 from ingest.splitting import Splitter
+from ingest.tokens import Token, refuse_going_down
 
 Part = tuple[Connection, Sequence[str], pa.Table]
 """A daemon, its regions, and their rows."""
@@ -32,9 +33,19 @@ class RoutedWrite:
     """The state of one write between its attempts. Thread safety. One thread."""
 
     def __init__(
-        self, router: Router, splitter: Callable[[], Splitter], rows: pa.Table, request: Mapping[str, Any], grace: float
+        self,
+        router: Router,
+        splitter: Callable[[], Splitter],
+        rows: pa.Table,
+        request: Mapping[str, Any],
+        grace: float,
+        *,
+        may_go_down: bool = False,
     ) -> None:
-        """`request`: of the op "write", for all parts. `grace`: seconds longer that an answer is waited for."""
+        """`request`: of the op "write", for all parts. `grace`: seconds longer that an answer is waited for.
+        `may_go_down`: the token's number is not known to be higher than all before, so regions are asked first.
+        """
+        self._may_go_down = may_go_down
         self._router, self._splitter, self._request, self._grace = router, splitter, request, grace
         self._given = rows.num_rows
         self._waiting: list[pa.Table] = [rows]
@@ -45,6 +56,7 @@ class RoutedWrite:
     def attempt(self, within: float) -> Receipt:
         """Send what was not acknowledged yet. Raises: the worst that happened to any part of it."""
         parts = self._parts()
+        self._refuse_going_down(parts, within)
         request = self._request if self._request["timeout"] is None else {**self._request, "timeout": within}
         if self._checked:
             request = {**request, "routing": self._router.routing}  # rows that were split belong to its regions
@@ -67,6 +79,24 @@ class RoutedWrite:
         if failed:
             raise the_worst(failed, repeatable=self._request["token"] is not None, alone=self._router.alone)
         return self._receipt()
+
+    def _refuse_going_down(self, parts: Sequence[Part], within: float) -> None:
+        """Compare what all owners have applied, once: each compares its own regions only. Raises: Invalid."""
+        token = Token.parse(self._request["token"])
+        if token is None or len(parts) < 2 or not self._may_go_down:
+            return
+        asking = {"producer": token.producer, "routing": self._router.routing}
+        calls = [
+            Call(to, regions, partial(to.read, "applied", {**asking, "regions": regions}, timeout=within))
+            for to, regions, _ in parts
+        ]
+        answers = self._router.answers(calls)
+        failed = [answer for answer in answers if isinstance(answer, MemWalError)]
+        if failed:
+            raise the_worst(failed, repeatable=True, alone=self._router.alone)
+        found = Applied.together(Applied(*answer) for answer in answers if not isinstance(answer, MemWalError))
+        refuse_going_down(token, {"of one daemon": found.newest, "of another": found.everywhere})
+        self._may_go_down = False
 
     def outcome(self, error: MemWalError) -> MemWalError:
         """What the caller is told when `error` ended the attempts: all but UnknownOutcome mean that nothing applied."""
@@ -121,8 +151,18 @@ class RoutedWrite:
 
     def _receipt(self) -> Receipt:
         positions = {region: position for ack in self._acks for region, position in ack["positions"].items()}
-        applied = any(ack["applied"] for ack in self._acks) if self._acks else True
-        return Receipt(self._given, applied, positions, sum(ack["skipped"] for ack in self._acks))
+        # What an attempt of this call without an answer has applied, a later one hears of as applied before: it is this
+        # call's work all the same.
+        ours = self._unknown is not None
+        applied = any(ack["applied"] for ack in self._acks) or not self._acks or ours
+        told = {region: counts for ack in self._acks for region, counts in ack.get("regions", {}).items()}
+        regions = {region: _counts(**counts, ours=ours) for region, counts in told.items()}
+        return Receipt(self._given, applied, positions, sum(ack["skipped"] for ack in self._acks), regions)
+
+
+def _counts(applied: int, repeated: int, skipped: int, *, ours: bool) -> RegionCounts:
+    """`ours`: what is repeated may be this call's own."""
+    return RegionCounts(applied + repeated, 0, skipped) if ours else RegionCounts(applied, repeated, skipped)
 
 
 def the_worst(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -> MemWalError:

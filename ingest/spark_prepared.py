@@ -4,19 +4,23 @@ Spark's Python API builds `frame.mapInArrow(task, …)` by some fifty calls over
 all of it but a number is the same: the pickled task, the columns that it reads, the types that it yields. So these are
 kept as the JVM has them, a micro-batch is a handful of calls, and its number comes to the task beside the rows, as a
 local property of the job.
+
+The row that ends a micro-batch (`ingest.whole_input`) is a part of its own behind the parts of the frame. Where all
+parts go into one task Spark reads them in their order, but for one that lies on a known host, which may come first; the
+part with that row lies on none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from ingest.source import PLACE, quoted, spark_type
-from ingest.spark_small import PACKED, PART, OneTask
+from ingest.source import BLOCK, OFFSET, PART, PLACE, quoted, spark_type
+from ingest.spark_small import PACKED, OneTask
 from ingest.spark_tasks import RECEIPT
 
 if TYPE_CHECKING:
@@ -55,15 +59,22 @@ class PreparedTask:
         """`frame`: any of the Spark that is to run it."""
         from pyspark.sql import functions
         from pyspark.sql.pandas.functions import pandas_udf
+        from pyspark.sql.types import LongType
         from pyspark.util import PythonEvalType
 
         self.task, self._schema, self._spark = task.of(0), schema, frame.sparkSession.sparkContext
         given = [field for field in schema.fields if not (task.nameless and field.name in PLACE)]
-        read = [functions.col(quoted(field.name)) for field in given]
+        kinds = {field.name: field.dataType for field in given}
+        read = [functions.col(quoted(name)) for name in kinds]
+        place = _missing_place(task, schema.names)
         self._chosen: Any = None
-        if task.nameless:
-            self._chosen = cast("Any", frame)._jcols(*read, functions.expr(PACKED).alias(PART))  # noqa: SLF001
-            read.append(functions.col(PART))
+        if place is not None:
+            name, value = place
+            self._chosen = cast("Any", frame)._jcols(*read, functions.expr(value).alias(name))  # noqa: SLF001
+            read.append(functions.col(name))
+            kinds[name] = LongType()
+        nothing = [functions.lit(None).cast(kind).alias(name) for name, kind in kinds.items()]
+        self._end: Any = frame.sparkSession.range(0, 1, 1, 1).select(*nothing)._jdf  # noqa: SLF001
         kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
         call = cast("Any", pandas_udf)(Numbered(self.task), returnType=receipt_schema(), functionType=kind)
         self._call: Any = call(*read)._jc  # noqa: SLF001 - PySpark's public ways make everything anew
@@ -85,7 +96,7 @@ class PreparedTask:
         plan: Any = frame._jdf  # noqa: SLF001
         if self._chosen is not None:
             plan = plan.select(self._chosen)
-        plan = plan.coalesce(1).mapInArrow(self._call, False, None)
+        plan = plan.union(self._end).coalesce(1).mapInArrow(self._call, False, None)
         with self.unmeasured(spark):
             return [row.asDict() for row in Classic(plan, spark).collect()]
 
@@ -100,6 +111,13 @@ class PreparedTask:
             yield
         finally:
             spark.conf.set(_LIMIT, self._limit)
+
+
+def _missing_place(task: OneTask, columns: Sequence[str]) -> tuple[str, str] | None:
+    """The column that says where a row lies, if it has to be added, and Spark's expression of its values."""
+    if task.nameless:
+        return PART, PACKED
+    return None if {OFFSET, BLOCK} & set(columns) else (BLOCK, "bigint(spark_partition_id())")
 
 
 def receipt_schema() -> StructType:

@@ -157,8 +157,7 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
 
-    # When the JVM dies py4j logs the traceback of each call that finds it dead; the pipeline says it in one line.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    silence_py4j()
     os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -191,3 +190,17 @@ def _drain(output: IO[str], tail: deque[str]) -> None:
     """Read the JVM's output to its end, so that it never blocks on a full pipe."""
     with output:
         tail.extend(output)
+
+
+def silence_py4j() -> None:
+    """Keep py4j's log records out of the output: when the JVM dies it logs the traceback of each call that finds it
+    dead, and the pipeline says it in one line. Some of them go to the root logger; others' records there stay.
+    """
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    root = logging.getLogger()
+    root.removeFilter(_not_of_py4j)
+    root.addFilter(_not_of_py4j)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"

@@ -5,11 +5,13 @@
 One micro-batch, in order:
 
 1. Executors validate their rows and compute the region of each (`RouteTask`). A refused row ends the job here, before
-   anything was sent; unless `dlq.mode` is another than "fail", by which it goes on as a dead letter.
+   anything was sent; unless `dlq.mode` is another than "fail", by which it goes on as a dead letter. They count the
+   rows of each region, and the counts travel with the rows (`ingest.whole_input`).
 2. Spark shuffles rows by region and sorts each region's, oldest first. One task gets all dead letters, and writes them
    first (`ingest.dead_letters`).
 3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
-   and visible (`SendTask`). Regions without rows get no stream. A region that moves meanwhile costs a second sending.
+   and visible (`SendTask`). It closes the stream only when all rows that were counted have come. Regions without rows
+   get no stream. A region that moves meanwhile costs a second sending.
    A region that refuses rows names them, and applies nothing; the micro-batch is run again, with these rows among the
    dead letters, which are written by a job of their own then.
 4. The driver collects one receipt per region, never a row. When a region fails, Spark replays the micro-batch and the
@@ -46,9 +48,11 @@ from ingest.settings import Settings, load
 from ingest.source import BESIDE, COORDINATES, OFFSET, PLACE, spark_type
 from ingest.spark_prepared import PreparedTask, receipt_schema
 from ingest.spark_small import MOST_BYTES, NAMELESS, TOO_MANY, OneTask
-from ingest.spark_tasks import ADDED, BUCKET, ROW, RouteTask, SendTask
+from ingest.spark_tasks import ADDED, RouteTask, SendTask
 from ingest.task_errors import of_spark
+from ingest.whole_input import BUCKET, ROW
 from wal import SystemClock, SystemIds
+from wal.panics import panics_as_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -171,6 +175,7 @@ class MemWalSink:
             self._child.stop(self._settings.daemon.drain_timeout)
             self._child = None
 
+    @panics_as_errors
     def _written(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
         """The micro-batch, begun anew by the routing of that moment where the table was resized meanwhile."""
         attempts = Attempts(self._clock, SystemIds(), self._settings.sink.stream_timeout, repeatable=True)

@@ -2,8 +2,8 @@
 
 A shuffle, Spark's sort and a second Python worker each take longer than some ten thousand rows do. So where few rows
 are expected, one task reads all of them; `OneTask` keeps them until the last is checked, which is the barrier that the
-shuffle is otherwise, brings them into the order in which Spark would have sorted them, and sends. Nothing here imports
-Spark.
+shuffle is otherwise, brings them into the order in which Spark would have sorted them, and sends. The last is known by
+the row behind it, which ends the micro-batch (`ingest.whole_input`). Nothing here imports Spark.
 
 What is expected may be wrong: of more bytes than `most` the task sends nothing and says so, and the sink takes the
 other way for this micro-batch.
@@ -26,9 +26,10 @@ import pyarrow.compute as pc
 from ingest.connection import BATCH_ROWS
 from ingest.errors import Invalid
 from ingest.letters import NOWHERE
-from ingest.source import BLOCK, COORDINATES, FILE, LANDED, OFFSET, PLACE
-from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask, without_ack
+from ingest.source import BLOCK, COORDINATES, FILE, LANDED, OFFSET, PART, PLACE
+from ingest.spark_tasks import RouteTask, SendTask, without_ack
 from ingest.task_errors import task_edge
+from ingest.whole_input import BUCKET, ROW, RegionRows, runs, until_end
 from wal import SystemClock
 
 MOST_BYTES = 64 << 20
@@ -38,7 +39,6 @@ NAMELESS = "paths of files are wanted"
 """What a receipt says where rows came without the paths of their files, which are asked for; the others count for
 nothing then."""
 
-PART = "_memwal_part"
 _HASH_BITS = 20
 PACKED = f"shiftleft(unix_millis({LANDED}), {_HASH_BITS}) | (xxhash64({FILE}, {BLOCK}) & {(1 << _HASH_BITS) - 1})"
 """Spark's expression of `PART` (int64): the milliseconds of the file's moment, good until the year 2248, above a hash.
@@ -49,7 +49,8 @@ Of parts of one moment one pair in a million has the same; those are ordered as 
 class OneTask:
     """`route`, the order and `send` in one; yields what `send` does, or one receipt that says `TOO_MANY`.
 
-    Requires: all rows of the micro-batch are in this task. Raises (as TaskError): what the two tasks do.
+    Requires: all rows of the micro-batch come to this task, and behind them the one that ends it. Raises (as
+    TaskError): what the two tasks do; Unavailable where that row is missing.
     """
 
     route: RouteTask
@@ -67,7 +68,8 @@ class OneTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
-            yield from self._or_names_wanted(batches) if self.nameless else self._receipts(batches)
+            whole = until_end(batches)
+            yield from self._or_names_wanted(whole) if self.nameless else self._receipts(whole)
 
     def _or_names_wanted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
@@ -95,13 +97,14 @@ class OneTask:
         rows = pa.concat_tables(kept, promote_options="default").combine_chunks() if kept else pa.table({})
         if self.nameless and wants_names(rows):
             raise Invalid(NAMELESS)
-        yield from self.send.sent(self._sorted_parts(rows))
+        yield from self.send.sent(self._regions(rows))
 
-    def _sorted_parts(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _regions(self, rows: pa.Table) -> Iterator[RegionRows]:
         for batch in rows.to_batches():
             ordered = in_order(batch, self.order_by)
-            for start in range(0, ordered.num_rows, BATCH_ROWS):
-                yield ordered.slice(start, BATCH_ROWS)
+            for start, end in runs(ordered[BUCKET].to_numpy()):
+                parts = (ordered.slice(at, min(BATCH_ROWS, end - at)) for at in range(start, end, BATCH_ROWS))
+                yield RegionRows(ordered[BUCKET][start].as_py(), end - start, parts)
 
 
 def unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain
 from pathlib import PurePosixPath
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from ingest.admission import given_required
 from ingest.bad_rows import BadRow, problems_of, unfit_of
 from ingest.client import IN_FLIGHT_MAX, RemoteTable
 from ingest.errors import Invalid
+from ingest.file_rows import explained
 from ingest.letters import (
     FAIL,
     LETTER,
@@ -52,12 +53,12 @@ from ingest.rows import split_deletes
 from ingest.source import BESIDE, BLOCK, DELETE, FILE, LANDED, OURS, TOPIC
 from ingest.task_errors import task_edge
 from ingest.tokens import Token
+from ingest.whole_input import BUCKET, ROW, RegionRows, by_region, runs, with_counts
 from memtable import TOMBSTONE, InvalidRows, MemTable, emptied, row_schema, with_tombstone
 from wal import Clock, SystemClock
 
-ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 ADDED = (ROW, BUCKET)
-"""Columns that `RouteTask` adds: int64 number of the row within its part of the source, int32 region of the row."""
+"""Columns that `RouteTask` adds."""
 _NOT_THE_USERS = {*OURS, *ADDED, LETTER}
 
 _MICROS = 1e6
@@ -88,7 +89,8 @@ region refused, as `letters.Refusals` writes them, and it has applied nothing.""
 
 @dataclass(frozen=True, slots=True)
 class RouteTask:
-    """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged.
+    """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged. Behind them come the
+    count rows of each region (`ingest.whole_input`).
 
     Bad rows go on as dead letters, with the column `LETTER`, where `letters` is not "fail"; `refused` are those that
     their region refused in an earlier attempt, or are letters of it; with "fail" they are left out.
@@ -105,10 +107,10 @@ class RouteTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
-            yield from self.routed(batches)
+            yield from with_counts(self.routed(batches))
 
     def routed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As a call, without the edge of a task. Raises: Invalid."""
+        """As a call, without the edge of a task and without count rows. Raises: Invalid."""
         numbers = RowNumbers()
         for batch in batches:
             yield self._routed(batch, numbers.of(batch))
@@ -120,14 +122,15 @@ class RouteTask:
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        target = self._target(of_table(batch))
+        target = self._target(of_table(batch.schema.names))
         refused = rows_at(self.refused, batch, numbers)
         if self.letters == "fail":
             if refused:  # letters of an earlier run
                 others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
                 batch, numbers = batch.take(pa.array(others)), numbers[others]
-            return self._all_or_none(batch, numbers, problems_of(batch), target)
-        bad = problems_of(batch) | refused
+            bad = explained(problems_of(batch), batch, target.base.schema)
+            return self._all_or_none(batch, numbers, bad, target)
+        bad = explained(problems_of(batch), batch, target.base.schema) | refused
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
         asked = batch if rest is None else batch.take(pa.array(rest))
         unfit, conformed = unfit_of(asked, lambda rows: conformed_to(target, rows))
@@ -151,7 +154,8 @@ class RouteTask:
         batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
     ) -> pa.RecordBatch:
         for row, why in sorted(bad.items())[:1]:
-            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}", {"stage": why.stage})
+            what = "; correct the file, or set dlq.mode" if FILE in batch.schema.names else ""
+            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
         try:
             conformed = conformed_to(target, batch)
         except InvalidRows as error:
@@ -166,9 +170,9 @@ class RouteTask:
         buckets: npt.NDArray[np.int32],
     ) -> pa.RecordBatch:
         """All rows in their order: good ones with their region, bad ones emptied, with their letter."""
-        letter = letter_column(batch, bad, of_table(batch), raw=self.letters == "table")
+        letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
         good = pa.array(buckets != NOWHERE)
-        for name in of_table(batch) if bad else ():
+        for name in of_table(batch.schema.names) if bad else ():
             at = batch.schema.get_field_index(name)
             kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
             batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
@@ -223,22 +227,14 @@ class RowNumbers:
         return runs(files, batch[BLOCK].to_numpy())
 
 
-def runs(*columns: npt.NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Maximal ranges [start, end) of rows that are equal in every one of `columns` (equal lengths, at least 1)."""
-    changed = np.zeros(len(columns[0]) - 1, dtype=bool)
-    for column in columns:
-        changed |= column[1:] != column[:-1]
-    cuts = [0, *(np.flatnonzero(changed) + 1).tolist(), len(columns[0])]
-    return list(pairwise(cuts))
-
-
 @dataclass(frozen=True, slots=True)
 class SendTask:
     """Streams rows, sorted by `BUCKET` and then oldest first, to their owners; yields one `RECEIPT` row per region.
 
-    A region's stream is finished only after its last row was sent; whatever goes wrong before, the region applies
-    nothing of it. One whose owner is lost, or lets the region go, or is busy, is sent again until `timeout`; so
-    where the only daemon is started again. The ack of one region is waited for while the next one's rows are sent.
+    A region's stream is finished only after as many rows were sent as its count rows say; whatever goes wrong before,
+    the region applies nothing of it. One whose owner is lost, or lets the region go, or is busy, is sent again until
+    `timeout`; so where the only daemon is started again. The ack of one region is waited for while the next one's rows
+    are sent.
     Raises (as TaskError): what the owner answers, Unavailable and UnknownOutcome when none does.
     """
 
@@ -261,31 +257,29 @@ class SendTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
-            yield from self.sent(batches)
+            yield from self.sent(by_region(batches))
 
-    def sent(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def sent(self, regions: Iterator[RegionRows]) -> Iterator[pa.RecordBatch]:
         """As a call, without the edge of a task. Raises: what the owner answers, Unavailable, UnknownOutcome."""
-        if self.letters.mode != "fail":
-            box = Letterbox(self.letters, ROW, self.producer, self.sequence)
-            written = box.take(batches, BUCKET)
-            if written is not None:
-                told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
-                yield without_ack(SystemClock().now(), **told)
-            batches = box.rest(batches)
-        first = next((batch for batch in batches if batch.num_rows), None)
+        first = next(regions, None)
+        if first is not None and first.bucket == NOWHERE:
+            written = Letterbox(self.letters, ROW, self.producer, self.sequence).take(first)
+            told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
+            yield without_ack(SystemClock().now(), **told)
+            first = next(regions, None)
         if first is None:
             return
         table = self._connected()
         table.refresh(look=False)
         with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
-            yield from self._send(table, _chain(first, batches), acks)
+            yield from self._send(table, chain([first], regions), acks)
 
     def note(self, regions: Iterable[UUID]) -> None:
         """Have regions that got no rows of the micro-batch remember it as applied. Raises: as a stream of rows."""
         table, token = self._connected(), Token(self.producer, self.sequence)
         for region in regions:
             columns = table.schema.names
-            opened_stream(table, region, token, self.timeout, columns, self.routing).finish()
+            opened_stream(table, region, token, self.timeout, columns, 0, self.routing).finish()
 
     def applied(self) -> Applied:
         """Which micro-batches of the query the regions have applied. Raises: Unavailable."""
@@ -295,40 +289,32 @@ class SendTask:
         return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)
 
     def _send(
-        self, table: RemoteTable, batches: Iterator[pa.RecordBatch], acks: Pipelined[pa.RecordBatch]
+        self, table: RemoteTable, regions: Iterator[RegionRows], acks: Pipelined[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        sending: _Sending | None = None
-        try:
-            for batch in batches:
-                for start, end in runs(batch[BUCKET].to_numpy()) if batch.num_rows else ():
-                    bucket = batch[BUCKET][start].as_py()
-                    if sending is not None and sending.bucket != bucket:
-                        done, sending = sending, None
-                        yield from acks.begin(done.finish, done.bytes)
-                    if sending is None:
-                        token = Token(self.producer, self.sequence)
-                        region, columns = self.regions[bucket], [*of_table(batch), *_tombstone(batch)]
-                        stream = opened_stream(table, region, token, self.timeout, columns, self.routing)
-                        refusals = Refusals(ROW) if self.letters.mode != "fail" else None
-                        sending = _Sending(table, bucket, stream, SystemClock(), refusals)
-                    sending.write(batch.slice(start, end - start))
-            if sending is not None:
-                done, sending = sending, None
-                yield from acks.begin(done.finish, done.bytes)
-            yield from acks.rest()
-        finally:
-            if sending is not None:
+        for rows in regions:
+            sending = self._sending(table, rows)
+            try:
+                for batch in rows:
+                    sending.write(batch)
+            except BaseException:
                 sending.abort()
+                raise
+            yield from acks.begin(sending.finish, sending.bytes)
+        yield from acks.rest()
+
+    def _sending(self, table: RemoteTable, rows: RegionRows) -> _Sending:
+        token, region = Token(self.producer, self.sequence), self.regions[rows.bucket]
+        columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
+        stream = opened_stream(table, region, token, self.timeout, columns, rows.count, self.routing)
+        return _Sending(table, stream, SystemClock(), Refusals(ROW) if self.letters.mode != "fail" else None)
 
 
 class _Sending:
     """The open stream of one region."""
 
-    def __init__(
-        self, table: RemoteTable, bucket: int, stream: RegionStream, clock: Clock, refusals: Refusals | None
-    ) -> None:
+    def __init__(self, table: RemoteTable, stream: RegionStream, clock: Clock, refusals: Refusals | None) -> None:
         """`refusals`: told of every row, where rows that the region refuses may be left out."""
-        self.bucket, self._refusals = bucket, refusals
+        self._refusals = refusals
         self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
         self._rows_schema = row_schema(table.schema, table.key)
         self._landed: list[pa.Scalar] = []
@@ -397,10 +383,10 @@ def connected(
 
 
 def opened_stream(
-    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str], routing: int = 1
+    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str], rows: int, routing: int = 1
 ) -> RegionStream:
-    """A stream for rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its order;
-    and `_tombstone` where that is among them.
+    """A stream for so many rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its
+    order; and `_tombstone` where that is among them.
 
     Raises: as `RemoteTable.open_stream`.
     """
@@ -408,13 +394,13 @@ def opened_stream(
         table.refresh()  # added since the daemon last looked, and known to `RouteTask`
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
     return table.open_stream(
-        region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns, routing=routing
+        region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns, routing=routing, rows=rows
     )
 
 
-def of_table(batch: pa.RecordBatch) -> list[str]:
-    """Names of the columns that are the user's, in order."""
-    return [name for name in batch.schema.names if name not in _NOT_THE_USERS]
+def of_table(columns: Sequence[str]) -> list[str]:
+    """Those of `columns` that are the user's, in order."""
+    return [name for name in columns if name not in _NOT_THE_USERS]
 
 
 def rows_and_deletes(
@@ -424,20 +410,11 @@ def rows_and_deletes(
 
     Rows that delete have values of their key and version only. Raises: Invalid as `ingest.rows.split_deletes`.
     """
-    rows = pa.Table.from_batches([batch.select(of_table(batch))])
+    rows = pa.Table.from_batches([batch.select(of_table(batch.schema.names))])
     if DELETE not in batch.schema.names:
         return rows, None
     _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
     return (rows, None) if isinstance(deletes, bool) else (emptied(rows, (*key, version), deletes), deletes)
-
-
-def _tombstone(batch: pa.RecordBatch) -> list[str]:
-    return [TOMBSTONE] if DELETE in batch.schema.names else []
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 def without_ack(now: float, **values: object) -> pa.RecordBatch:

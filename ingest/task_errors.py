@@ -78,8 +78,12 @@ def task_edge() -> Iterator[None]:
         yield
     except TaskError:
         raise
-    except Exception as error:
-        raise carried(error) from error
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        from wal.panics import as_exception  # not above: few tasks have use for the storage packages
+
+        raise carried(as_exception(error)) from error
     finally:
         keep_what_is_imported()
 

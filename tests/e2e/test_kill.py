@@ -68,8 +68,8 @@ class Life:
             connections = [] if daemon is None else daemon.net_connections("tcp")
             listening = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
             for note in (self._uri / "_mem_wal").glob("*/owner.json"):
-                endpoint = json.loads(note.read_text())["endpoint"]
-                if int(endpoint.rsplit(":", 1)[1]) in listening:
+                endpoint = json.loads(note.read_text()).get("endpoint", "")  # none while the daemon starts
+                if endpoint and int(endpoint.rsplit(":", 1)[1]) in listening:
                     return ingest.connect(endpoint)
         return None
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
 from ingest.errors import Invalid, Unavailable
-from ingest.flight_wire import closed_rows, closing, from_flight, pack, raise_over_flight, unpack
+from ingest.flight_wire import StreamSum, closed_with, from_flight, pack, raise_over_flight, unpack
 
 
 @pytest.mark.parametrize("rows", [None, pa.table({"k": ["a", "ü"], "v": [[1.0], None]})])
@@ -18,9 +22,57 @@ def test_a_request_comes_back_as_it_was(rows: pa.Table | None) -> None:
     assert found_rows == rows
 
 
-def test_only_the_closing_message_has_a_row_count() -> None:
-    assert closed_rows(pa.py_buffer(closing(3))) == 3
-    assert closed_rows(None) is None
+def test_only_the_closing_message_says_what_was_sent() -> None:
+    assert closed_with(pa.py_buffer(StreamSum(3, 2**32 - 1).closing())) == StreamSum(3, 2**32 - 1)
+    assert closed_with(None) is None
+
+
+KINDS = [
+    *(pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.date32()),
+    *(pa.timestamp("us", "Europe/Berlin"), pa.decimal128(38, 9), pa.string(), pa.large_binary(), pa.binary(3)),
+    *(pa.list_(pa.float32(), 3), pa.list_(pa.string()), pa.large_list(pa.list_(pa.bool_()))),
+    pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.list_(pa.string()))]))]),
+]
+
+
+def any_value(kind: pa.DataType, n: int) -> Any:
+    """The nth value of a type; every third is null."""
+    if n % 3 == 2:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: any_value(field.type, n + 1) for field in kind}
+    if pa.types.is_fixed_size_list(kind):
+        return [float(n)] * kind.list_size
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [any_value(kind.value_type, n + at) for at in range(n % 4)]
+    if pa.types.is_decimal(kind):
+        return Decimal(n) / 8
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return datetime(2026, 1, 1 + n % 28, tzinfo=UTC)
+    if pa.types.is_string(kind):
+        return "ü" * (n % 5)
+    if pa.types.is_boolean(kind):
+        return n % 2 == 0
+    return b"abc" if pa.types.is_fixed_size_binary(kind) or pa.types.is_large_binary(kind) else n % 100
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("start", "rows"), [(0, 40), (3, 17), (8, 8), (1, 1), (0, 3)])
+def test_sender_and_receiver_make_the_same_checksum(kind: pa.DataType, start: int, rows: int) -> None:
+    whole = pa.record_batch({"values": pa.array([any_value(kind, n) for n in range(40)], kind), "row": range(40)})
+    sent, arrived = StreamSum(), StreamSum()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, whole.schema) as stream:
+        for batch in (whole.slice(start, rows), whole.slice(0, rows)):
+            sent.add(batch)
+            stream.write_batch(batch)
+    for batch in pa.ipc.open_stream(sink.getvalue()):
+        arrived.add(batch)
+    assert arrived == sent
+    other = StreamSum()
+    other.add(whole.slice(0, rows))
+    other.add(whole.slice(start, rows))
+    assert (other == sent) == (start == 0)
 
 
 def test_an_error_keeps_its_kind_and_details() -> None:

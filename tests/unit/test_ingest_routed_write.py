@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.errors import MemWalError, Unavailable, UnknownOutcome
+from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
 from ingest.receipts import Receipt
 from ingest.routed_write import RoutedWrite
 from ingest.router import Call, Router
 from ingest.splitting import Splitter
+from ingest.tokens import Rising, Token
 
 ROWS = pa.table({"id": list(range(8))})
 
@@ -93,3 +94,98 @@ def test_without_a_token_only_what_nobody_has_may_be_sent_again(routing: int) ->
     error = attempted(writing)
     assert isinstance(error, Unavailable if routing == 1 else UnknownOutcome)
     assert isinstance(writing.outcome(error), UnknownOutcome)
+
+
+def repeated(regions: Sequence[str]) -> dict[str, Any]:
+    return {**acked(regions), "applied": False}
+
+
+def test_what_an_attempt_without_an_answer_applied_is_this_calls_work() -> None:
+    """A daemon is killed between its entry and its answer; the next owner knows the token."""
+    writing = write(Alone([UnknownOutcome("the daemon was lost"), repeated(["r0", "r1"])]))
+    assert isinstance(attempted(writing), UnknownOutcome)
+    receipt = attempted(writing)
+    assert isinstance(receipt, Receipt)
+    assert receipt.applied
+
+
+@pytest.mark.parametrize("first", [[], [Unavailable("storage is away; nothing was applied")]])
+def test_what_an_earlier_call_applied_is_told(first: list[MemWalError]) -> None:
+    writing = write(Alone([*first, repeated(["r0", "r1"])]))
+    for _ in first:
+        assert isinstance(attempted(writing), Unavailable)
+    receipt = attempted(writing)
+    assert isinstance(receipt, Receipt)
+    assert not receipt.applied
+
+
+class Daemon:
+    """The owner of one region, which has applied so much of a producer."""
+
+    def __init__(self, region: str, applied: int | None) -> None:
+        self.endpoint = self.region = region
+        self._applied, self.asked, self.written = applied, 0, 0
+
+    def read(self, name: str, request: dict[str, Any], *, timeout: float) -> list[int | None]:
+        assert (name, request["producer"], request["regions"]) == ("applied", "loader", [self.region])
+        assert timeout > 0
+        self.asked += 1
+        return [self._applied, self._applied]
+
+    def write(self, rows: pa.Table, _request: dict[str, Any], _within: float) -> dict[str, Any]:
+        self.written += rows.num_rows
+        counts = {"applied": rows.num_rows, "repeated": 0, "skipped": 0}
+        return acked([self.region]) | {"regions": {self.region: counts}}
+
+
+class Two:
+    """A router to two daemons."""
+
+    def __init__(self, *applied: int | None) -> None:
+        self.sole, self.alone, self.routing, self.regions = None, False, 1, ("r0", "r1")
+        self.daemons = {name: Daemon(name, each) for name, each in zip(self.regions, applied, strict=True)}
+
+    def owners(self, regions: Iterable[str]) -> dict[str, list[str]]:
+        return {name: [name] for name in regions}
+
+    def connection(self, endpoint: str) -> Daemon:
+        return self.daemons[endpoint]
+
+    def answers(self, calls: Sequence[Call[Any]], _grace: float = 0.0) -> list[Any]:
+        return [call.make() for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("applied", "may_go_down", "refused"),
+    [
+        ((5, 4), True, False),  # all of loader:4 is there: a replay
+        ((5, 3), True, True),
+        ((5, None), True, True),
+        ((4, None), True, False),  # the rest of a write that was cut short
+        ((None, None), True, False),
+        ((5, 3), False, False),  # this client has put loader:3: what it puts next rises
+    ],
+)
+def test_a_token_is_compared_over_daemons_before_anything_is_sent(
+    applied: tuple[int | None, int | None], may_go_down: bool, refused: bool
+) -> None:
+    two = Two(*applied)
+    request = {"delete": False, "durable": True, "token": "loader:4", "timeout": None}
+    splitter = cast("Splitter", ByRest(routing=1, count=2))
+    writing = RoutedWrite(cast("Router", two), lambda: splitter, ROWS, request, 0.0, may_go_down=may_go_down)
+    answer = attempted(writing)
+    assert isinstance(answer, Invalid) is refused
+    assert {daemon.written for daemon in two.daemons.values()} == {0 if refused else 4}
+    assert {daemon.asked for daemon in two.daemons.values()} == {1 if may_go_down else 0}
+    if isinstance(answer, Receipt):
+        assert answer.regions["r1"].applied == 4
+
+
+def test_a_client_asks_about_each_name_once() -> None:
+    rising = Rising()
+    assert not rising.rises(Token("loader", 4))
+    rising.taken(Token("loader", 4))
+    assert rising.rises(Token("loader", 5))
+    assert not rising.rises(Token("loader", 4))
+    assert not rising.rises(Token("loader", 3))
+    assert not rising.rises(Token("other", 9))

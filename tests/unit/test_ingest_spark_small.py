@@ -11,18 +11,12 @@ import pytest
 
 from ingest.flight_server import FlightService
 from ingest.letters import Rules
-from ingest.source import BLOCK, FILE, LANDED, OFFSET, PARTITION, PROBLEM, TOPIC
-from ingest.spark_small import NAMELESS, PART, TOO_MANY, OneTask, in_order, unpacked
-from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+from ingest.source import BLOCK, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, TOPIC
+from ingest.spark_small import NAMELESS, TOO_MANY, OneTask, in_order, unpacked
+from ingest.spark_tasks import RouteTask, SendTask
 from ingest.task_errors import TaskError
-
-
-def placed(rows: pa.Table, file: str, landed: int = 1_000_000) -> pa.RecordBatch:
-    """Rows as a file source hands them to the sink."""
-    n = rows.num_rows
-    rows = rows.append_column(LANDED, pa.array([landed] * n, pa.timestamp("us", "UTC")))
-    rows = rows.append_column(FILE, pa.array([file] * n)).append_column(BLOCK, pa.array([0] * n, pa.int64()))
-    return rows.combine_chunks().to_batches()[0]
+from ingest.whole_input import BUCKET, ROW
+from tests.routed import ended, placed
 
 
 def packed(rows: pa.Table, hashed: int, landed: int = 1_000) -> pa.RecordBatch:
@@ -50,7 +44,7 @@ def test_rows_of_several_files_and_regions_arrive_and_the_newest_of_a_key_wins(
     table, task = served
     newer = placed(made.table(range(20), version=1), "a-later-name-sorts-first", landed=2_000)
     older = placed(made.table(range(40), version=0), "b", landed=1_000)
-    receipts = pa.Table.from_batches(task()(iter([newer, older.slice(0, 25), older.slice(25)])))
+    receipts = pa.Table.from_batches(task()(ended([newer, older.slice(0, 25), older.slice(25)])))
     assert sorted(receipts["region"].to_pylist()) == sorted(region["id"] for region in table.status()["regions"])
     assert sum(receipts["rows"].to_pylist()) == 60
     assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()} == {
@@ -66,7 +60,7 @@ def test_a_bad_row_in_the_last_batch_keeps_all_others_from_being_sent(
     bad = pa.Table.from_pylist([{**made.row(7), "id": None}], nullable)
     good = made.table(range(20)).cast(nullable)
     with pytest.raises(TaskError, match=r"row 20 of a\.parquet"):
-        list(task()(iter([placed(good, "a.parquet"), placed(bad, "a.parquet")])))
+        list(task()(ended([placed(good, "a.parquet"), placed(bad, "a.parquet")])))
     assert not table.scan(["id"]).num_rows
 
 
@@ -75,13 +69,13 @@ def test_of_more_bytes_than_it_may_keep_nothing_is_sent_and_the_receipt_says_so(
 ) -> None:
     table, task = served
     batches = [placed(made.table(range(start, start + 20)), "a") for start in (0, 20, 40)]
-    left = iter(batches)
+    left = ended(batches)
     (receipt,) = task(most=batches[0].nbytes + 1)(left)
     assert receipt["said"].to_pylist() == [TOO_MANY]
     assert receipt["rows"].to_pylist() == [0]
     assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
     assert not table.scan(["id"]).num_rows
-    assert sum(answer["rows"][0].as_py() for answer in task()(iter(batches))) == 60
+    assert sum(answer["rows"][0].as_py() for answer in task()(ended(batches))) == 60
 
 
 def test_batches_with_bad_rows_and_without_go_together(uri: str, made: Any, served: tuple[Any, Any]) -> None:
@@ -90,7 +84,7 @@ def test_batches_with_bad_rows_and_without_go_together(uri: str, made: Any, serv
     both = OneTask(RouteTask(uri, (), letters="skip"), send)
     bad = placed(made.table(range(20, 40)), "a").append_column(PROBLEM, pa.array(["map: odd", *[None] * 19]))
     good = placed(made.table(range(20)), "a").append_column(PROBLEM, pa.nulls(20, pa.string()))
-    answers = pa.Table.from_batches(both(iter([good, bad]))).to_pylist()
+    answers = pa.Table.from_batches(both(ended([good, bad]))).to_pylist()
     assert [answer["rows"] for answer in answers if answer["letters"] is not None] == [1]
     assert sorted(table.scan(["id"])["id"].to_pylist()) == [*range(20), *range(21, 40)]
 
@@ -100,7 +94,7 @@ def test_rows_without_the_paths_of_their_files_arrive_in_the_same_order(
 ) -> None:
     table, task = served
     files = [packed(made.table(range(20), version=n), 9 - n, landed=n - 1) for n in (3, 0, 1)]
-    receipts = pa.Table.from_batches(task(nameless=True)(iter(files)))
+    receipts = pa.Table.from_batches(task(nameless=True)(ended(files)))
     assert sum(receipts["rows"].to_pylist()) == 60
     assert {row["name"] for row in table.scan(["name"]).to_pylist()} == {f"row {id} v3" for id in range(20)}
     assert {receipt["landed_first"] for receipt in receipts.to_pylist()} == {-0.001}
@@ -126,7 +120,7 @@ def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or
     lenient = OneTask(RouteTask(uri, (), letters="skip"), replace(task().send, letters=Rules("skip")), nameless=True)
     of_one_moment = [packed(made.table(range(20), version=n), n) for n in range(2)]
     for asked, batches in ((task(nameless=True), [bad, good]), (lenient, [bad, good]), (lenient, of_one_moment)):
-        left = iter(batches)
+        left = ended(batches)
         (receipt,) = asked(left)
         assert receipt["said"].to_pylist() == [NAMELESS]
         assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
@@ -136,8 +130,8 @@ def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or
 def test_no_rows_open_no_connection(uri: str, made: Any, open_small: Callable[..., Any]) -> None:
     open_small().close()
     nobody = OneTask(RouteTask(uri, ()), SendTask("grpc://127.0.0.1:1", (), "query", 0, 30.0))
-    assert list(nobody(iter([]))) == []
-    assert list(nobody(iter([placed(made.table([1]), "a").slice(0, 0)]))) == []
+    assert list(nobody(ended([]))) == []
+    assert list(nobody(ended([placed(made.table([1]), "a").slice(0, 0)]))) == []
 
 
 def ordered(order_by: tuple[str, ...] = (), **columns: Any) -> list[int]:

@@ -1,0 +1,361 @@
+"""Micro-batches that are cut short between two of their Arrow batches, and the table compared behind each.
+
+A micro-batch of 2,000 rows is 50 batches. A stage in Spark's plan lets the sink's task have the first k of them and
+waits (`tests.pausing`); then the query is stopped, or its job is cancelled, or the worker that feeds the task is
+killed, or its executor. The query is started again from its checkpoint: every row must be in the table once, every bad
+row once among the letters.
+
+`python -m tests.cut_short --rounds 200 --seed 1` goes through boundaries, ways and cases in an order that the seed
+gives, for `--longest` seconds at most, with a line per round; `--cluster` does so on a Spark of two executor processes.
+Exit code 1: a row is missing, doubled, or older than it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import lance
+import psutil
+
+import ingest
+from ingest import spark_sink
+from ingest.configured_table import find_or_create
+from ingest.pipeline_checks import written_schema
+from ingest.settings import Settings, load
+from ingest.source import read_stream
+from ingest.spark_session import configuration, start_session
+from ingest.spark_sink import MemWalSink
+from ingest.task_errors import found_in, of_spark
+from tests.chaos import CLUSTER
+from tests.cluster import spread, start_daemon
+from tests.conftest import ROOT, starter, toml, wait_until
+from tests.pausing import Pausing, Seen, Waiting, WatchedOne, WatchedSend, seen
+
+ROWS, BATCH = 2000, 40
+BATCHES = ROWS // BATCH
+FIRST_BAD, BAD_EVERY = ROWS // 4, 10
+"""Where there are letters: every tenth row is bad, but for the first quarter. So the one task of a small micro-batch
+may have good rows only by the time it is cut."""
+REGIONS = 2
+COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
+SPARK = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
+    # A batch is more than this, so the JVM sends each by itself; by its default it would keep some ten of them back.
+    "spark.sql.execution.pandas.udf.buffer.size": "1024",
+    "spark.deploy.maxExecutorRetries": "-1",
+}
+_ENDS_WITHIN = 120.0
+
+ONE_TASK, ROUTE, SEND = "one task", "before the shuffle", "behind the shuffle"
+"""What is cut: the one task of a small micro-batch; the first, or the second, of the two of a large one."""
+TASKS = {ONE_TASK: {"OneTask"}, ROUTE: set[str](), SEND: {"SendTask"}}
+"""Those of the sink's tasks that send, by what is cut: before the shuffle none has begun."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sort of micro-batches."""
+
+    where: str
+    append: bool = False
+    """The table has no key."""
+    letters: bool = False
+    daemons: int = 0
+    """Daemons that are configured; 0 = a child daemon, another one behind every cut."""
+    nameless: bool = False
+    """Rows come without the paths of their files; one task only."""
+
+    def __str__(self) -> str:
+        table = "append_only" if self.append else "keyed"
+        daemons = f"{self.daemons} daemons" if self.daemons else "child daemon"
+        return ", ".join([self.where, table, daemons, *["letters"] * self.letters, *["nameless"] * self.nameless])
+
+
+CASES = tuple(
+    Case(where, append, letters, daemons, nameless)
+    for where, append, letters, daemons, nameless in product(
+        (ONE_TASK, ROUTE, SEND), (False, True), (False, True), (0, 2), (False, True)
+    )
+    if not nameless or (where == ONE_TASK and not letters)
+)
+
+
+# ---- ways ------------------------------------------------------------------------------------------------------------
+
+
+def stop(query: Any, feeding: psutil.Process) -> None:
+    """As a user ends a query, or SIGTERM ends `memwal run`."""
+    query.stop()
+
+
+def cancel(query: Any, feeding: psutil.Process) -> None:
+    """As from Spark's page of jobs."""
+    from pyspark import SparkContext
+
+    SparkContext.getOrCreate().cancelAllJobs()
+
+
+def kill_worker(query: Any, feeding: psutil.Process) -> None:
+    """As the kernel does where memory ends: SIGKILL to the Python worker whose rows the sink's task reads."""
+    feeding.kill()
+
+
+def kill_executor(query: Any, feeding: psutil.Process) -> None:
+    """SIGKILL to the JVM that the task runs in; the driver lives, and has another executor do the task again."""
+    executor = next(each for each in feeding.parents() if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()))
+    executor.kill()
+
+
+Way = Callable[[Any, psutil.Process], None]
+WAYS: Mapping[str, Way] = {"stop": stop, "cancel": cancel, "kill worker": kill_worker}
+ON_CLUSTER: Mapping[str, Way] = {**WAYS, "kill executor": kill_executor}
+
+
+# ---- one table -------------------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """A source, a table and its daemons below `directory`, and what the table must hold."""
+
+    def __init__(self, spark: Any, directory: Path, case: Case, start: Callable[..., Any]) -> None:
+        """With a small micro-batch in the table. `spark`: as `cut_spark` makes it; `start`: as the fixture."""
+        self.spark, self.directory, self.case = spark, directory, case
+        (directory / "in").mkdir()
+        (directory / "marks").mkdir()
+        endpoints = spread(case.daemons, REGIONS) if case.daemons else []
+        config = directory / "config.toml"
+        config.write_text(toml(self._sections(endpoints)))
+        self.settings: Settings = load(config, {})
+        self.rows: Counter[tuple[int, str, int]] = Counter()
+        self.letters: Counter[str] = Counter()
+        self._newest: dict[int, tuple[int, str, int]] = {}
+        self._landed = self._cuts = 0
+        find_or_create(self.settings, {})
+        for daemon in [start_daemon(start, config, each) for each in endpoints]:
+            daemon.line_with("serving")
+        self.sink = MemWalSink(self.settings)
+        self._land(BATCH)
+        self.run()
+
+    def _sections(self, endpoints: list[str]) -> dict[str, dict[str, Any]]:
+        key = {"append_only": True} if self.case.append else {"key": ["id"]}
+        return {
+            "table": {"uri": str(self.directory / "table.lance"), "columns": COLUMNS, **key},
+            "regions": {"count": REGIONS},
+            "source": {"format": "json", "path": str(self.directory / "in"), "files_per_trigger": 1},
+            "commit": {"interval": "0s"},
+            "dlq": {"mode": "table" if self.case.letters else "fail"},
+            "daemon": {"endpoints": endpoints} if endpoints else {},
+        }
+
+    def cut(self, boundary: int, way: Way) -> list[Seen]:
+        """Land a micro-batch and end it when its task has `boundary` batches; returns the sink's tasks, all over."""
+        self._land(ROWS)
+        self._cuts += 1
+        place = self.directory / "marks" / str(self._cuts)
+        place.mkdir()
+        pausing = Pausing(boundary, str(place))
+        with self._paused(pausing):
+            query = self._started(pausing)
+            try:
+                way(query, self._cut_off(query, pausing).worker)
+                with suppress(Exception):  # what ends it is the way's
+                    query.awaitTermination(_ENDS_WITHIN)
+                assert not query.isActive
+            finally:
+                pausing.release()
+                query.stop()
+            wait_until(lambda: all(each.over for each in seen(place)))
+        return seen(place)
+
+    def _cut_off(self, query: Any, pausing: Pausing) -> Waiting:
+        """Where `pausing` waits, once the sink's task has all that was handed on."""
+
+        def waits() -> Waiting | None:
+            assert query.isActive, query.exception()
+            waiting = pausing.waits()
+            came = {each.came for each in seen(Path(pausing.place))}
+            return waiting if waiting and (self.case.where == ROUTE or waiting.handed in came) else None
+
+        found: Waiting = wait_until(waits)
+        return found
+
+    def resume(self, *, anew: bool = True) -> None:
+        """Process what is left, as the next start of the same program does, or (not `anew`) with the same sink."""
+        if anew:
+            self.sink.close()
+            self.sink = MemWalSink(self.settings)
+        self.run()
+
+    def run(self) -> None:
+        """Process what there is. Raises: what ended the query, as the kind it is."""
+        query = self._started()
+        try:
+            assert query.awaitTermination(_ENDS_WITHIN)
+        except Exception as error:
+            raise (self.sink.failure or of_spark(error)) from error
+        finally:
+            query.stop()
+
+    def check(self) -> None:
+        """Compare the table, and its dead letters, with what was landed."""
+        with ingest.connect(self.sink._owner()) as table:
+            stored = table.scan(list(COLUMNS)).to_pylist()
+        rows = Counter((row["id"], row["name"], row["price"]) for row in stored)
+        letters: Counter[str] = Counter()
+        if Path(self.settings.dead_letters).exists():
+            raw = lance.dataset(self.settings.dead_letters).to_table(columns=["raw_value"])["raw_value"].to_pylist()
+            letters.update(each.decode() for each in raw)
+        wrong = [difference("rows", rows, self.rows), difference("letters", letters, self.letters)]
+        assert not any(wrong), "; ".join(filter(None, wrong))
+
+    def close(self) -> None:
+        """End the child daemon; configured ones are their starter's."""
+        self.sink.close()
+
+    def _land(self, count: int) -> None:
+        """A file of `count` rows; where the table has a key, half of them put keys of the file before."""
+        number = self._landed
+        self._landed += 1
+        first = number * (ROWS if self.case.append else ROWS // 2)
+        lines = []
+        for row in range(count):
+            if self.case.letters and row >= FIRST_BAD and row % BAD_EVERY == 0:
+                lines.append(f"no JSON {number}:{row}")
+                self.letters[lines[-1]] += 1
+            else:
+                id = first + row
+                lines.append(json.dumps({"id": id, "name": f"row {id} v{number}", "price": id + number}))
+                self._expect((id, f"row {id} v{number}", id + number))
+        hidden = self.directory / "in" / ".coming"
+        hidden.write_text("\n".join(lines) + "\n")
+        hidden.rename(hidden.with_name(f"{number:03d}.json"))
+
+    def _expect(self, row: tuple[int, str, int]) -> None:
+        if not self.case.append and row[0] in self._newest:
+            del self.rows[self._newest[row[0]]]
+        self._newest[row[0]] = row
+        self.rows[row] += 1
+
+    def _started(self, pausing: Pausing | None = None) -> Any:
+        schema = written_schema(self.settings, self.sink._table())
+        frame = read_stream(self.spark, self.settings.source, schema)
+        if pausing is not None and self.case.where != SEND:
+            frame = frame.mapInArrow(pausing, frame.schema)
+        checkpoint = str(self.directory / "checkpoint")
+        writer = frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", checkpoint)
+        return writer.trigger(availableNow=True).start()
+
+    @contextmanager
+    def _paused(self, pausing: Pausing) -> Iterator[None]:
+        """The sink's tasks are watched; what comes of the shuffle goes through `pausing` where that is to be cut."""
+        routed_frame = spark_sink.routed_frame
+
+        def through(*given: Any) -> Any:
+            frame = routed_frame(*given)
+            return frame.mapInArrow(pausing, frame.schema) if self.case.where == SEND else frame
+
+        self.sink._small = None if self.case.where == ONE_TASK else 0
+        self.sink._tasks = 1  # so that all batches go through one task behind the shuffle too
+        with (
+            mock.patch.object(spark_sink, "routed_frame", through),
+            mock.patch.object(spark_sink, "OneTask", partial(WatchedOne, place=pausing.place)),
+            mock.patch.object(spark_sink, "SendTask", partial(WatchedSend, place=pausing.place)),
+            mock.patch.object(spark_sink, "NAMELESS_FROM", 0 if self.case.nameless else ROWS + 1),
+        ):
+            yield
+
+
+def difference(what: str, found: Counter[Any], expected: Counter[Any]) -> str:
+    """What is wrong, in a line; "" for nothing."""
+    missing, more = expected - found, found - expected
+    if not missing and not more:
+        return ""
+    examples = [str(each) for each in (*list(missing)[:2], *list(more)[:2])]
+    return f"{missing.total()} {what} are missing, {more.total()} should not be there: {', '.join(examples)}"
+
+
+def cut_spark(directory: Path, master: str = "local[2]") -> Any:
+    """A Spark whose micro-batches of 2,000 rows are 50 batches. `directory`: any that is absolute."""
+    spark = {**SPARK, "spark.master": master}
+    settings = load({"table": {"uri": str(directory)}, "source": {"spark": spark}}, {})
+    return start_session(configuration(settings, REGIONS, once=True))
+
+
+# ---- at length -------------------------------------------------------------------------------------------------------
+
+
+def rounds(ways: Mapping[str, Way], seed: int) -> list[tuple[Case, int, str]]:
+    """Every case, boundary and way, in the order of the seed."""
+    every = list(product(CASES, range(BATCHES + 1), ways))
+    random.Random(seed).shuffle(every)
+    return every
+
+
+def said_of(spark: Any, directory: Path, case: Case, boundary: int, way: Way, *, anew: bool) -> tuple[bool, str]:
+    """Whether a round came out well, and what is to say of it."""
+    with ExitStack() as stack:
+        scene = Scene(spark, directory, case, stack.enter_context(contextmanager(starter)()))
+        stack.callback(scene.close)
+        try:
+            tasks = scene.cut(boundary, way)
+            scene.resume(anew=anew)
+            scene.check()
+        except (AssertionError, ingest.MemWalError) as error:
+            return False, str(error)
+    return True, "; ".join(map(how_it_ended, tasks)) or "no task of the sink had begun"
+
+
+def how_it_ended(task: Seen) -> str:
+    """What is to say of a task."""
+    error = found_in(task.how)
+    return f"{task.name} had {task.came} and {f'raised {error.kind}: {error}' if error else task.how or 'died'}"
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--longest", type=float, default=3600.0, help="seconds behind which no round begins")
+    parser.add_argument("--cluster", action="store_true", help="two executors; these are killed too")
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    ways = ON_CLUSTER if given.cluster else WAYS
+    chance, began = random.Random(given.seed), time.monotonic()
+    bad = done = 0
+    with tempfile.TemporaryDirectory(prefix="memwal-cut-") as root:
+        spark = cut_spark(Path(root), CLUSTER if given.cluster else "local[2]")
+        for case, boundary, name in rounds(ways, given.seed)[: given.rounds]:
+            if time.monotonic() - began > given.longest:
+                break
+            directory, anew = Path(root) / str(done), chance.random() < 0.5
+            directory.mkdir()
+            good, said = said_of(spark, directory, case, boundary, ways[name], anew=anew)
+            done, bad = done + 1, bad + (not good)
+            again = "a new sink" if anew else "the same sink"
+            print(f"{done:4d} {'ok ' if good else 'BAD'} {boundary:2d} {name}; {again}; {case}: {said}", flush=True)
+            shutil.rmtree(directory, ignore_errors=True)
+        spark.stop()
+    print(f"{done} rounds by the seed {given.seed}, {bad} of them bad, {time.monotonic() - began:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""A run that is ended inside micro-batches and started again; `python -m tests.stops` does so at length."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from tests.kafka_server import KafkaServer
+from tests.stops import Stops, stopped
+
+
+def test_every_record_is_there_once_however_often_the_run_was_ended(kafka: KafkaServer, tmp_path: Path) -> None:
+    scene = Stops(tmp_path, kafka, 40_000, append=True, part=10_000)
+    try:
+        scene.produce()
+        stopped(scene, 2, random.Random(3), print)
+        scene.drain()
+        assert scene.check() == 40_000
+    finally:
+        scene.close()

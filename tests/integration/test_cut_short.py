@@ -1,0 +1,66 @@
+"""Micro-batches that are cut short between two batches lose nothing; at length: `python -m tests.cut_short`.
+
+When Spark ends a task, the rows that its Python worker reads end between two messages, as they do where they are all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cut_short import ONE_TASK, ROUTE, SEND, TASKS, WAYS, Case, Scene, cut_spark
+
+CUTS = {
+    Case(ONE_TASK): {7: "stop", 25: "kill worker", 49: "cancel"},
+    Case(ONE_TASK, append=True, letters=True): {7: "cancel", 49: "stop"},
+    Case(ONE_TASK, append=True, daemons=2): {1: "kill worker", 49: "stop"},
+    Case(ONE_TASK, append=True, nameless=True): {25: "stop"},
+    Case(SEND, append=True): {1: "stop", 25: "cancel", 49: "kill worker"},
+    Case(SEND, letters=True, daemons=2): {1: "stop", 7: "kill worker", 49: "cancel"},
+    Case(ROUTE, append=True, letters=True): {7: "stop"},
+}
+"""How micro-batches of a case are cut, one behind the other, by how many of their 50 batches have come."""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Spark for the module, of small batches."""
+    session = cut_spark(tmp_path_factory.mktemp("unused"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def scene(spark: Any, tmp_path: Path, start: Callable[..., Any]) -> Iterator[Callable[[Case], Scene]]:
+    """Makes a scene; its child daemon ends with the test."""
+    made: list[Scene] = []
+
+    def make(case: Case) -> Scene:
+        made.append(Scene(spark, tmp_path, case, start))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("case", CUTS, ids=str)
+def test_every_row_arrives_once_wherever_its_micro_batch_was_cut(scene: Callable[[Case], Scene], case: Case) -> None:
+    table = scene(case)
+    for boundary, way in CUTS[case].items():
+        tasks = table.cut(boundary, WAYS[way])
+        assert {each.name for each in tasks} == TASKS[case.where], "another task was cut"
+        assert {each.came for each in tasks} <= {boundary}
+        table.resume()
+        table.check()
+
+
+def test_the_same_sink_goes_on_behind_a_cut(scene: Callable[[Case], Scene]) -> None:
+    """As where a query begins anew by itself: its micro-batches stay with one task."""
+    table = scene(Case(ONE_TASK, append=True))
+    table.cut(25, WAYS["stop"])
+    table.resume(anew=False)
+    table.check()

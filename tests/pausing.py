@@ -1,0 +1,176 @@
+"""What the tests of tasks that are cut short run inside Spark's Python workers.
+
+`Pausing` is a stage that hands on so many batches and then waits, so that the task it belongs to can be ended at that
+boundary and nowhere else. `WatchedOne` and `WatchedSend` are the sink's own tasks that note where they run and how
+they ended. All of it speaks with the driver through files of one directory, `place`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+
+from ingest.spark_small import OneTask
+from ingest.spark_tasks import SendTask
+
+_LONGEST = 120.0
+"""Seconds that a stage waits at most: its driver may be gone."""
+
+
+@dataclass(frozen=True)
+class Pausing:
+    """A function for `mapInArrow`: hands batches on until the next worker has `after` of them; waits for `release`.
+
+    The JVM sends a batch only once it has the first row of the next one, so one more is handed on; where there is none
+    this waits behind the last. One task of all that run it waits, the first to come so far; the others, and whoever
+    does its work again, do not.
+    """
+
+    after: int
+    place: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        handed = 0
+        for batch in batches:
+            yield batch
+            handed += 1
+            if handed == self.after + 1:
+                self._wait(handed)
+        if handed <= self.after:
+            self._wait(handed)
+
+    def waits(self) -> Waiting | None:
+        """Where this waits, None where it does not yet."""
+        told = Path(self.place) / "waits"
+        if not told.exists():
+            return None
+        pid, handed = map(int, told.read_text().split())
+        return Waiting(psutil.Process(pid), max(0, handed - 1))
+
+    def release(self) -> None:
+        """Let it go on."""
+        (Path(self.place) / "released").touch()
+
+    def _wait(self, handed: int) -> None:
+        told, mine = Path(self.place) / "waits", Path(self.place) / f"wait-{os.getpid()}"
+        if told.exists():
+            return
+        hand_over()
+        mine.write_text(f"{os.getpid()} {handed}")
+        with suppress(FileExistsError):
+            os.link(mine, told)
+            until = time.monotonic() + _LONGEST
+            while time.monotonic() < until and not (Path(self.place) / "released").exists():
+                time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The worker that waits, and how many batches the next one gets."""
+
+    worker: psutil.Process
+    handed: int
+
+
+def hand_over() -> None:
+    """Send the JVM what this worker has written so far: PySpark keeps back up to the size of its buffer."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if isinstance(stream := frame.f_locals.get("stream"), io.BufferedWriter):
+            stream.flush()
+            return
+    raise RuntimeError("PySpark writes its batches in another way; see dump_stream of ArrowStreamSerializer")
+
+
+# ---- tasks that are watched ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedOne(OneTask):
+    """`OneTask`, watched."""
+
+    place: str = ""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return watched("OneTask", self.place, partial(OneTask.__call__, self), batches)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedSend(SendTask):
+    """`SendTask`, watched."""
+
+    place: str = ""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return watched("SendTask", self.place, partial(SendTask.__call__, self), batches)
+
+
+Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def watched(name: str, place: str, task: Function, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What `task` makes of `batches`, and beside it notes for `seen`."""
+    own = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
+    came, note = Path(place) / f"came-{own}", Path(place) / f"task-{own}"
+    came.touch()
+    note.touch()
+    how = "was closed"
+    try:
+        yield from task(_counted(batches, came))
+        how = "ended"
+    except Exception as error:
+        how = f"raised {error}"
+        raise
+    finally:
+        note.write_text(how)
+
+
+def _counted(batches: Iterator[pa.RecordBatch], came: Path) -> Iterator[pa.RecordBatch]:
+    """`batches`, a byte for each in the file `came`."""
+    for batch in batches:
+        with came.open("ab") as file:
+            file.write(b".")
+        yield batch
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One watched task: its name, its worker, the batches that came to it, and how it ended.
+
+    `how`: "" where it has not ended, or its worker has died.
+    """
+
+    name: str
+    pid: int
+    came: int
+    how: str
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come of it."""
+        if self.how:
+            return True
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        return True
+
+
+def seen(place: Path) -> list[Seen]:
+    """The watched tasks of a directory."""
+    found = []
+    for note in place.glob("task-*"):
+        _, name, pid, _ = note.name.split("-")
+        came = note.with_name(note.name.replace("task", "came", 1)).stat().st_size
+        found.append(Seen(name, int(pid), came, note.read_text()))
+    return found
