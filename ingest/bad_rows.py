@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingest.python_times import python_values
 from ingest.source import PROBLEM
 from memtable import InvalidRows
 
@@ -103,12 +104,14 @@ def _plain(value: object) -> object:
 
 
 def readable_row(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
-    """One row's values; text that is not UTF-8 with its bytes escaped."""
+    """One row's values; bytes of text that is not UTF-8 as surrogates, which `as_json` writes as those bytes: no replay
+    takes the letter for JSON then, and puts other text.
+    """
     return {name: _value(batch[name].slice(row, 1)) for name in batch.schema.names}
 
 
 def _value(alone: pa.Array) -> Any:
     try:
-        return alone[0].as_py()
+        return python_values(alone)[0]
     except UnicodeDecodeError:
-        return alone.cast(pa.binary())[0].as_py().decode(errors="backslashreplace")
+        return alone.cast(pa.binary())[0].as_py().decode(errors="surrogateescape")

@@ -33,8 +33,9 @@ from ingest.dlq_sources import Map
 from ingest.errors import Invalid
 from ingest.receipts import Receipt
 from ingest.source import DELETE
-from ingest.spark_tasks import Target, conformed_to, runs
+from ingest.spark_tasks import Target, conformed_to
 from ingest.tokens import Token
+from ingest.whole_input import runs
 
 AT_ONCE = 500
 """Letters that are mapped, checked and put together; as many ids are in the table's metadata at most."""

@@ -6,21 +6,18 @@ process; only where the mapping has SQL a Spark session evaluates it.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ingest.bad_rows import BadRow, problems_of
+from ingest.file_rows import failure, fields_of, read_json, read_text
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.mapping import RecordMapping
 from ingest.mapping_task import column_name, mapped
+from ingest.mapping_types import column
 from ingest.settings import Settings
 from ingest.source import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
 
@@ -49,7 +46,8 @@ def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Ma
     if settings.source.format == KAFKA:
         mapping = record_mapping(settings.source, schema, key)
         return _of_kind(of_topics=True, read=lambda letters: rows_of_records(letters, mapping, settings))
-    return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema))
+    texts = settings.source.format == "csv"
+    return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema, texts=texts))
 
 
 def _of_kind(*, of_topics: bool, read: Map) -> Map:
@@ -92,13 +90,13 @@ def _rows_of(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> M
     rows = _by_spark(records, mapping, settings) if mapping.has_sql else _by_itself(records, mapping)
     failed = problems_of(rows)
     good = [row for row in range(rows.num_rows) if row not in failed]
-    names = [*(column.name for column in mapping.columns), DELETE]
+    names = [*(each.name for each in mapping.columns), DELETE]
     return Mapped(rows.select(names).take(pa.array(good, pa.int64())), good, failed)
 
 
 def _by_itself(records: pa.Table, mapping: RecordMapping) -> pa.RecordBatch:
     found = mapped(records.combine_chunks().to_batches()[0], mapping)
-    columns = {column.name: found[column_name(number)] for number, column in enumerate(mapping.columns)}
+    columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
     return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in (DELETE, PROBLEM)})
 
 
@@ -120,55 +118,20 @@ def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> 
 # ---- rows as JSON --------------------------------------------------------------------------------------------------
 
 
-def rows_of_json(letters: pa.Table, schema: pa.Schema) -> Mapped:
-    """Letters whose `raw_value` is a JSON object; its fields of names that are not in `schema` are left out."""
-    rows: list[dict[str, Any]] = []
-    of: list[int] = []
-    failed: dict[int, BadRow] = {}
-    for number, raw in enumerate(letters["raw_value"].to_pylist()):
-        found = _parsed(raw, schema)
-        if isinstance(found, BadRow):
-            failed[number] = found
-        else:
-            rows.append(found)
-            of.append(number)
-    nullable = pa.schema([each.with_nullable(True) for each in schema])
-    return Mapped(pa.RecordBatch.from_pylist(rows, schema=nullable), of, failed)
+def rows_of_json(letters: pa.Table, schema: pa.Schema, *, texts: bool = False) -> Mapped:
+    """Letters whose `raw_value` is a JSON object, read as strictly as a record of Kafka: nothing is cut off or guessed.
 
-
-def _parsed(raw: bytes | None, schema: pa.Schema) -> dict[str, Any] | BadRow:
-    try:
-        given = json.loads(raw or b"")
-    except ValueError as error:
-        return BadRow("parse", None, f"not JSON: {error}")
-    if not isinstance(given, dict):
-        return BadRow("parse", None, "not a JSON object")
-    row: dict[str, Any] = {}
-    for each in schema:
-        try:
-            row[each.name] = _read(given.get(each.name), each.type)
-            pa.array([row[each.name]], each.type)
-        except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-            reason = f"column {each.name!r} cannot become {each.type} ({error})"
-            return BadRow("parse", each.name, reason)
-    return row
-
-
-def _read(value: Any, kind: pa.DataType) -> Any:
-    """A value as `bad_rows.as_json` writes it."""
-    types = pa.types
-    if isinstance(value, list) and types.is_list(kind):
-        return [_read(each, kind.value_type) for each in value]
-    if isinstance(value, dict) and types.is_struct(kind):
-        return {each.name: _read(value.get(each.name), each.type) for each in kind}
-    if isinstance(value, str) and (types.is_binary(kind) or types.is_large_binary(kind)):
-        return base64.b64decode(value, validate=True)
-    if isinstance(value, str) and types.is_timestamp(kind):
-        return datetime.fromisoformat(value)
-    if isinstance(value, str) and types.is_date(kind):
-        return date.fromisoformat(value)
-    if isinstance(value, str | int) and types.is_decimal(kind):
-        return Decimal(str(value))
-    if isinstance(value, dict | list) and (types.is_string(kind) or types.is_large_string(kind)):
-        return json.dumps(value)  # as Spark reads it
-    return value
+    Fields of names that are not in `schema` are left out. `texts`: the rows are of CSV, so numbers may be text.
+    """
+    documents = [fields_of(raw) for raw in letters["raw_value"].to_pylist()]
+    failed = {row: each for row, each in enumerate(documents) if isinstance(each, BadRow)}
+    objects = [{} if isinstance(each, BadRow) else each for each in documents]
+    columns = {}
+    for field in schema:
+        given = [each.get(field.name) for each in objects]
+        values, problems = column(given, field.type, "", read_text if texts else read_json)
+        columns[field.name] = values
+        for row, reason in problems.items():
+            failed.setdefault(row, failure(field, reason))
+    good = [row for row in range(len(documents)) if row not in failed]
+    return Mapped(pa.RecordBatch.from_pydict(columns).take(pa.array(good, pa.int64())), good, failed)

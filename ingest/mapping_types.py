@@ -56,6 +56,8 @@ def carried(kind: pa.DataType) -> pa.DataType:
     wider |= {pa.uint64(): pa.decimal128(20, 0), pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
         return pa.list_(carried(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(carried(field.type)) for field in kind])
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else "UTC")
     return wider.get(kind, kind)
@@ -225,12 +227,13 @@ def _within(value: Any, kind: pa.DataType, limit: int) -> int:
 
 def _parsed(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bool) or not isinstance(value, str):
-        raise _misfit(value, kind, "numbers need a unit" if isinstance(value, int) else "")
+        raise _misfit(value, kind, "numbers need a unit" if isinstance(value, int | float) else "")
     try:
         return pa.scalar(value).cast(carried(kind)).as_py()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = "with an offset, such as Z" if "expected a zone offset" in str(error) else ""
-        why = "without an offset" if "no zone offset" in str(error) else why
+        if "no zone offset" in str(error):
+            why = f"without an offset, or declare the column timestamp[{kind.unit}, UTC]"
         raise _misfit(value, kind, f"write ISO 8601 {why}".strip()) from None
 
 
@@ -248,6 +251,21 @@ def _list(value: Any, kind: pa.DataType, unit: str) -> list[Any]:
     return [typed(each, kind.value_type, unit) for each in value]
 
 
+def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _misfit(value, kind)
+    for name in value:
+        if kind.get_field_index(name) < 0:
+            raise ValueError(f"has a field {name!r} that the column has not")
+    found = {}
+    for field in kind:
+        try:
+            found[field.name] = typed(value.get(field.name), field.type)
+        except ValueError as error:
+            raise ValueError(f"{field.name}: {error}") from None
+    return found
+
+
 _EPOCH = datetime.date(1970, 1, 1)
 _Convert = Callable[[Any, pa.DataType, str], Any]
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
@@ -261,6 +279,7 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
     (pa.types.is_decimal128, _decimal),
     (pa.types.is_fixed_size_list, _vector),
     (pa.types.is_list, _list),
+    (pa.types.is_struct, _struct),
 )
 
 

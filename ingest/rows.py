@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ingest.errors import Invalid
 from ingest.keys import NO_KEY
+from ingest.python_values import NOT_TAKEN, column_of
 from memtable import TOMBSTONE
 
 
@@ -39,6 +40,9 @@ def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
 def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
     if isinstance(rows, pa.Table):
         return rows
+    if type(rows).__module__.partition(".")[0] == "pandas" and rows.index.names == [None]:
+        # Arrow makes a column of what a filter or a sort left of the numbers of the rows.
+        return pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
     if isinstance(rows, pa.RecordBatchReader):
@@ -112,21 +116,17 @@ def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
         return pa.array(values)
     wanted = schema.field(name).type
     try:
-        # Asked for integers, Arrow cuts fractions off in silence; a cast of what it finds by itself does not.
-        fractions = pa.types.is_integer(wanted) and any(isinstance(value, float) for value in values)
-        return pa.array(values, pa.float64()).cast(wanted) if fractions else pa.array(values, wanted)
-    except _NOT_TAKEN as error:
-        row = next((row for row, value in enumerate(values) if not _is_taken(value, wanted)), None)
-        where = "" if row is None else f", in row {row}"
-        raise Invalid(f"column '{name}', which is {wanted}{where}: {str(error).splitlines()[0]}") from None
+        return column_of(values, wanted)
+    except NOT_TAKEN as error:
+        first = next(((row, why) for row, value in enumerate(values) if (why := _refusal(value, wanted))), None)
+        where, why = ("", error) if first is None else (f", in row {first[0]}", first[1])
+        raise Invalid(f"column '{name}', which is {wanted}{where}: {str(why).splitlines()[0]}") from None
 
 
-_NOT_TAKEN = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
-
-
-def _is_taken(value: Any, wanted: pa.DataType) -> bool:
+def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:
+    """Why a value cannot be in a column of the type `wanted`."""
     try:
-        pa.array([value], wanted)
-    except _NOT_TAKEN:
-        return False
-    return True
+        column_of([value], wanted)
+    except NOT_TAKEN as error:
+        return error
+    return None

@@ -15,9 +15,9 @@ of a key wins (`ingest.kafka_source`). Any other source is ordered by `source.or
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,12 +30,14 @@ from ingest.references import resolve
 from ingest.settings import SourceSettings
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 LANDED, FILE, BLOCK = "_memwal_landed", "_memwal_file", "_memwal_block"
 PLACE = (LANDED, FILE, BLOCK)
 """Columns that say where a row of a file source lies, most significant first."""
+PART = "_memwal_part"
+"""One number in the place of `PLACE` (`ingest.spark_small`)."""
 TOPIC, PARTITION, OFFSET = "_memwal_topic", "_memwal_partition", "_memwal_offset"
 COORDINATES = (TOPIC, PARTITION, OFFSET)
 """Columns that say where a row of Kafka lies, most significant first. It has `LANDED` too, which does not order it."""
@@ -55,11 +57,12 @@ FILES_CHECKED = 256
 """Schemas read before the query starts: a footer costs about a millisecond; what lies behind is found while reading."""
 
 _FAR = "36500d"  # Spark's default of 7 days makes it leave out, in silence, files older than that beside newer ones
-_STRICT = "FAILFAST"  # for JSON and CSV, where Spark's default puts nulls in the place of values that it cannot read
+_STRICT = "FAILFAST"  # where Spark's default puts nulls in the place of values that it cannot read
 
-_TOLD_BY_RECORD = ("json", "csv")
 _UNREAD = "_memwal_unread"
-_UNREADABLE = "parse: malformed, or a value is of another type than its column"
+UNREADABLE = "parse: malformed, or a value is of another type than its column"
+"""`PROBLEM` of a record of JSON that Spark could not read; `ingest.file_rows` finds out why."""
+_UNREADABLE_LINE = "parse: the line has more or fewer values than there are columns, or quotes that do not match"
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
                 f"{nearest(name, found.names)}"
             )
     for field in found:
-        if field.name not in schema.names and drift == "add":
+        if field.name not in schema.names and drift != "fail":
             continue
         if field.name not in schema.names:
             raise Invalid(
@@ -164,8 +167,8 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_integer(wanted):
         # Spark has no unsigned types: it reads one into the next wider signed one, which the sink narrows again.
         return bool(types.is_integer(found)) and _signed_bits(found) <= _signed_bits(wanted)
-    if types.is_floating(wanted):
-        return bool(types.is_floating(found)) and 16 < found.bit_width <= max(32, wanted.bit_width)
+    if types.is_floating(wanted):  # float64 in a narrower column is rounded by the sink (`widened`)
+        return bool(types.is_floating(found)) and found.bit_width > 16
     if types.is_timestamp(wanted):
         return bool(types.is_timestamp(found)) and found.unit != "ns" and (found.tz is None) == (wanted.tz is None)
     if _is_list(wanted):
@@ -183,6 +186,19 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
         (types.is_date32,),
     )
     return any(any(of(wanted) for of in family) and any(of(found) for of in family) for family in families)
+
+
+def widened(kind: pa.DataType) -> pa.DataType:
+    """`kind` with float64 in the place of narrower floats: Spark reads those as such too, but never float64 as
+    narrower ones. The sink rounds them, and refuses what would become infinite.
+    """
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if _is_list(kind):
+        return pa.list_(widened(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(widened(field.type)) for field in kind])
+    return kind
 
 
 def _signed_bits(kind: pa.DataType) -> int:
@@ -203,41 +219,89 @@ def _is_list(kind: pa.DataType) -> bool:
 # ---- the stream ----------------------------------------------------------------------------------------------------
 
 
-def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema, *, keep_bad: bool = False) -> DataFrame:
+def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> DataFrame:
     """The streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source.
 
-    `keep_bad`: records of text files that cannot be read become rows with a `PROBLEM`, and end nothing.
+    Records of JSON and CSV that cannot be used are rows with a `PROBLEM`, and end nothing here. CSV with a header comes
+    as `FILE` alone: who is given a micro-batch reads its files (`ingest.csv_header`).
+    """
+    from ingest.csv_header import has_header, names_only
+
+    if has_header(source):
+        return names_only(spark.readStream, source)
+    reader = spark.readStream.format(source.format)
+    return rows_of(reader, source, schema, stored=stored_types(spark, source, schema))
+
+
+def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> pa.Schema:
+    """`schema` with the types as which Spark reads the columns of Parquet files: float64 in the place of narrower
+    floats, where files may hold that.
+    """
+    wide = pa.schema([field.with_type(widened(field.type)) for field in schema])
+    if source.format != "parquet" or wide == schema:
+        return schema
+    return wide if _holds_float64(spark, source, schema) else schema
+
+
+def _holds_float64(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> bool:
+    """Whether any Parquet file has float64 where the table has narrower floats; True where none can be looked at."""
+    if is_remote(source.path):
+        try:
+            found = spark.read.options(**resolve(source.options, os.environ, "[source] options")).parquet(source.path)
+            return any("DoubleType" in str(field.dataType) for field in found.schema if field.name in schema.names)
+        except Exception:  # noqa: BLE001 - no file yet, for example; the stream says whatever else is wrong
+            return True
+    paths = [local_path(each) for each in (source.path, source.feed) if each]
+    files = [file for path in paths if path.is_dir() for file in visible_files(path)][:FILES_CHECKED]
+    footers = [pq.read_schema(file) for file in files]
+    narrow = [field.name for field in schema if widened(field.type) != field.type]
+    kinds = [each.field(name).type for name in narrow for each in footers if name in each.names]
+    return not footers or any("double" in str(kind) for kind in kinds)
+
+
+def file_limits(source: SourceSettings) -> dict[str, str]:
+    """Options of a stream of files: how many a micro-batch has, and that none is too old."""
+    return {"maxFilesPerTrigger": str(source.files_per_trigger), "maxFileAge": _FAR}
+
+
+def rows_of(
+    reader: Any, source: SourceSettings, schema: pa.Schema, *, stored: pa.Schema, paths: Any = None
+) -> DataFrame:
+    """As `read_stream`, by a reader of Spark that has its format. `stored`: the columns of the files as they are read,
+    for JSON and CSV in the order of the file; `paths`: what to load, None for `source.path`.
     """
     from pyspark.sql import functions
 
-    is_file = source.format in FILE_FORMATS
-    keep_bad = keep_bad and source.format in _TOLD_BY_RECORD
-    reader = spark.readStream.format(source.format)
+    from ingest.strict_texts import STRICT, as_read, columns, read_type
+
+    options = resolve(source.options, os.environ, "[source] options")
+    strict, is_file = source.format in STRICT, source.format in FILE_FORMATS
+    if strict:
+        stored = pa.schema([field.with_type(read_type(field.type, source.format)) for field in stored])
+        reader = reader.option("columnNameOfCorruptRecord", _UNREAD)
     if is_file:
-        columns = schema.append(pa.field(_UNREAD, pa.string())) if keep_bad else schema
-        reader = reader.schema(spark_schema(columns)).options(
-            maxFilesPerTrigger=source.files_per_trigger, maxFileAge=_FAR, mode="PERMISSIVE" if keep_bad else _STRICT
-        )
-        reader = reader.option("columnNameOfCorruptRecord", _UNREAD) if keep_bad else reader
-    reader = reader.options(**resolve(source.options, os.environ, "[source] options"))
-    frame = reader.load(source.path) if source.path else reader.load()
+        read = stored.append(pa.field(_UNREAD, pa.string())) if strict else stored
+        reader = reader.schema(spark_schema(read)).options(mode="PERMISSIVE" if strict else _STRICT)
+        if paths is None:
+            reader = reader.options(**file_limits(source))
+    reader = reader.options(**options)
+    path: Any = source.path if paths is None else paths
+    frame: DataFrame = reader.load(path) if path else reader.load()
     if not is_file:
         return frame
+    values, problem = [functions.col(quoted(name)) for name in schema.names], None
+    if strict:
+        values, problem = columns(schema, source.format, options)
+        unread, said = functions.col(_UNREAD), UNREADABLE if source.format == "json" else _UNREADABLE_LINE
+        problem = functions.coalesce(functions.when(unread.isNotNull(), functions.lit(said)), problem)
+        raw = functions.when(problem.isNotNull(), functions.coalesce(unread.cast("binary"), as_read(stored)))
     return frame.select(
-        *(functions.col(quoted(name)) for name in schema.names),
+        *values,
         functions.col("_metadata.file_modification_time").alias(LANDED),
         functions.col("_metadata.file_path").alias(FILE),
         functions.col("_metadata.file_block_start").alias(BLOCK),
-        *(_problem_columns() if keep_bad else ()),
+        *([] if problem is None else [problem.alias(PROBLEM), raw.alias(RAW_VALUE)]),
     )
-
-
-def _problem_columns() -> Iterator[Column]:
-    from pyspark.sql import functions
-
-    unread = functions.col(_UNREAD)
-    yield functions.when(unread.isNotNull(), functions.lit(_UNREADABLE)).alias(PROBLEM)
-    yield unread.cast("binary").alias(RAW_VALUE)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from rich.console import Console
 
 import ingest
+from flush import BaseTable
 from ingest import cli_dlq, spark_sink
+from ingest.csv_header import ByHeader, has_header
 from ingest.dead_letters import DeadLetters
 from ingest.dlq_replay import Replaying
 from ingest.dlq_sources import by_source
@@ -87,13 +90,14 @@ class Stream:
         settings = load(self.config, {})
         sink = MemWalSink(self.config, endpoint=self.endpoint(), on_batch=self.batches.append)
         schema = written_schema(settings, sink._table())
-        frame = read_stream(self.spark, settings.source, schema, keep_bad=settings.dlq.mode != "fail")
-        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.at / "checkpoint"))
+        frame = read_stream(self.spark, settings.source, schema)
+        to: Any = ByHeader(settings.source, schema, sink) if has_header(settings.source) else sink
+        writer = frame.writeStream.foreachBatch(to).option("checkpointLocation", str(self.at / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
         try:
             assert query.awaitTermination(300)
         except Exception as error:
-            raise (sink.failure or of_spark(error)) from error
+            raise (getattr(to, "failure", None) or sink.failure or of_spark(error)) from error
         finally:
             query.stop()
 
@@ -196,10 +200,114 @@ def test_a_bad_value_ends_a_stream_that_takes_none_in_one_line(stream: Callable[
     """Spark says it in a stack of the JVM, inside the sink's own call."""
     source = stream(mode="fail")
     source.land([line(1), json.dumps({"id": "two", "name": "", "price": 2})])
-    with pytest.raises(ingest.Invalid, match=r"000\.json.*dlq\.mode") as e:
+    told = r"'id' cannot become int64 \('two' is no int64\) \(row 1 of 000\.json.*dlq\.mode"
+    with pytest.raises(ingest.Invalid, match=told) as e:
         source.run()
     assert len(e.value.lines) == 1
     assert source.rows() == {}
+
+
+TYPED = {
+    "id": "int64",
+    "name": "string",
+    "at": "timestamp[us, UTC]",
+    "local": "timestamp[us]",
+    "day": "date32",
+    "ratio": "float32",
+}
+GOOD = {"at": "2026-01-02T03:04:05.5Z", "local": "2026-01-02 03:04:05", "day": "2026-01-02", "ratio": 0.1}
+BAD = {
+    "at": (1_700_000_000_000, "2026-01-02T03:04:05", "soon"),
+    "local": (1_700_000_000_000, "2026-01-02T03:04:05Z", "2026-01-02T03:04:05.1234567"),
+    "day": (19_000, "2026-01-02T03:04:05", "2026-02-31"),
+    "ratio": (1e300, "much"),
+}
+WHY = {"at": "a number needs a unit", "local": "declare the column timestamp[us, UTC]", "day": "2020-01-31"}
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_what_a_file_says_is_not_guessed_at(stream: Callable[..., Stream], form: str) -> None:
+    """Numbers as times, the time behind a date, an offset in a column without one, a float that becomes infinite."""
+    source = stream(form, table={"columns": TYPED}, mode="table")
+    bad = [(column, value) for column, values in BAD.items() for value in values]
+    rows = [{"id": n, "name": "", **GOOD, column: value} for n, (column, value) in enumerate(bad)]
+    rows += [{"id": 50, "name": "good", **GOOD}, {"id": 51, "name": "nothing"}]
+    if form == "json":
+        source.land([json.dumps(row) for row in rows])
+    else:
+        names = ["day", "id", "ratio", "local", "at", "name"]  # in another order than the table's
+        source.land([",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)])
+    source.run()
+    assert source.rows() == {50: "good", 51: "nothing"}
+    with ingest.connect(source.endpoint()) as table:
+        (row,) = table.get([50]).to_pylist()
+    assert row["at"] == datetime(2026, 1, 2, 3, 4, 5, 500_000, UTC)
+    assert (row["local"], row["day"]) == (datetime(2026, 1, 2, 3, 4, 5), date(2026, 1, 2))  # noqa: DTZ001
+    letters = source.letters()
+    assert len(letters) == len(bad)
+    for letter, (column, value) in zip(letters, bad, strict=True):
+        assert f"'{column}'" in letter["reason"]
+        assert str(json.loads(letter["raw_value"])[column]) == str(value), "a letter holds what the file says"
+    for column, why in WHY.items():
+        assert any(why in letter["reason"] for letter in letters if f"'{column}'" in letter["reason"])
+
+
+def test_csv_is_read_by_the_names_of_its_header(
+    stream: Callable[..., Stream], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = stream("csv", mode="fail")
+    source.sections["source"]["files_per_trigger"] = 3
+    source.land(["price,name,id", "10,one,1", "20,two,2"])
+    source.land(["id,more,name,price", "3,x,three,30"])
+    source.land(["id,name,price", "4,four,40"])
+    with caplog.at_level("WARNING", "memwal.pipeline"):
+        source.run()
+    assert source.rows() == {1: "one", 2: "two", 3: "three", 4: "four"}
+    with ingest.connect(source.endpoint()) as table:
+        assert sorted(table.scan(["price"])["price"].to_pylist()) == [10, 20, 30, 40]
+    assert "001.csv: columns that the table does not have are left out: more" in caplog.text
+    source.land(["id,name,prize", "5,five,50"])
+    with pytest.raises(ingest.Invalid, match=r"003\.csv: its header has no column 'price'; did you mean 'prize'"):
+        source.run()
+    assert len(source.rows()) == 4
+    source.rewrite(3, ["id,name,price", "5,five,fifty"])
+    with pytest.raises(ingest.Invalid, match=r"'price': 'fifty' is no int64.*row 0 of 003\.csv"):
+        source.run()
+
+
+def test_csv_without_a_header_is_read_by_position_on_purpose(stream: Callable[..., Stream]) -> None:
+    source = stream("csv", mode="table")
+    source.sections["source"]["options"] = {"header": "false"}
+    source.land(["1,one,10", "2,two", "x,three,30"])
+    source.run()
+    assert source.rows() == {1: "one"}
+    assert [letter["reason"].partition(" ")[0] for letter in source.letters()] == ["the", "column"]
+
+
+def test_letters_of_csv_are_texts_that_a_replay_reads(stream: Callable[..., Stream]) -> None:
+    source = stream("csv", table={"columns": {"id": "int64", "name": "string", "day": "date32"}}, mode="table")
+    source.land(["id,name,day", "1,one,2026-02-31", "2,two,2026-02-01"])
+    source.run()
+    settings = load(source.config, {})
+    base = BaseTable.open(settings.table.uri)
+    letters = lance.dataset(f"{settings.table.uri}.dlq").to_table()
+    mapped = by_source(settings, base.schema, base.key)(letters)
+    assert "'day' cannot become date32" in mapped.failed[0].reason
+    raw = letters["raw_value"][0].as_py().replace(b"31", b"28")
+    mended = letters.set_column(letters.schema.get_field_index("raw_value"), "raw_value", pa.array([raw]))
+    (row,) = by_source(settings, base.schema, base.key)(mended).rows.to_pylist()
+    assert row == {"id": 1, "name": "one", "day": date(2026, 2, 28)}
+
+
+def test_parquet_as_pandas_writes_it_goes_into_float32(stream: Callable[..., Stream]) -> None:
+    table = {"columns": {"id": "int64", "name": "string", "price": "float32", "v": "vector[2]"}}
+    source = stream("parquet", table=table, mode="table")
+    vectors = [[0.5, 1.5], [1.0, 1e300], [1.0, 2.0, 3.0], [3.0, 4.0]]
+    prices, names = [0.1, 1.0, 2.0, 1e300], ["good", "v beyond", "v too long", "price beyond"]
+    source.land(pa.table({"id": range(4), "name": names, "price": prices, "v": vectors}))
+    source.run()
+    assert source.rows() == {0: "good"}
+    assert [letter["column"] for letter in source.letters()] == ["v", "v", "price"]
 
 
 def test_rows_that_are_left_out_are_counted_and_kept_nowhere(stream: Callable[..., Stream]) -> None:
@@ -208,7 +316,7 @@ def test_rows_that_are_left_out_are_counted_and_kept_nowhere(stream: Callable[..
     source.run()
     assert len(source.rows()) == 297
     assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(297, 3, 0)]
-    assert "2x" in source.batches[0].reasons
+    assert "'id' cannot become int64 ('x' is no int64) (1x)" in source.batches[0].reasons
     assert not (source.at / "t.lance.dlq").exists()
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
@@ -120,11 +121,54 @@ def test_only_regions_that_missed_it_apply_a_repeated_put(open_small: Callable[.
     assert names(table) == {id: f"row {id} v0" for id in first} | {id: f"row {id} v1" for id in second}
 
 
+def test_a_receipt_says_what_became_of_the_rows_of_each_region(open_small: Callable[..., Any], made: Any) -> None:
+    table = open_small(regions=2)
+    parts = by_region(table, made, range(20))
+    (one, first), (two, second) = parts.items()
+    table.put(made.rows(first), token="loader:1")
+    again = table.put(made.rows([*first, *second], 1), token="loader:1")
+    assert {region: asdict(counts) for region, counts in again.regions.items()} == {
+        one: {"applied": 0, "repeated": len(first), "skipped": 0},
+        two: {"applied": len(second), "repeated": 0, "skipped": 0},
+    }
+    assert (again.rows, again.repeated) == (20, len(first))
+    fresh = table.put(made.rows(range(20)))
+    assert (fresh.repeated, sum(counts.applied for counts in fresh.regions.values())) == (0, 20)
+
+
+def test_a_token_that_goes_down_and_is_no_retry_is_refused_whole(open_small: Callable[..., Any], made: Any) -> None:
+    """Every region of a put has applied it when a higher number is taken, so a retry meets none that has not."""
+    table = open_small(regions=2)
+    first, second = by_region(table, made, range(20)).values()
+    table.put(made.rows(first), token="loader:5")
+    before = names(table)
+    with pytest.raises(ingest.Invalid, match=r"loader:4 goes down: .* has applied loader:5.*above 5"):
+        table.put(made.rows([*first, *second], 1), token="loader:4")
+    with pytest.raises(ingest.Invalid, match="goes down"):
+        table.delete([*first, *second], token="loader:4")
+    assert names(table) == before, "a put is never dropped in part"
+    table.put(made.rows(range(20), 2), token="loader:6")
+    table.put(made.rows(first, 3), token="loader:7")
+    replayed = table.put(made.rows(range(20), 9), token="loader:6")
+    assert (replayed.applied, replayed.repeated) == (False, 20), "from a checkpoint, say: all of it was applied"
+
+
+def test_a_receipt_of_a_daemon_has_the_counts_of_each_region(
+    served: tuple[Any, str, str, list[int]], made: Any
+) -> None:
+    client, _, region, ids = served
+    assert stream(client, made, region, ids, 0, ingest.Token("loader", 1)).finish().repeated == 0
+    receipt = client.put(made.rows(range(20), 1), token="loader:1")
+    assert asdict(receipt.regions[region]) == {"applied": 0, "repeated": len(ids), "skipped": 0}
+    assert (receipt.repeated, sum(counts.applied for counts in receipt.regions.values())) == (len(ids), 20 - len(ids))
+    assert stream(client, made, region, ids, 0, ingest.Token("loader", 1)).finish().repeated == len(ids)
+
+
 def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Callable[..., Any]) -> None:
     """The writer process dies at a change of storage during its one put; sending the same again under the same token
     ends in exactly one application, whether the first had arrived or not."""
     outcomes = set()
-    for kill_at in range(8, 18, 3):
+    for kill_at in range(9, 19, 3):
         uri = str(tmp_path / f"{kill_at}.lance")
         running = script("writer.py", uri, 1, SEED, 0, 1, kill_at, "before")
         operation = {}

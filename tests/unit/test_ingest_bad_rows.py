@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.bad_rate import BadRate
-from ingest.bad_rows import BadRow, as_json, problems_of, unfit_of
+from ingest.bad_rows import BadRow, as_json, problems_of, readable_row, unfit_of
 from ingest.dlq_sources import rows_of_json
 from ingest.source import PROBLEM
 from memtable import InvalidRows
@@ -109,6 +110,60 @@ def test_letters_that_are_no_rows_say_why_and_the_others_pass() -> None:
     assert mapped.of == [0, 5, 6]
     assert sorted(mapped.failed) == [1, 2, 3, 4]
     assert "'id' cannot become int64" in mapped.failed[2].reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "misfits"),
+    [
+        (pa.int64(), 5, 5.5),
+        (pa.int8(), 5, 300),
+        (pa.int64(), 5, True),
+        (pa.int64(), 5, "5"),
+        (pa.float32(), 1.5, 1e300),
+        (pa.timestamp("us"), "2026-01-02T03:04:05", 1_700_000_000),
+        (pa.timestamp("us", "UTC"), "2026-01-02T03:04:05Z", "2026-01-02T03:04:05"),
+        (pa.timestamp("us"), "2026-01-02T03:04:05", "2026-01-02T03:04:05Z"),
+        (pa.date32(), "2026-01-02", "2026-01-02T03:04:05"),
+        (pa.date32(), "2026-01-02", 5),
+        (pa.decimal128(10, 2), 0.5, 0.125),
+        (pa.list_(pa.int32()), [5], [5, 5.5]),
+        (pa.list_(pa.float32(), 2), [1, 2], [1, 2, 3]),
+        (pa.struct([("n", pa.int64())]), {"n": 5}, {"n": 5.5}),
+        (pa.struct([("n", pa.int64())]), {"n": 5}, {"n": 5, "m": 6}),
+        (pa.bool_(), True, 1),
+    ],
+)
+def test_a_letter_of_a_file_is_read_as_strictly_as_one_of_kafka(kind: pa.DataType, fits: Any, misfits: Any) -> None:
+    raw = [json.dumps({"c": value}).encode() for value in (fits, misfits, None)]
+    mapped = rows_of_json(pa.table({"raw_value": raw}), pa.schema([("c", kind)]))
+    assert mapped.of == [0, 2]
+    assert mapped.failed[1].column == "c"
+    assert "column 'c' cannot become" in mapped.failed[1].reason
+
+
+def test_a_time_with_an_offset_says_which_type_to_declare() -> None:
+    raw = [json.dumps({"c": value}).encode() for value in ("2026-01-02T03:04:05Z", 1.5)]
+    mapped = rows_of_json(pa.table({"raw_value": raw}), pa.schema([("c", pa.timestamp("ms"))]))
+    assert "declare the column timestamp[ms, UTC]" in mapped.failed[0].reason
+    assert "numbers need a unit" in mapped.failed[1].reason
+
+
+def test_a_float_that_is_no_number_is_one_of_a_row_as_json() -> None:
+    raw = as_json({"c": float("nan"), "d": float("inf")})
+    schema = pa.schema([("c", pa.float64()), ("d", pa.float32())])
+    assert str(rows_of_json(pa.table({"raw_value": [raw]}), schema).rows.to_pylist()) == "[{'c': nan, 'd': inf}]"
+
+
+def test_text_that_is_not_utf8_is_not_replayed_as_other_text() -> None:
+    damaged = pa.record_batch([pa.array([b"caf\xe9"]).view(pa.string())], ["c"])
+    raw = as_json(readable_row(damaged, 0))
+    assert b"caf\xe9" in raw
+    assert rows_of_json(pa.table({"raw_value": [raw]}), pa.schema([("c", pa.string())])).failed[0].stage == "parse"
+
+
+def test_a_time_that_python_does_not_have_does_not_end_the_task() -> None:
+    far = pa.record_batch([pa.array([2**60]).view(pa.timestamp("us"))], ["c"])
+    assert b"38504-" in as_json(readable_row(far, 0))
 
 
 def test_too_many_bad_rows_are_told_with_their_share() -> None:

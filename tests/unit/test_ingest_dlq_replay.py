@@ -101,6 +101,17 @@ def test_letters_that_fit_go_into_the_table_and_the_others_stay(world: Callable[
     assert at.left() == [1, 2]
 
 
+def test_a_fraction_is_not_cut_off_to_another_row_s_key(world: Callable[..., World]) -> None:
+    at = world(key="id")
+    at.table.put([{"id": 5, "n": 50}])
+    at.write({"id": 5.5, "n": 1}, {"id": 6, "n": 3.9}, {"id": 7, "n": 7})
+    outcome = at.replay()
+    assert outcome.replayed == 1
+    assert all("cannot become int64" in reason for reason in outcome.stay)
+    assert at.table.get([5, 6, 7]).to_pylist() == [{"id": 5, "n": 50}, {"id": 7, "n": 7}]
+    assert at.left() == [0, 1]
+
+
 def test_letters_of_a_micro_batch_that_comes_again_stay(world: Callable[..., World]) -> None:
     at = world(key=())
     at.write({"id": 1}, {"id": 2})

@@ -1,0 +1,213 @@
+"""Python's values as Arrow columns, by the rule of `memtable.exact_cast`: what does not fit exactly is refused.
+
+Given a type, Arrow loses values without a word: 5.5 becomes the integer 5, 1.7e9 a microsecond, noon without
+a zone 13:00 in Berlin. It loses nothing where the Python types are those of the column (`_SAME`), which costs one look
+at the set of them. Any other values get the type that Arrow finds for them, and are converted from there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memtable import exact, is_list, misfit, overflows
+
+NOT_TAKEN = (pa.ArrowException, TypeError, OverflowError, ValueError)
+"""What `column_of` raises for values that do not fit."""
+
+_NONE = frozenset({type(None)})
+_SAME: Mapping[int, frozenset[type]] = {
+    kind.id: _NONE | set(types)
+    for kinds, types in (
+        ((pa.int8(), pa.int16(), pa.int32(), pa.int64()), (int,)),
+        ((pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()), (int,)),
+        ((pa.float16(),), (float,)),  # Arrow rounds integers into it
+        ((pa.float32(), pa.float64()), (float, int)),
+        ((pa.string(), pa.large_string()), (str,)),
+        ((pa.binary(), pa.large_binary(), pa.binary(1)), (bytes,)),
+        ((pa.bool_(),), (bool,)),
+        ((pa.date32(), pa.date64()), (datetime.date,)),
+        ((pa.decimal128(1), pa.decimal256(1)), (Decimal, int)),
+    )
+    for kind in kinds
+}
+"""By the id of an Arrow type: the Python types of which Arrow takes each value as it is, or refuses it. Of floats
+narrower than float64 the result has to be looked at.
+"""
+
+
+_NARROW = {pa.float16().id, pa.float32().id}
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """`values` (None = null) as an array of the type `kind`. Raises: one of `NOT_TAKEN`."""
+    same = _SAME.get(kind.id)
+    if same is not None and set(map(type, values)) <= same:
+        found = pa.array(values, kind)
+        return _unless_infinite(found, values) if kind.id in _NARROW else found
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.array(values, kind)
+    if is_list(kind):
+        plain = _plain_lists(values, kind)
+        return _lists(values, kind) if plain is None else plain
+    if pa.types.is_struct(kind):
+        return pa.array(values, kind) if _loses_nothing(values, kind) else _structs(values, kind)
+    if _alike(values, set(map(type, values))):
+        return _converted(values, kind)
+    return pa.concat_arrays([_converted([value], kind) for value in values])
+
+
+def _alike(values: Sequence[Any], types: set[type]) -> bool:
+    """Whether Arrow finds the one type of all values: among several it changes some, as among times with a zone and
+    without.
+    """
+    several = len(types - _NONE) > 1
+    return not several and len({getattr(value, "tzinfo", None) is None for value in values if value is not None}) <= 1
+
+
+def _converted(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    found = _whole(values)
+    if pa.types.is_floating(found.type) and not pa.types.is_floating(kind) and any(map(_is_nan, values)):
+        raise pa.ArrowTypeError(_WRITE_NONE.format("nan"))
+    if reason := misfit(found.type, kind):
+        raise pa.ArrowTypeError(f"it is {found.type}; {reason}")
+    return exact(found, kind)
+
+
+def _whole(values: Sequence[Any]) -> pa.Array:
+    """`values` in the type that Arrow finds for them, but for what it leaves out of them.
+
+    Raises: pa.ArrowTypeError for a time of the day with a zone; one of `NOT_TAKEN`.
+    """
+    missing = next((value for value in values if type(value).__name__ in _MISSING), None)
+    if missing is not None:
+        raise pa.ArrowTypeError(_WRITE_NONE.format(missing))
+    found = pa.array(values)
+    if isinstance(found.type, pa.BaseExtensionType):  # of Python's own values only a UUID has one
+        return found.storage
+    if pa.types.is_time(found.type) and any(getattr(value, "tzinfo", None) is not None for value in values):
+        raise pa.ArrowTypeError("a time of the day has a time zone, which no column holds: take it away")
+    # pandas' times and spans have nanoseconds, which Arrow takes for microseconds.
+    if pa.types.is_timestamp(found.type) and any(getattr(value, "nanosecond", 0) for value in values):
+        return pa.array(values, pa.timestamp("ns", found.type.tz))
+    if pa.types.is_duration(found.type) and any(getattr(value, "nanoseconds", 0) for value in values):
+        return pa.array(values, pa.duration("ns"))
+    return found
+
+
+_MISSING = ("NaTType", "NAType")
+"""pandas' values for what is missing."""
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+_WRITE_NONE = "{} is no value of it: write None for a null"
+
+
+def _unless_infinite(found: pa.Array, values: Sequence[Any]) -> pa.Array:
+    """`found`, made of `values`. Raises: pa.ArrowInvalid for a float that is too large for its type."""
+    if np.isinf(_numbers(found)).any() and overflows(found, pa.array(values, pa.float64())):
+        raise pa.ArrowInvalid(f"a number is beyond the largest {found.type}")
+    return found
+
+
+def _numbers(found: pa.Array) -> Any:
+    return found.to_numpy(zero_copy_only=False)
+
+
+# ---- lists and structs ---------------------------------------------------------------------------------------------
+
+
+def _plain_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+    """Lists in Arrow's own way, None where it may lose something. Of floats, which may be long and many, elements are
+    looked at in Python only where one may be a bool.
+    """
+    if not pa.types.is_floating(kind.value_type) or pa.types.is_float16(kind.value_type):
+        return pa.array(values, kind) if _loses_nothing(values, kind) else None
+    if len(values) <= _FEW and _are_small_floats(values):
+        return pa.array(values, kind)
+    try:
+        found = pa.array(values, kind)
+    except NOT_TAKEN:
+        return None
+    elements = _numbers(found.flatten())
+    if np.isinf(elements).any():
+        return None
+    doubtful = np.flatnonzero((elements == 0) | (elements == 1))  # so are True and False to Arrow
+    if len(doubtful):
+        rows = np.unique(pc.list_parent_indices(found).to_numpy()[doubtful])
+        if not all(_has_no_bools(values[row]) for row in rows.tolist()):
+            return None
+    return found
+
+
+def _loses_nothing(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Whether Arrow takes lists, structs and what they hold as they are, or refuses them."""
+    types = set(map(type, values))
+    if is_list(kind):
+        within = list(chain.from_iterable(filter(None, values))) if types <= _LISTS else []
+        return types <= _LISTS and _loses_nothing(within, kind.value_type)
+    if pa.types.is_struct(kind):
+        rows = list(filter(None, values)) if types <= _DICTS else []
+        named = types <= _DICTS and set().union(*rows) <= {field.name for field in kind}
+        return named and all(_loses_nothing([row.get(f.name) for row in rows], f.type) for f in kind)
+    return kind.id not in _NARROW and types <= _SAME.get(kind.id, _NONE)
+
+
+_LISTS, _DICTS = _NONE | {list}, _NONE | {dict}
+
+
+_FEW = 4
+"""Lists of which a look at each element costs less than NumPy's first call."""
+
+
+def _are_small_floats(values: Sequence[Any]) -> bool:
+    """Whether all elements are floats that no type of float makes infinite; NaN may be one for all that is known."""
+    if not set(map(type, values)) <= _LISTS:
+        return False
+    elements = list(chain.from_iterable(filter(None, values)))
+    return set(map(type, elements)) <= {float} and all(map(_SMALL.__gt__, map(abs, elements)))
+
+
+_SMALL = 60_000.0
+
+
+def _has_no_bools(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "fiu"
+    return set(map(type, value)) <= {float, int, type(None)}
+
+
+def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    lengths = [None if value is None else len(_expect(value, (list, tuple, np.ndarray), kind)) for value in values]
+    elements = column_of(list(chain.from_iterable(value for value in values if value is not None)), kind.value_type)
+    offsets = pa.array(np.cumsum([0, *(length or 0 for length in lengths)]), pa.int64())
+    nulls = pa.array([length is None for length in lengths], pa.bool_())
+    large = pa.LargeListArray.from_arrays(offsets, elements, type=pa.large_list(kind.value_field), mask=nulls)
+    return exact(large, kind)
+
+
+def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
+    nothing: Mapping[str, Any] = {}
+    rows = [nothing if value is None else _expect(value, (Mapping,), kind) for value in values]
+    if unknown := set().union(*rows) - {field.name for field in kind}:
+        raise pa.ArrowTypeError(f"its field {min(unknown)!r} is not in the table; take it out")
+    columns = [column_of([row.get(field.name) for row in rows], field.type) for field in kind]
+    nulls = pa.array([value is None for value in values], pa.bool_())
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=nulls)
+
+
+def _expect(value: Any, types: tuple[type, ...], kind: pa.DataType) -> Any:
+    if not isinstance(value, types):
+        raise pa.ArrowTypeError(f"a {type(value).__name__} is no {kind}")
+    return value
