@@ -18,7 +18,7 @@ os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
 from ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 
 if TYPE_CHECKING:
-    from ingest.client import connect
+    from ingest.connecting import connect
     from ingest.opening import open_embedded as open
     from ingest.spark_sink import MemWalSink
     from ingest.tokens import Token
@@ -39,7 +39,7 @@ __all__ = [
 
 _LAZY = {
     "open": ("ingest.opening", "open_embedded"),
-    "connect": ("ingest.client", "connect"),
+    "connect": ("ingest.connecting", "connect"),
     "MemWalSink": ("ingest.spark_sink", "MemWalSink"),
     "Token": ("ingest.tokens", "Token"),
 }

@@ -42,6 +42,8 @@ def authority(given: str | Path | bytes, name: str = "tls_ca") -> bytes:
     """The certificates of a PEM file, or those given as they are. Raises: Invalid, which begins with `name`."""
     try:
         pem = given if isinstance(given, bytes) else Path(given).read_bytes()
+    except TypeError:
+        raise Invalid(f"{name} = {given!r}: give the path of a PEM file, or its bytes") from None
     except OSError as error:
         raise Invalid(f"{name}: {given!s}: {error.strerror}; give the path of a PEM file") from None
     if _CERTIFICATE not in pem:

@@ -128,6 +128,8 @@ class Balancer:
 
     def waiting(self) -> list[Waiting]:
         """What waits for a commit at the peers that answer; one that has not heard of our last commit counts later."""
+        if self._table.upkeep.held_back_elsewhere:
+            return []
         version = self._table.upkeep.caught_up
         with self._lock:
             seen = [peer for peer in self._peers.values() if self._watch.sees(peer.endpoint)]

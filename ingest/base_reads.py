@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import lance
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
 from flush import BaseTable
+from memtable.predicate import evaluate, referenced, translate
 from memtable.text_index import TextIndex
 from memtable.text_query import Clause, TextQuery
 
@@ -132,6 +134,14 @@ class BaseReads:
         schema.
         """
         self._dataset.scanner(columns=self._key or self._dataset.schema.names[:1], filter=filter).explain_plan()
+
+    def blame(self, filter: str) -> None:
+        """Raise InvalidRows where `filter` fails over a row, as it would over a row of a memtable."""
+        schema = self._dataset.schema
+        sql, names = translate(filter, schema), referenced(filter, schema) or schema.names[:1]
+        with suppress(OSError, RuntimeError, pa.ArrowInvalid):
+            for batch in self._dataset.scanner(columns=names).to_batches():
+                evaluate(filter, sql, pa.Table.from_batches([batch]), np.arange(len(batch)), len(batch))
 
     # ---- inside
     # --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from flush.durability import sync_table
 from flush.maintenance import MaintenanceRules, clean_up, compact, merge_segments
 from ingest.errors import classify
 from wal import Clock
+from wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
 
@@ -53,15 +54,14 @@ class BaseUpkeep:
         interval, step = self._steps[name]
         self._due[name] = self._clock.monotonic() + interval
         try:
-            dataset = lance.dataset(self._base.uri, storage_options=dict(self._base.storage_options))
+            base = self._base
+            dataset = lance.dataset(base.uri, storage_options=dict(base.storage_options), session=base.caches.session)
             if done := step(dataset):
                 sync_table(dataset)  # or a power cut leaves a newest version that nobody can read
             return done
-        except BaseException as error:  # pylance raises what it likes
-            # A panic of its Rust code is no Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            _LOG.warning("%s: %s failed, will try again in %g s: %s", self._base.uri, name, interval, classify(error))
+        except BaseException as raised:  # noqa: BLE001 - pylance raises what it likes
+            error = classify(as_exception(raised))
+            _LOG.warning("%s: %s failed, will try again in %g s: %s", self._base.uri, name, interval, error)
             return ""
 
     def _merge(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:

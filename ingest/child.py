@@ -51,8 +51,11 @@ class ChildDaemon:
             return self._process.wait()
 
 
-def start_child(settings: Settings, replaying: Callable[[str], None] = lambda _: None) -> ChildDaemon:
+def start_child(
+    settings: Settings, replaying: Callable[[str], None] = lambda _: None, *, take_over: bool = False
+) -> ChildDaemon:
     """Start a daemon for `settings` and wait until it serves; `replaying` is told how far its regions are opened.
+    `take_over`: as for `serve`.
 
     Raises: what `serve` raises, in this process.
     """
@@ -65,7 +68,7 @@ def start_child(settings: Settings, replaying: Callable[[str], None] = lambda _:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(base64.b64encode(pickle.dumps(settings)).decode() + "\n")
+    process.stdin.write(base64.b64encode(pickle.dumps((settings, take_over))).decode() + "\n")
     process.stdin.flush()
     while "replaying" in (answer := _answer(process.stdout.readline())):
         replaying(str(answer["replaying"]))
@@ -106,10 +109,11 @@ def main() -> int:
     from ingest.logs import silence_grpc
     from ingest.replay_progress import Unhurried, in_words
     from wal import SystemClock
+    from wal.panics import as_exception
 
     silence_grpc()
     try:
-        settings = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - our parent wrote it
+        settings, take_over = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - our parent wrote it
         replaying = Unhurried(lambda *told: _say({"replaying": in_words(*told)}), SystemClock())
         return serve(
             settings,
@@ -117,9 +121,10 @@ def main() -> int:
             lifeline=sys.stdin,
             ready=lambda endpoint: _say({"endpoint": endpoint}),
             on_replay=replaying,
+            take_over=take_over,
         )
-    except Exception as error:  # noqa: BLE001 - the edge of this process
-        found = classify(error)
+    except BaseException as error:  # noqa: BLE001 - the edge of this process
+        found = classify(as_exception(error))
         _say(to_wire(found))
         return found.exit_code
 

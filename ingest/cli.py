@@ -75,6 +75,9 @@ def serve(
     on_spark: Annotated[
         int | None, typer.Option(min=1, help="so many daemons, on the executors of source.spark", show_default=False)
     ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="fence who serves the table now; without it that is refused")
+    ] = False,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
     from ingest.no_pandas import leave_pandas_out
@@ -91,7 +94,7 @@ def serve(
     if settings.daemon.on_spark:
         from ingest.on_spark import serve_on_spark
 
-        code = serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints))
+        code = serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints), take_over=take_over)
     else:
         from ingest.daemon import serve as serve_table
 
@@ -101,6 +104,7 @@ def serve(
             lifeline=None,
             ready=say,
             http_ready=lambda url: console.out(f"metrics, health and status at {url}", highlight=False),
+            take_over=take_over,
         )
     if not code:
         console.out("stopped; every acknowledged row is kept, whoever serves next goes on from there", highlight=False)
@@ -250,11 +254,18 @@ def resize(
 
 @config_app.command()
 def check(config: Config) -> int:
-    """Check a configuration, every pipeline of a file with several, and say what is wrong with it."""
+    """Check a configuration, every pipeline of a file with several, as `run` does; say all that is wrong with it."""
+    from ingest.pipeline_checks import examined
     from ingest.settings import load_every
 
-    for each in load_every(config, os.environ):
-        _console().out(f"{each}: ok", highlight=False)
+    lines, pipelines = [], load_every(config, os.environ)
+    for name, settings in pipelines.items():
+        _, problems = examined(settings, os.environ, starts=False)
+        lines += [f"{name}: {line}" for problem in problems for line in _said(problem)]
+    if lines:
+        raise Invalid.of(dict.fromkeys(lines))
+    for name in pipelines:
+        _console().out(f"{name}: ok", highlight=False)
     return 0
 
 
@@ -330,10 +341,10 @@ def main() -> None:
         code = ended.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BaseException as error:  # the edge of the program
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        code = _report(error)  # a panic of pylance's Rust code is no Exception
+    except BaseException as error:  # noqa: BLE001 - the edge of the program
+        from wal.panics import as_exception  # not above: most commands begin sooner without the storage packages
+
+        code = _report(as_exception(error))
     sys.exit(code or 0)
 
 

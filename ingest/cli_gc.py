@@ -30,7 +30,8 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dr
     if base is None:
         raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
-    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
+    limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget)
+    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store), limits)
     with console.status("looking" if dry_run else "collecting"):
         found = collector.collect(base, Ages.of(settings.gc), dry_run=dry_run)
     if as_json:
@@ -51,6 +52,7 @@ def as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
                 "wal": _without_ids(each.wal),
                 "ssts": _without_ids(each.ssts),
                 "plans": _without_ids(each.plans),
+                "manifests": _without_ids(each.manifests),
             }
             for each in found.regions
         ],
@@ -97,6 +99,9 @@ def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
 
     if found.plans.plans or found.plans.needed:
         yield "commit plans", found.plans.plans, found.plans.bytes, _kept({"still needed": found.plans.needed})
+    old = found.manifests
+    if old.versions:
+        yield "old manifests", old.versions, old.bytes, _kept({"kept": old.kept})
 
 
 def _kept(counts: Mapping[str, int]) -> str:

@@ -17,24 +17,21 @@ from rich.table import Table as RichTable
 
 import flush
 import wal
-from ingest import owners
 from ingest.access import Access
 from ingest.addresses import expanded
 from ingest.client import RemoteTable
-from ingest.errors import Invalid, MemWalError
-from ingest.flight_wire import UNAUTHENTICATED
+from ingest.connecting import served_table
+from ingest.errors import Invalid
 from ingest.keys import parse_key
-from ingest.level_reads import LevelReads
 from ingest.levels import check_level
+from ingest.python_times import python_rows, python_values
 from ingest.settings import Settings
 from ingest.stored_table import StoredTable
 
-OWNER_PATIENCE = 2.0
-"""Seconds that a daemon has to say who it is; one that serves answers in milliseconds."""
 NO_TABLE = "no table is there; `memwal init` or `memwal run` creates it"
 
 
-Readable = LevelReads | RemoteTable
+Readable = StoredTable | RemoteTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +52,11 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
     _check(query)
     rows = _run(open_for_reading(settings, environ), query)
     if form == "json":
-        sys.stdout.write(json.dumps(rows.to_pylist(), default=str, indent=2) + "\n")
+        sys.stdout.write(json.dumps(python_rows(rows), default=str, indent=2) + "\n")
     elif form == "csv":
         writer = csv.writer(sys.stdout)
         writer.writerow(rows.column_names)
-        writer.writerows(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+        writer.writerows(zip(*map(python_values, rows.columns), strict=True))
     else:
         hidden = [] if query.columns else [field.name for field in rows.schema if pa.types.is_nested(field.type)]
         console.print(as_rich(rows.drop_columns(hidden)))
@@ -78,20 +75,9 @@ def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable
     if base is None:
         raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
     store = wal.open_store(settings.table.uri, options)
-    notes = owners.find(store, base.regions, expanded(settings.daemon.endpoints, settings.daemon.workers))
-    if notes is not None:
-        shown = Access.of(settings).options(environ)
-        try:
-            owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=store.url(""), **shown)
-            if notes.are_of(owner.identity, store.url("")):
-                return owner
-            owner.close()
-        except MemWalError as error:  # stale notes: nobody answers there any more
-            if error.details.get("reason") == UNAUTHENTICATED:
-                raise  # what storage alone shows is not what was asked for
-            if error.details.get("untrusted"):
-                raise Invalid(str(error)) from error  # it lives, and must not be taken for one that ended
-    return StoredTable(base, store)
+    configured = expanded(settings.daemon.endpoints, settings.daemon.workers)
+    access = Access.of(settings)
+    return served_table(base, store, lambda: access.options(environ), configured) or StoredTable(base, store)
 
 
 def as_rich(rows: pa.Table, width: int = 48) -> RichTable:
@@ -99,7 +85,7 @@ def as_rich(rows: pa.Table, width: int = 48) -> RichTable:
     table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for field in rows.schema:
         table.add_column(field.name, justify="right" if pa.types.is_integer(field.type) else "left", overflow="fold")
-    for row in rows.to_pylist():
+    for row in python_rows(rows):
         table.add_row(*(_cell(value, width) for value in row.values()))
     return table
 

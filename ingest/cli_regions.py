@@ -38,7 +38,7 @@ def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, 
             ids=wal.SystemIds(),
             retries=settings.commit.retries,
             memory_max=settings.commit.memory_max,
-            options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers),
+            options=settings.wal.options(),
             on_step=shown.update,
         )
     if as_json:

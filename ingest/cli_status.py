@@ -14,15 +14,11 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-import flush
 import wal
-from ingest import owners
 from ingest.cli_log import ranges
 from ingest.cli_query import open_for_reading
 from ingest.client import RemoteTable
 from ingest.settings import Settings
-from ingest.storage_reader import views_from_storage
-from ingest.stored_table import StoredTable
 
 REFRESH = 1.0
 """Seconds between two looks of `--watch`."""
@@ -57,69 +53,12 @@ def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent
 
 
 def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The status in the form of `Table.status()`.
-
-    From storage also `served_last_by`: the owners of before, where they went without a word.
-    """
+    """The status in the form of `Table.status()`, or of `StoredTable.status()` where nobody serves it."""
     table = open_for_reading(settings, environ)
     if isinstance(table, RemoteTable):
         with table:
             return table.status()
-    assert isinstance(table, StoredTable)
-    store = wal.open_store(settings.table.uri, settings.storage_options(environ))
-    notes = owners.find(store, table.base.regions)
-    return status_from_storage(table.base, store) | {"served_last_by": list(notes.endpoints if notes else ())}
-
-
-def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
-    """The status of a table whose regions nobody serves; memtable rows are those of the WAL's unflushed tail."""
-    tails = {view.region: view for view in views_from_storage(base, store, "durable")}
-    regions = []
-    for bucket, region in enumerate(base.regions):
-        manifest = wal.ManifestStore(store, region).latest()
-        if manifest is not None:
-            memtables = tails[region].memtables if region in tails else ()
-            regions.append(_region(store, manifest, bucket, sum(snapshot.n for snapshot in memtables), base))
-    return {
-        "table": base.uri,
-        "base_version": base.version,
-        "routing": base.routing_version,
-        "rows": base.dataset.count_rows(),
-        "regions": regions,
-    }
-
-
-def _region(
-    store: wal.ObjectStore, manifest: wal.RegionManifest, bucket: int, tail_rows: int, base: flush.BaseTable
-) -> dict[str, Any]:
-    committed = base.committed.get(manifest.region_id, 0)
-    return {
-        "id": str(manifest.region_id),
-        "bucket": bucket,
-        "epoch": manifest.writer_epoch,
-        "owner": None,
-        "wal_position": wal.find_tip(store, manifest.region_id, base.codec.suffix, manifest.last_seen),
-        "replay_after": manifest.replay_after,
-        "generation": manifest.current_generation,
-        "memtable_rows": tail_rows,
-        "memtable_bytes": 0,
-        "unindexed_rows": 0,
-        "state": "no owner",
-        "failure": None,
-        "sealed": manifest.status is wal.RegionStatus.SEALED,
-        "flush_error": None,
-        "behind": None,
-        "ssts": [
-            {
-                "generation": sst.generation,
-                "path": sst.path,
-                "rows": sst.physical_rows,
-                "bytes": sst.in_memory_bytes,
-                "committed": sst.generation <= committed,
-            }
-            for sst in manifest.ssts
-        ],
-    }
+    return table.status()
 
 
 def render(status: Mapping[str, Any]) -> RenderableType:
@@ -146,6 +85,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         for each in status["regions"]
         if (text := _trouble(each))
     ]
+    troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
     above, below = [head, *_owners(status)], [*troubles, pending(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
 
@@ -171,6 +111,13 @@ def _regions(buckets: Sequence[int]) -> str:
 def _trouble(region: Mapping[str, Any]) -> str | None:
     trouble: str | None = region["failure"] or region["flush_error"]
     return trouble
+
+
+def _uncommitted(failure: Mapping[str, str], status: Mapping[str, Any]) -> str:
+    bucket = next((each["bucket"] for each in status["regions"] if each["id"] == failure["region"]), None)
+    if not failure["region"]:
+        return f"the last commit failed: {failure['error']}"
+    return f"region {failure['region'] if bucket is None else bucket} cannot be committed: {failure['error']}"
 
 
 def _pending_ssts(region: Mapping[str, Any]) -> str:

@@ -16,12 +16,10 @@ import flush
 import wal
 from ingest.base_upkeep import BaseUpkeep
 from ingest.cli_query import NO_TABLE, open_for_reading
-from ingest.cli_status import status_from_storage
 from ingest.client import RemoteTable
 from ingest.errors import Invalid
 from ingest.opening import maintenance_rules, open_table
 from ingest.settings import Settings
-from ingest.stored_table import StoredTable
 
 
 def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
@@ -35,7 +33,15 @@ def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, 
         raise Invalid(f"{uri}: {NO_TABLE}")
     store, commit = wal.open_store(uri, options), settings.commit
     with console.status("committing") as shown:
-        report = flush.commit(uri, options, store, clock=clock, retries=commit.retries, memory_max=commit.memory_max)
+        report = flush.commit(
+            uri,
+            options,
+            store,
+            clock=clock,
+            retries=commit.retries,
+            memory_max=commit.memory_max,
+            options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+        )
         shown.update("maintaining the base table")
         done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()
     if as_json:
@@ -86,9 +92,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
             found.flush()
         by = f"the daemon{'' if found.router.alone else 's'} at {found.endpoint.replace(',', ', ')}"
     else:
-        assert isinstance(found, StoredTable)
-        store = wal.open_store(settings.table.uri, settings.storage_options(environ))
-        rows = _in_memory(status_from_storage(found.base, store)["regions"])
+        rows = _in_memory(found.status()["regions"])
         if rows:
             with closing(open_table(by_itself(settings), environ)) as table, console.status("flushing"):
                 table.flush()

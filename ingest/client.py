@@ -1,4 +1,4 @@
-"""`ingest.connect`: the methods of `Table`, through the daemons that own its regions.
+"""What `ingest.connect` returns: the methods of `Table`, through the daemons that own its regions.
 
 A client knows every daemon of its table and what each of them owns (`ingest.router`). Where one of them owns all, a
 call is one call to it. Else rows go by their bucket to their owners, side by side, and reads are put together from the
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -20,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from flush import CommitReport
-from ingest.access import authority
 from ingest.admission import size_bound
 from ingest.attempts import Attempts
 from ingest.connection import Connection, as_vector
@@ -38,7 +36,7 @@ from ingest.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from ingest.rows import as_table
 from ingest.splitting import Splitter
 from ingest.standstill import given_up_when
-from ingest.tokens import Token, TokenLike
+from ingest.tokens import Rising, Token, TokenLike
 from memtable import row_schema
 from wal import Clock, Ids
 
@@ -52,24 +50,6 @@ ANSWER_TIMEOUT = 5.0
 """Seconds that a daemon has to say that a put's own timeout has passed, which is a better answer than none."""
 
 IN_FLIGHT_MAX = 64 << 20
-
-
-def connect(
-    location: str | Sequence[str],
-    *,
-    token: str | None = None,
-    tls_ca: str | Path | bytes | None = None,
-    in_flight_max: int = IN_FLIGHT_MAX,
-) -> RemoteTable:
-    """Connect to the daemons of a table.
-
-    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or with commas between them, of which
-    any may be down: they name each other. `token`: sent as a bearer token. `tls_ca`: a PEM file, or its bytes.
-    `in_flight_max`: bytes of rows on their way at the same time; a put that finds no room waits.
-    Raises: Invalid for a location that is none, Unavailable when nobody answers.
-    """
-    trusted = None if tls_ca is None else authority(tls_ca)
-    return RemoteTable(location, token=token, tls_ca=trusted, in_flight_max=in_flight_max)
 
 
 class RemoteTable(Reads):
@@ -94,15 +74,15 @@ class RemoteTable(Reads):
         in_flight_max: int = IN_FLIGHT_MAX,
         find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """See `connect`. `patience`: seconds to wait for the first answer, None for as long as it takes. `wait`:
-        seconds for which daemons are asked again while none answers (one that is alone: with `restarts` only).
+        """See `connecting.connect`. `patience`: seconds to wait for the first answer, None for as long as it takes.
+        `wait`: seconds for which daemons are asked again while none answers (one that is alone: with `restarts` only).
         `restarts`: see `Attempts`. `table`, `id`: its address and id, None for any.
         `find`: see `Router`.
         """
         opened = partial(Connection, token=token, tls_ca=tls_ca)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
         self.clock, self.router.table, self.router.id = self.router.clock, table, id
-        self._in_flight, self._restarts = InFlight(in_flight_max), restarts
+        self._in_flight, self._restarts, self._rising = InFlight(in_flight_max), restarts, Rising()
         self._patiently(lambda _: self._describe({}, patience), wait)
 
     @property
@@ -150,6 +130,7 @@ class RemoteTable(Reads):
         columns: Sequence[str] | None = None,
         deletes: bool = False,
         routing: int = 1,
+        rows: int | None = None,
     ) -> RegionStream:
         """Start the stream of one region and micro-batch; nothing is applied before `finish`.
 
@@ -157,12 +138,13 @@ class RemoteTable(Reads):
         than all, which are meant without it. `deletes`: whether there is a last column, `_tombstone`, which says of
         each row whether it deletes its key.
         `routing`: version of the routing by which the caller found `region`.
+        `rows`: how many will be written, where that is known; the region applies nothing of fewer or more.
         `timeout`: seconds from now to the ack, after which the stream is given up; None for ever.
         """
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         if deletes:
-            rows = row_schema(schema, self.key)  # in which all columns but the key's may be null
-            schema = rows.with_metadata(schema.metadata)
+            nullable = row_schema(schema, self.key)  # all columns but the key's may be null
+            schema = nullable.with_metadata(schema.metadata)
         router, seconds = self.router, float("inf") if timeout is None else timeout
         attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
 
@@ -171,7 +153,7 @@ class RemoteTable(Reads):
         def open_put() -> Any:
             patience, to = attempts.patience(alone=router.alone), router.owner(name)
             asked[:] = [router.watch(to.endpoint, [name])]
-            return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing)
+            return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing, rows)
 
         def again(error: MemWalError) -> None:
             router.before_next(attempts, error, router.rounds)
@@ -281,10 +263,13 @@ class RemoteTable(Reads):
         # What is no number of seconds the daemon refuses, as the embedded table does.
         limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
         seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
-        write = RoutedWrite(self.router, lambda: self.splitter, rows, request, ANSWER_TIMEOUT if limited else 0.0)
+        grace, rises = ANSWER_TIMEOUT if limited else 0.0, self._rising.rises(parsed)
+        write = RoutedWrite(self.router, lambda: self.splitter, rows, request, grace, may_go_down=not rises)
         with self._in_flight.of(size_bound(rows), seconds):
             try:
-                return self._patiently(write.attempt, seconds, repeatable=parsed is not None)
+                receipt = self._patiently(write.attempt, seconds, repeatable=parsed is not None)
+                self._rising.taken(parsed)
+                return receipt
             except MemWalError as error:
                 raise write.outcome(error) from None
 

@@ -25,7 +25,7 @@ def find_or_create(
     table, options = settings.table, settings.storage_options(environ)
     base = flush.BaseTable.find(table.uri, options)
     if base is not None:
-        _check_same_table(settings, base)
+        check_same_table(settings, base)
         return base, False
     wanted = schema if schema is not None else settings.arrow_schema()
     if not len(wanted) or not (table.key or table.append_only):
@@ -46,7 +46,7 @@ def find_or_create(
         # Somebody else creates it at this moment; what they made, whole or half, is found (and completed) now.
         if (base := flush.BaseTable.find(table.uri, options)) is None:
             raise
-        _check_same_table(settings, base)
+        check_same_table(settings, base)
         return base, False
 
 
@@ -64,7 +64,7 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
         adopted = flush.BaseTable.adopt(
             table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings)
         )
-        _check_same_table(settings, adopted)
+        check_same_table(settings, adopted)
         return adopted, f"adopted ({adopted.wal_format})"
 
 
@@ -78,7 +78,8 @@ def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
     return pa.schema([field.with_nullable(field.nullable and field.name not in key) for field in schema])
 
 
-def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
+def check_same_table(settings: Settings, base: flush.BaseTable) -> None:
+    """Refuse a table that is not the one of `settings`. Raises: Invalid."""
     key = tuple(settings.table.key)
     if key and key != base.key:
         has = f"has the key {list(base.key)}" if base.key else "has none: its rows are only appended"
@@ -98,6 +99,7 @@ def _check_same_table(settings: Settings, base: flush.BaseTable) -> None:
             f"[regions] by = {list(by)} but the rows of the table at {base.uri} are spread by {there}; leave it out"
         )
     _check_same_choices(settings, base)
+    _check_same_indexes(settings, base)
     _check_same_columns(settings, base)
 
 
@@ -113,6 +115,36 @@ def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
             raise Invalid(
                 f'[table] {rule} = "{given}" but the table at {base.uri} has "{there}", which is fixed when a table is '
                 "set up; correct the setting, or leave it out"
+            )
+
+
+def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
+    """Indexes belong to a table's set-up; those that are asked for where it has others would be ignored."""
+    if "indexes" not in settings.table.model_fields_set:
+        return
+    there, remedy = {spec.column: spec for spec in base.indexes}, "correct the setting, or leave [table] indexes out"
+    asked = settings.table.indexes
+    for spec in settings.index_specs():
+        found = there.get(spec.column)
+        if found is None or found.kind != spec.kind:
+            has = "none on this column" if found is None else f"{found.kind} on it"
+            raise Invalid(
+                f"[table] indexes.{spec.column} is {spec.kind}, but the table at {base.uri} has {has}, which is fixed "
+                f"when a table is set up; {remedy}"
+            )
+        index = asked[spec.column]
+        for name, value in ({} if isinstance(index, str) else index).items():
+            has = found.parameters.get(name, value)
+            if name != "type" and has != value:
+                raise Invalid(
+                    f"[table] indexes.{spec.column}: {name} = {value!r}, but {has!r} in the table at {base.uri}, which "
+                    f"is fixed when a table is set up; {remedy}"
+                )
+    for column in there if asked else ():
+        if column not in asked:
+            raise Invalid(
+                f"[table] indexes does not name {column}, on which the table at {base.uri} has {there[column].kind}; "
+                f"name it too, or leave [table] indexes out"
             )
 
 

@@ -23,13 +23,15 @@ import wal
 from ingest import addresses
 from ingest.access import Access
 from ingest.balancer import Balancer
+from ingest.claim_again import ClaimsAgain
 from ingest.errors import FencedError, Invalid, Unavailable, classify
 from ingest.flight_server import FlightService, Place
 from ingest.http_pages import DaemonPages, listening
 from ingest.listening import check_address
+from ingest.live_owners import as_daemon
 from ingest.logs import configure_logs
 from ingest.metrics import Scrape
-from ingest.opening import open_table
+from ingest.opening import open_table, owners_of, refuse_served
 from ingest.region_context import OnReplay
 from ingest.security import Guard
 from ingest.settings import Settings
@@ -49,29 +51,32 @@ def serve(
     ready: Callable[[str], None],
     on_replay: OnReplay | None = None,
     http_ready: Callable[[str], None] = lambda _: None,
+    take_over: bool = False,
 ) -> int:
     """Serve the table of `settings`; returns the exit code.
 
+    Somebody else who serves the table and lives is fenced with `take_over` only; daemons of the same endpoints, and one
+    that ends, are nobody else (`ingest.live_owners`).
     `http_ready` is called with the URL of the HTTP edge, where there is one, before anything is claimed; `ready` with
     the endpoint once every region of its share is claimed and calls are answered, `on_replay` as in `open_table`. Ends
     on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a region stop itself,
     which only a new claim mends. Of a table that is resized it goes on with its share of the new regions.
     Raises: Invalid for an address that is taken, that others reach without token and TLS, or that is not one of the
-    endpoints; Unavailable for such a region; what `open_table` does.
+    endpoints; Unavailable for such a region, and for a table that is served; what `open_table` does.
     """
     configure_logs(settings.log.level, settings.log.format)
     guard = check_addresses(settings, environ)
     if settings.daemon.workers > 1:
-        return _supervised(settings, lifeline, ready, http_ready)
-    place = _place(settings)
+        return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
     stop, pages = stop_signals(lifeline), DaemonPages(Scrape())
+    place = _place(settings, stop)
     with ExitStack() as stack:
         host, port = settings.daemon.host, settings.daemon.http_port
         url = stack.enter_context(listening(host, port, pages, guard, setting="daemon.http_port"))
         if url is not None:
             http_ready(url)
             _LOG.info("metrics, health and status at %s", url, extra={"event": "http", "url": url})
-        daemon = _Daemon(settings, environ, place, guard, stop, pages)
+        daemon = _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over)
         again = daemon.run(on_replay, ready)
         while again:
             again = daemon.run(None, lambda _: None)
@@ -92,10 +97,13 @@ class _Daemon:
         guard: Guard,
         stop: threading.Event,
         pages: DaemonPages,
+        *,
+        take_over: bool,
     ) -> None:
         self._settings, self._environ = settings, environ
         self._place, self._guard, self._stop, self._pages = place, guard, stop, pages
         self._alone = len(place.endpoints) < 2
+        self._claimant = as_daemon(() if self._alone else place.endpoints, take_over=take_over)
         self._service: FlightService | None = None
 
     def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
@@ -104,32 +112,42 @@ class _Daemon:
         """
         settings, place, stop = self._settings, self._place, self._stop
         with ExitStack() as stack:
-            table = open_table(settings, self._environ, on_replay=on_replay, claim=self._alone)
+            table = open_table(settings, self._environ, on_replay=on_replay, claim=self._alone, claimant=self._claimant)
             stack.callback(_close, table)
-            self._show(table)
+            again = self._claims_again(table)
+            self._show(table, again)
             share = stack.enter_context(_sharing(table, place, stop, Access.of(settings)))
             if not stop.is_set():
                 self._pages.serves(share)
                 ready(place.endpoint)
                 fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
                 _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
-            broken = resized = None
-            while not stop.wait(LOOK_EVERY) and not (broken or resized):
+            broken = resized = taken = None
+            while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
                 broken, resized = self._broken(table), _resized(table)
+                taken = None if again is None or resized else _taken(again)
             if resized and not stop.is_set():
                 _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
                 self._pages.health.hold("claiming", "the table was resized, its new regions are being claimed")
                 return True
             self._end(table, share, broken)
+            if taken is not None:
+                raise taken
         return False
 
-    def _show(self, table: Table) -> None:
+    def _claims_again(self, table: Table) -> ClaimsAgain | None:
+        """None where there are others, who agree on who has what."""
+        context, pause = table.regions.context, self._settings.daemon.claim_again
+        owners = owners_of(table.base, context.store, self._settings, self._environ)
+        return ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
+
+    def _show(self, table: Table, again: ClaimsAgain | None) -> None:
         """Have callers find `table` from now on."""
         if self._service is None:
             self._service = _listening(table, self._settings, self._place, self._guard)
         self._service.table = table
         table.announce(self._place.endpoint)
-        self._pages.shows(table)
+        self._pages.shows(table, *(() if again is None else (again.notice,)))
 
     def _broken(self, table: Table) -> str | None:
         """Why a daemon that is alone has to end. One of several claims anew what stopped itself."""
@@ -169,27 +187,43 @@ def _resized(table: Table) -> str | None:
         return None
 
 
+def _taken(again: ClaimsAgain) -> FencedError | None:
+    """See `ClaimsAgain.look`; storage that does not answer is asked again."""
+    try:
+        return again.look()
+    except Exception as error:  # noqa: BLE001 - looked at again in a moment
+        _LOG.warning("regions that another writer took cannot be claimed again yet: %s", classify(error))
+        return None
+
+
 def _supervised(
-    settings: Settings, lifeline: TextIO | None, ready: Callable[[str], None], http_ready: Callable[[str], None]
+    settings: Settings,
+    environ: Mapping[str, str],
+    lifeline: TextIO | None,
+    ready: Callable[[str], None],
+    http_ready: Callable[[str], None],
+    *,
+    take_over: bool,
 ) -> int:
-    daemon, stop = settings.daemon, stop_signals(lifeline)
-    for number in range(daemon.workers if daemon.http_port > 0 else 0):
-        scheme = "https" if daemon.tls_cert else "http"
-        http_ready(f"{scheme}://{addresses.url_host(daemon.host)}:{daemon.http_port + number}")
-    ports = ports_of(daemon.host, daemon.port, daemon.workers)
-    return Supervisor(worker_settings(settings, ports), wal.SystemClock()).run(stop, ready)
+    section, stop, clock = settings.daemon, stop_signals(lifeline), wal.SystemClock()
+    for number in range(section.workers if section.http_port > 0 else 0):
+        scheme = "https" if section.tls_cert else "http"
+        http_ready(f"{scheme}://{addresses.url_host(section.host)}:{section.http_port + number}")
+    workers = worker_settings(settings, ports_of(section.host, section.port, section.workers))
+    refuse_served(settings, environ, as_daemon(workers[0].daemon.endpoints, take_over=take_over), clock)
+    return Supervisor(workers, clock).run(stop, ready)
 
 
-def _place(settings: Settings) -> Place:
+def _place(settings: Settings, stop: threading.Event) -> Place:
     """Where this daemon is found, as far as the settings say. Raises: Invalid where it is none of the endpoints."""
     daemon = settings.daemon
     if not daemon.endpoints:
-        return Place()
+        return Place(ends=stop.is_set)
     scheme = _scheme(settings)
     mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if mine is None:
         raise Invalid(addresses.none_of_them(daemon.host, daemon.port, scheme))
-    return Place(mine, list(daemon.endpoints))
+    return Place(mine, list(daemon.endpoints), ends=stop.is_set)
 
 
 def _scheme(settings: Settings) -> str:
@@ -229,15 +263,15 @@ def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) 
         share.stop()
 
 
-def check_addresses(settings: Settings, environ: Mapping[str, str]) -> Guard:
+def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: bool = True) -> Guard:
     """What a daemon of `settings`, with its workers, asks of its callers, once its addresses are found free and fit for
-    that. Raises: Invalid, before anything is claimed.
+    that. `free`: see `check_address`. Raises: Invalid, before anything is claimed.
     """
     daemon = settings.daemon
     guard = Guard.of(daemon, environ)
     for setting, port in (("daemon.port", daemon.port), ("daemon.http_port", max(0, daemon.http_port))):
         for worker in range(daemon.workers if port else 1):
-            check_address(setting, daemon.host, port + worker, guard)
+            check_address(setting, daemon.host, port + worker, guard, free=free)
     return guard
 
 

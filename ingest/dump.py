@@ -94,7 +94,7 @@ def _entry(place: Place, key: layout.EntryKey) -> RenderableType:
         "generation": header.generation,
         "entry id": header.entry_id or "none: written by another program",
         "sentinel": "yes, it fences older writers, or notes a batch of no rows" if header.sentinel else "no",
-        "applied": _applied(header.applied),
+        "applied": _applied(header),
         "part of a batch": "no" if part is None else _part(part),
         "rows": entry.rows.num_rows,
         "tombstones": tombstones(entry.rows),
@@ -189,10 +189,13 @@ def _part(part: wal.BatchPart) -> str:
     return f"{part.producer}:{part.sequence} attempt {part.attempt}, {closes}"
 
 
-def _applied(applied: Mapping[str, int] | None) -> str:
-    if applied is None:
+def _applied(header: wal.EntryHeader) -> str:
+    if header.applied is None:
         return "not said: written by another program"
-    return ", ".join(f"{name}:{number}" for name, number in applied.items()) or "nothing"
+    said = ", ".join(f"{name}:{number}" for name, number in header.applied.items())
+    if header.snapshot:
+        return f"snapshot {header.snapshot}, and since: {said or 'nothing'}"
+    return said or "nothing"
 
 
 def _holes(positions: list[int]) -> list[int]:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ingest.python_times import python_values
 from memtable import TOMBSTONE
 
 FIRST_ROWS = 5
@@ -49,7 +50,7 @@ def columns(title: str, names: Iterable[str], rows: Iterable[Iterable[Any]], emp
 def first_rows(rows: pa.Table, total: int) -> RenderableType:
     """The first of `total` rows."""
     first = rows.slice(0, FIRST_ROWS)
-    values = zip(*(column.to_pylist() for column in first.columns), strict=True)
+    values = zip(*map(python_values, first.columns), strict=True)
     title = f"first {first.num_rows} of {total:,} rows"
     return columns(title, first.column_names, values, "no rows")
 

@@ -144,6 +144,7 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
     import flush.errors
     import memtable.errors
     import wal.errors
+    import wal.panics
 
     wrong_request = (
         memtable.errors.InvalidRows,
@@ -175,6 +176,7 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
         ((wal.errors.Corrupt, flush.errors.CountMismatch), Corrupted),
         (wrong_request, Invalid),
         (may_pass, Unavailable),
+        ((wal.panics.RustPanic,), Internal),
     )
 
 

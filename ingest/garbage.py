@@ -1,6 +1,7 @@
 """`memwal gc`, and what a table does by itself at intervals: delete what nobody can need again.
 
-What stays and why is told where it is decided: entries of the WAL in `wal.garbage`, SST directories in `flush.garbage`,
+What stays and why is told where it is decided: entries of the WAL in `wal.garbage`, old region manifests in
+`wal.manifest_garbage`, SST directories in `flush.garbage`,
 commit plans in `flush.plan_garbage`, files of the base table that no version refers to in `flush.orphans`.
 """
 
@@ -15,7 +16,10 @@ from rich.filesize import decimal
 import flush
 import wal
 from ingest.settings_model import GcSettings
+from wal import ManifestGarbage
 
+_MANIFESTS_EVERY = 3600.0
+"""Seconds between two looks for old manifests of an open table: each lists all that are kept."""
 _ORPHANS_EVERY = 86_400.0
 """Seconds between two looks for orphan files of an open table: each reads the manifest of every version, and what it
 finds is a week old."""
@@ -28,11 +32,12 @@ class Ages:
     wal: float
     sst: float
     orphan: float
+    manifest: float = 86_400.0
 
     @staticmethod
     def of(settings: GcSettings) -> Ages:
         """The ages of the section [gc]."""
-        return Ages(settings.wal_age_min, settings.sst_age_min, settings.orphan_age_min)
+        return Ages(settings.wal_age_min, settings.sst_age_min, settings.orphan_age_min, settings.manifest_age_min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +48,13 @@ class RegionGarbage:
     wal: wal.WalGarbage
     ssts: flush.SstGarbage
     plans: flush.PlanGarbage
+    manifests: ManifestGarbage
+    """Empty where they were not looked for."""
 
     @property
     def bytes(self) -> int:
         """Size of everything deleted."""
-        return self.wal.bytes + self.ssts.bytes + self.plans.bytes
+        return self.wal.bytes + self.ssts.bytes + self.plans.bytes + self.manifests.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,11 @@ class TableGarbage:
         return sum(each.plans.plans for each in self.regions)
 
     @property
+    def manifests(self) -> int:
+        """Old manifest versions deleted."""
+        return sum(each.manifests.versions for each in self.regions)
+
+    @property
     def bytes(self) -> int:
         """Size of everything deleted."""
         return sum(each.bytes for each in self.regions) + self.orphans.bytes
@@ -102,6 +114,7 @@ class TableGarbage:
             (self.abandoned, "abandoned SSTs", "abandoned SST"),
             (len(self.orphans.files), "orphan files", "orphan file"),
             *([(self.plans, "commit plans", "commit plan")] if self.plans else []),
+            *([(self.manifests, "old manifests", "old manifest")] if self.manifests else []),
         )
         said = ", ".join(f"{count:,} {one if count == 1 else many}" for count, many, one in counts)
         return f"{'would delete' if self.dry_run else 'deleted'} {said}: {decimal(self.bytes)}"
@@ -114,13 +127,28 @@ class TableCollector:
     """
 
     def __init__(
-        self, store: wal.ObjectStore, codec: wal.EntryCodec, clock: wal.Clock, regions: Iterable[UUID]
+        self,
+        store: wal.ObjectStore,
+        codec: wal.EntryCodec,
+        clock: wal.Clock,
+        regions: Iterable[UUID],
+        options: wal.WalOptions | None = None,
     ) -> None:
-        self._store, self._clock = store, clock
-        self._wals = {region: wal.WalCollector(store, region, codec, clock) for region in regions}
-        self._ssts = {region: flush.SstCollector(store, region, clock) for region in self._wals}
+        self._store, self._codec, self._clock, self._options = store, codec, clock, options
+        self._wals: dict[UUID, wal.WalCollector] = {}
+        self._ssts: dict[UUID, flush.SstCollector] = {}
+        self._manifests: dict[UUID, wal.ManifestCollector] = {}
+        self._manifests_due: dict[UUID, float] = {}
+        self._know(regions)
         self._plans = flush.PlanCollector(store)
         self._orphans_due = clock.monotonic()
+
+    def fallen_away(self, base: flush.BaseTable) -> list[UUID]:
+        """Regions with objects on storage that no routing of `base` has any more: no writer collects them.
+
+        Raises: wal errors.
+        """
+        return [region for region in wal.regions(self._store) if region not in base.regions]
 
     def names(self, region: UUID) -> tuple[str, ...]:
         """The SST directories that `region` has. Raises: wal errors."""
@@ -148,6 +176,7 @@ class TableCollector:
         `base`: any version of the table; the newest is opened when the regions have been looked at.
         """
         looked_at = list(self._ssts if regions is None else regions)
+        self._know(looked_at)
         sights = {region: self._ssts[region].look() for region in looked_at}
         newest = base.latest()
         needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
@@ -157,11 +186,33 @@ class TableCollector:
                 self._wals[region].collect(ages.wal, dry_run=dry_run),
                 self._ssts[region].collect(sight, needs, ages.sst, dry_run=dry_run),
                 self._plans.collect(region, at_least=plans_min, dry_run=dry_run),
+                self._old_manifests(region, ages.manifest, dry_run=dry_run),
             )
             for region, sight in sights.items()
         )
         files = self._orphans(newest, ages.orphan, dry_run=dry_run) if orphans else flush.OrphanGarbage(dry_run=dry_run)
         return TableGarbage(found, files, dry_run)
+
+    def _old_manifests(self, region: UUID, min_age: float, *, dry_run: bool) -> wal.ManifestGarbage:
+        if self._clock.monotonic() < self._manifests_due.get(region, float("inf")):
+            return wal.ManifestGarbage(region, dry_run=dry_run)
+        needed = flush.asks_for(self._plans.settled(region))
+        found = self._manifests[region].collect(needed, min_age, dry_run=dry_run)
+        self._manifests_due[region] = self._clock.monotonic() + _MANIFESTS_EVERY
+        return found
+
+    def _know(self, regions: Iterable[UUID]) -> None:
+        for region in regions:
+            if region not in self._wals:
+                self._wals[region] = wal.WalCollector(
+                    self._store, region, self._codec, self._clock, options=self._options
+                )
+                self._ssts[region] = flush.SstCollector(self._store, region, self._clock, options=self._options)
+                # Lance's own writer, which may own a region of the other format, does not know the rule of
+                # wal.manifest_garbage.
+                if self._codec.suffix == "lance":
+                    self._manifests[region] = wal.ManifestCollector(self._store, region, self._clock)
+                    self._manifests_due[region] = self._clock.monotonic()
 
     def _orphans(self, base: flush.BaseTable, min_age: float, *, dry_run: bool) -> flush.OrphanGarbage:
         if self._clock.monotonic() < self._orphans_due:

@@ -57,6 +57,14 @@ def of_regions(regions: Iterable[Mapping[str, Any]]) -> list[Reason]:
     ]
 
 
+def of_commits(failures: Iterable[Mapping[str, str]]) -> list[Reason]:
+    """What `commit_failures` of `Table.status()` have against being ready."""
+    return [
+        {"reason": "commit_failing", "text": each["error"]} | ({"region": each["region"]} if each["region"] else {})
+        for each in failures
+    ]
+
+
 def not_here(missing: Iterable[UUID]) -> list[Reason]:
     """What regions have against it that belong here, by the daemons that live, and are not."""
     text = "it belongs to this daemon, which has not claimed it yet, or lost it"

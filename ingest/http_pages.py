@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ingest.errors import MemWalError
-from ingest.health import Health, Reason, not_here, of_regions
+from ingest.health import Health, Reason, not_here, of_commits, of_regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,14 +38,17 @@ class DaemonPages:
         self._table: Table | None = None
         self._shown: TableCollector | None = None
         self._share: Balancer | None = None
+        self._notice: Callable[[], None] = lambda: None
 
-    def shows(self, table: Table) -> None:
-        """The table is open; its regions may still be claimed. One that was shown before is closed."""
+    def shows(self, table: Table, notice: Callable[[], None] = lambda: None) -> None:
+        """The table is open; its regions may still be claimed. One that was shown before is closed. `notice`: looks
+        whether another writer has taken regions, before anybody is told that this daemon is ready.
+        """
         from ingest.metrics import TableCollector
 
         if self._shown is not None:
             self._scrape.remove(self._shown)
-        self._table, self._shown = table, TableCollector(table)
+        self._table, self._shown, self._notice = table, TableCollector(table), notice
         self._scrape.add(self._shown)
 
     def serves(self, share: Balancer | None) -> None:
@@ -58,7 +61,9 @@ class DaemonPages:
         held = self.health.reasons()
         if self._table is None:
             return held
+        self._notice()
         found = [*held, *of_regions(writer.status() for writer in self._table.regions.writers)]
+        found += of_commits(self._table.upkeep.failures)
         found += [] if self._share is None else not_here(self._share.missing())
         try:
             self._table.ask_storage()

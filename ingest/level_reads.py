@@ -15,6 +15,7 @@ from ingest.errors import Unavailable
 from ingest.levels import Level, OverTaken, RegionView, Reshaped, check_level
 from ingest.reader import Reader
 from ingest.reads import Reads
+from wal.panics import RustPanic, panics_as_errors
 
 ATTEMPTS = 20
 """A commit takes much longer than a capture, so a second attempt is rare and a third has not been seen. Columns are
@@ -47,8 +48,9 @@ class LevelReads(Reads):
         self._reader.ask_storage()
 
     @abstractmethod
-    def _views(self, level: Level) -> list[RegionView]:
-        """Capture the levels above the base, newest first; the reader opens the base only after this."""
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+        """Capture the levels above the base, newest first; the reader opens the base only after this. `again`: a commit
+        overtook the capture before, maybe somebody else's."""
 
     def follow(self) -> None:
         """Take over the columns of the newest base version, after a read met other ones."""
@@ -57,18 +59,22 @@ class LevelReads(Reads):
 
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         """The reader's answer over views of `level`, captured again when a commit overtook them, and once when files of
-        the base version could not be read: another program may have cleaned that version up.
+        the base version could not be read: another program may have cleaned that version up. A filter that fails over
+        a row is the caller's mistake at every level.
         """
         checked, failed_at = check_level(level), -1
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             with suppress(OverTaken):
                 try:
-                    return getattr(self._reader, read)(self._views(checked), buckets=self._buckets, **request)
+                    views = self._views(checked, again=attempt > 0)
+                    with panics_as_errors:
+                        return getattr(self._reader, read)(views, buckets=self._buckets, **request)
                 except Reshaped:
                     self.follow()
-                except (pa.ArrowInvalid, OSError):
+                except (pa.ArrowInvalid, OSError, RustPanic):
                     self._reader.ask_storage()
                     if failed_at == self._reader.version:
+                        self._reader.blame(request.get("filter"))
                         raise
                     failed_at = self._reader.version
         raise Unavailable(f"{ATTEMPTS} commits overtook this read one after the other; read again")

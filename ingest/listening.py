@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from ingest.security import Guard
 
 
-def check_address(setting: str, host: str, port: int, guard: Guard | None = None) -> None:
+def check_address(setting: str, host: str, port: int, guard: Guard | None = None, *, free: bool = True) -> None:
     """Refuse an address that nobody can or may listen on, before anything is claimed.
 
-    `setting` names the port, such as daemon.http_port. Raises: Invalid when the address is unknown, taken, or reachable
-    from elsewhere while `guard` does not ask for a token and TLS.
+    `setting` names the port, such as daemon.http_port. `free` False: it may be taken, maybe by the very process.
+    Raises: Invalid when the address is unknown, taken, or reachable from elsewhere while `guard` does not ask for a
+    token and TLS.
     """
     section = setting.partition(".")[0]
     host_setting = "sink.http_host" if section == "sink" else "daemon.host"
@@ -29,6 +30,8 @@ def check_address(setting: str, host: str, port: int, guard: Guard | None = None
             f"{host_setting}: {host} is not a loopback address, others can reach it: set daemon.token, daemon.tls_cert "
             "and daemon.tls_key, or write 127.0.0.1"
         )
+    if not free:
+        return
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

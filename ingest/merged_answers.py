@@ -40,7 +40,11 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         known = regions.get(region["id"])
         if known is None or known["epoch"] < region["epoch"]:
             regions[region["id"]] = region
-    return newest | {"regions": sorted(regions.values(), key=lambda region: int(region["bucket"]))}
+    merged = newest | {"regions": sorted(regions.values(), key=lambda region: int(region["bucket"]))}
+    failures = [failure for status in found for failure in status.get("commit_failures", ())]
+    if failures:
+        merged["commit_failures"] = [each for at, each in enumerate(failures) if each not in failures[:at]]
+    return merged
 
 
 def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:

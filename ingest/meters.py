@@ -73,6 +73,9 @@ class Answer(Protocol):
     @property
     def skipped(self) -> int: ...
 
+    @property
+    def repeated(self) -> int: ...
+
 
 class RegionMeter:
     """What one region has counted since this process first claimed it.
@@ -106,8 +109,9 @@ class RegionMeter:
             if not answer.applied:
                 self.rows_repeated += answer.rows
             else:
+                self.rows_repeated += answer.repeated
                 self.rows_deleted += deletes
-                self.rows_put += answer.rows - deletes - answer.skipped
+                self.rows_put += answer.rows - answer.repeated - deletes - answer.skipped
                 self.rows_skipped += answer.skipped
 
     def appended(self, seconds: float, size: int, entries: int) -> None:
@@ -163,7 +167,7 @@ class CommitMeter:
     def __init__(self) -> None:
         self.seconds = Histogram()
         self.rows_inserted = self.rows_updated = self.rows_deleted = 0
-        self.ssts = self.bytes = self.failures = 0
+        self.ssts = self.bytes = self.failures = self.held_back = 0
 
     def counted(self, commit: Callable[[], CommitReport], clock: Clock) -> CommitReport:
         """`commit()`, counted and logged. One that finds nothing to commit counts for nothing."""

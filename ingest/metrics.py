@@ -132,6 +132,12 @@ COMMITTED = (
     _counter("memwal_commit_ssts", "SSTs committed", "ssts"),
     _counter("memwal_commit_bytes", "bytes of data files that commits wrote", "bytes"),
     _counter("memwal_commit_failures", "commits that failed and are tried again", "failures"),
+    Declared(
+        "memwal_commit_held_back_regions",
+        "gauge",
+        "regions that the last commit could not take; `status` and the log say why",
+        lambda meter: meter.held_back,
+    ),
 )
 """Of a `CommitMeter`."""
 

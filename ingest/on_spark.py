@@ -25,10 +25,12 @@ from ingest.configured_table import find_or_create
 from ingest.daemon import stop_signals
 from ingest.elsewhere import anywhere
 from ingest.errors import Internal, MemWalError, Unavailable, from_wire
+from ingest.live_owners import as_daemon
 from ingest.logs import configure_logs
 from ingest.on_spark_line import Desk
 from ingest.on_spark_slots import check_configuration, patience_of, slots_now, wait_for_slots
 from ingest.on_spark_task import DaemonTask, Told
+from ingest.opening import refuse_served
 from ingest.settings import Settings
 from ingest.spark_master import check_master
 from ingest.spark_session import check_java, configuration, start_context
@@ -171,11 +173,18 @@ class SparkDaemons:
         )
 
 
-def serve_on_spark(settings: Settings, environ: Mapping[str, str], ready: Callable[[Sequence[str]], None]) -> int:
+def serve_on_spark(
+    settings: Settings,
+    environ: Mapping[str, str],
+    ready: Callable[[Sequence[str]], None],
+    *,
+    take_over: bool = False,
+) -> int:
     """`memwal serve` with `daemon.on_spark`; returns the exit code once SIGTERM or SIGINT came and all have drained.
 
-    `ready`: told where they serve, again after every restart. Raises: Invalid for a Spark or a table that cannot be,
-    what a daemon says that does not start, Unavailable for a Spark that ends.
+    `ready`: told where they serve, again after every restart. `take_over`: as for `daemon.serve`. Raises: Invalid for a
+    Spark or a table that cannot be, what a daemon says that does not start, Unavailable for a Spark that ends and for a
+    table that somebody else serves.
     """
     configure_logs(settings.log.level, settings.log.format)
     conf = session_of(settings)
@@ -183,6 +192,7 @@ def serve_on_spark(settings: Settings, environ: Mapping[str, str], ready: Callab
     check_java(environ)
     check_master(conf)
     find_or_create(settings, environ)
+    refuse_served(settings, environ, as_daemon(take_over=take_over), wal.SystemClock())
     stop = stop_signals(None)
     with ThreadPoolExecutor(1, "spark-start") as starter:  # Spark takes signals over in the main thread
         spark = starter.submit(start_context, conf).result()

@@ -30,6 +30,7 @@ from ingest.settings import Settings
 from ingest.task_errors import on_executor
 from ingest.workers import Supervisor, ports_of
 from wal import SystemClock
+from wal.panics import as_exception
 
 Told = dict[str, Any]
 _MEETINGS = 2
@@ -104,8 +105,8 @@ class _Serving:
         try:
             line = Line(self._task.desk, self._task.secret, self._task.attempt, self._number)
             answer = self._serve(line)
-        except Exception as error:  # noqa: BLE001 - the edge of this process
-            answer = to_wire(on_executor(error))
+        except BaseException as error:  # noqa: BLE001 - the edge of this process
+            answer = to_wire(on_executor(as_exception(error)))
         finally:
             if line is not None:
                 line.close()

@@ -9,21 +9,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import pyarrow as pa
 
 import flush
 import wal
+from flush.lance_caches import LanceCaches
 from flush.maintenance import MaintenanceRules
+from ingest import arguments
+from ingest.access import Access
 from ingest.commit_policy import CommitLimits
-from ingest.configured_table import find_or_create
+from ingest.configured_table import check_same_table, find_or_create
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid
 from ingest.garbage import Ages
+from ingest.live_owners import Claimant, LiveOwners
 from ingest.region_context import Limits, OnReplay, RegionContext, Upkeep
 from ingest.replay_progress import replay_bar
 from ingest.settings import Settings, load
+from ingest.stored_table import StoredTable
 from ingest.table import Table
 from ingest.vector_models import VectorModels
 from memtable import row_schema
@@ -36,6 +41,36 @@ SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
 generation in its log (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
 
 
+@overload
+def open_embedded(
+    uri: str | os.PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    key: str | Sequence[str] | None = None,
+    regions: int | None = None,
+    indexes: Mapping[str, str | dict[str, Any]] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    settings: str | Path | Mapping[str, Any] | None = None,
+    read_only: Literal[False] = False,
+    take_over: bool = False,
+) -> Table: ...
+
+
+@overload
+def open_embedded(
+    uri: str | os.PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    key: str | Sequence[str] | None = None,
+    regions: int | None = None,
+    indexes: Mapping[str, str | dict[str, Any]] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    settings: str | Path | Mapping[str, Any] | None = None,
+    read_only: Literal[True],
+    take_over: bool = False,
+) -> StoredTable: ...
+
+
 @at_the_edge
 def open_embedded(
     uri: str | os.PathLike[str],
@@ -46,35 +81,58 @@ def open_embedded(
     indexes: Mapping[str, str | dict[str, Any]] | None = None,
     storage_options: Mapping[str, str] | None = None,
     settings: str | Path | Mapping[str, Any] | None = None,
-) -> Table:
+    read_only: bool = False,
+    take_over: bool = False,
+) -> Table | StoredTable:
     """Open a table with its regions claimed by this process; an absent one is created from `schema` and `key`.
 
     `key`: its columns; () for a table that has none and keeps every row (`append_only`). `indexes`: column -> "ivf_pq"
     | "fts" | "btree", or a dict with "type" and parameters. `storage_options`: Lance's own. `settings`: a TOML path or
-    a dict of its sections; arguments given here win. Raises: Invalid for every mistake in the arguments, all at once
-    where they come from settings.
+    a dict of its sections; arguments given here win. `take_over`: fence an owner that lives. `read_only`: read a table
+    that is there from storage, whoever serves it; nothing is claimed or written, and `latest` is what `durable` is.
+    Raises: Invalid for every mistake in the arguments, all at once where they come from settings; Unavailable (reason
+    "served") where somebody else serves the table.
     """
-    given: dict[str, Any] = {"uri": os.fspath(uri)}
-    if (
-        isinstance(key, tuple) and not key
-    ):  # and no other empty sequence: a key that was computed, and came out empty, is a mistake
+    schema = arguments.arrow_schema(schema)
+    overrides = _overrides(uri, key, regions, indexes, storage_options)
+    if not isinstance(settings, str | Path | Mapping | None):
+        raise Invalid(f"settings is a {type(settings).__name__}; write the path of a TOML file, or a dict of sections")
+    loaded = load(settings, os.environ, overrides)
+    _check_arguments(loaded, schema, regions, indexes is not None, read_only=read_only)
+    if not read_only:
+        return open_table(loaded, os.environ, schema, claimant=Claimant(take_over))
+    if take_over:
+        raise Invalid("read_only = True claims nothing, so take_over = True has no meaning; take one of the two out")
+    return open_stored(loaded, os.environ)
+
+
+def _overrides(
+    uri: str | os.PathLike[str],
+    key: str | Sequence[str] | None,
+    regions: int | None,
+    indexes: Mapping[str, str | dict[str, Any]] | None,
+    storage_options: Mapping[str, str] | None,
+) -> dict[str, dict[str, Any]]:
+    """The arguments of `open_embedded` as settings. Raises: Invalid."""
+    given: dict[str, Any] = {"uri": arguments.address(uri)}
+    # No other empty sequence: a key that was computed, and came out empty, is a mistake.
+    if isinstance(key, tuple) and not key:
         given["append_only"] = True
     elif key is not None:
-        given["key"] = [key] if isinstance(key, str) else list(key)
-        if not given["key"]:
-            raise Invalid(
-                "key is empty; name the columns that identify a row, or give key=() for a table without a key"
-            )
+        given["key"] = arguments.key_columns(key)
     if indexes is not None:
-        given["indexes"] = dict(indexes)
+        given["indexes"] = arguments.mapping("indexes", indexes, '{"embedding": "ivf_pq", "body": "fts"}')
     if storage_options is not None:
-        given["storage_options"] = dict(storage_options)
-    overrides: dict[str, dict[str, Any]] = {"table": given}
-    if regions is not None:
-        overrides["regions"] = {"count": regions}
-    loaded = load(settings, os.environ, overrides)
-    _check_arguments(loaded, schema, regions, indexes is not None)
-    return open_table(loaded, os.environ, schema)
+        given["storage_options"] = arguments.mapping("storage_options", storage_options, '{"region": "eu-west-1"}')
+    return {"table": given} | ({} if regions is None else {"regions": {"count": regions}})
+
+
+def open_stored(settings: Settings, environ: Mapping[str, str]) -> StoredTable:
+    """The table of `settings` as it is on storage. Writes nothing. Raises: Invalid where none is there, or another."""
+    uri, options = settings.table.uri, settings.storage_options(environ)
+    base = flush.BaseTable.open(uri, options)
+    check_same_table(settings, base)
+    return StoredTable(base, wal.open_store(uri, options))
 
 
 def open_table(
@@ -85,18 +143,24 @@ def open_table(
     on_replay: OnReplay | None = None,
     clock: wal.Clock | None = None,
     claim: bool = True,
+    claimant: Claimant | None = None,
 ) -> Table:
     """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
 
     `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
-    `clock`: None for the system's. A table that is being resized is waited for, up to `wal.retry_budget`.
-    Raises: Invalid, wal and flush errors.
+    `clock`: None for the system's. `claimant`: who claims; by default a program that takes nothing over. With `claim`
+    False owners are asked only where one is given. A table that is being resized is waited for, up to
+    `wal.retry_budget`.
+    Raises: Invalid; Unavailable where somebody serves it (`ingest.live_owners`); wal and flush errors.
     """
     clock = clock or wal.SystemClock()
     until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
     while True:
         try:
-            return _opened(settings, environ, schema, on_replay, clock, claim=claim, finish=finish)
+            base, context = _met(settings, environ, schema, clock, claimant, claim=claim, finish=finish)
+            with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
+                context = replace(context, on_replay=tell)
+                return Table(base, context, _upkeep(settings), base.regions if claim else ())
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise
@@ -105,28 +169,48 @@ def open_table(
         finish = True
 
 
-def _opened(
+def _met(
     settings: Settings,
     environ: Mapping[str, str],
     schema: pa.Schema | None,
-    on_replay: OnReplay | None,
     clock: wal.Clock,
+    claimant: Claimant | None,
     *,
     claim: bool,
     finish: bool,
-) -> Table:
-    """`finish`: do first what a resize that broke off after its decision has left, if there is one."""
+) -> tuple[flush.BaseTable, RegionContext]:
+    """The table, which nobody else serves, and what its regions share. `finish`: do first what a resize that broke off
+    after its decision has left, if there is one.
+    """
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
-    base, _ = find_or_create(settings, environ, schema)
+    base, created = find_or_create(settings, environ, schema)
     ids = wal.SystemIds()
-    limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget, settings.wal.readers)
+    limits = settings.wal.options()
     wal.probe(store, ids, clock, limits)
+    if not created and (claim or claimant is not None):
+        owners_of(base, store, settings, environ).refuse(claimant or Claimant(), clock)
     if finish:
         base = flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
     context = _context(settings, base, store, clock, ids, limits)
-    with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
-        return Table(base, replace(context, on_replay=tell), _upkeep(settings), base.regions if claim else ())
+    shared = replace(base, caches=LanceCaches(settings.table.cache_max))
+    return shared, replace(context, daemon=claimant is not None and claimant.daemon)
+
+
+def refuse_served(settings: Settings, environ: Mapping[str, str], claimant: Claimant, clock: wal.Clock) -> None:
+    """Return when `claimant` may claim the table of `settings`, or has to create it. Raises: as `LiveOwners.refuse`."""
+    options = settings.storage_options(environ)
+    base = flush.BaseTable.find(settings.table.uri, options)
+    if base is not None:
+        owners_of(base, wal.open_store(settings.table.uri, options), settings, environ).refuse(claimant, clock)
+
+
+def owners_of(
+    base: flush.BaseTable, store: wal.ObjectStore, settings: Settings, environ: Mapping[str, str]
+) -> LiveOwners:
+    """Whoever may serve the table of `settings`."""
+    access, table_id = Access.of(settings), base.table_id or store.url("")
+    return LiveOwners(base.uri, store, base.regions, table_id, lambda: access.options(environ))
 
 
 def _context(
@@ -171,9 +255,12 @@ def _upkeep(settings: Settings) -> Upkeep:
     return Upkeep(limits, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
 
 
-def _check_arguments(settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool) -> None:
+def _check_arguments(
+    settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool, *, read_only: bool
+) -> None:
     """Refuse arguments that contradict the table that is there; they would otherwise be ignored."""
-    base = flush.BaseTable.find(settings.table.uri, settings.storage_options(os.environ))
+    find = flush.BaseTable.open if read_only else flush.BaseTable.find  # the one completes a creation that broke off
+    base = find(settings.table.uri, settings.storage_options(os.environ))
     if base is None:
         return
     if regions not in (None, base.buckets):

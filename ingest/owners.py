@@ -1,7 +1,11 @@
-"""Who serves a region: a note on storage for readers, and nothing more.
+"""The notes that owners leave beside their regions' manifests, in `owner.json`: who serves a region.
 
-The owner leaves `owner.json` beside the region's manifests: its Flight endpoint and its epoch. The note may be stale,
-missing or wrong: whoever follows it asks the daemon who it is (`Notes.are_of`). The epoch alone decides who owns.
+`{"epoch", "endpoint"?, "daemon", "process": {"host", "machine", "boot", "space", "pid", "started"}}`: the writer epoch
+of the claim, the Flight endpoint (a table that is open in a program has none, nor has a daemon that still starts),
+whether it is a daemon, and the process (`ingest.processes`). Written after a claim, deleted by a clean close.
+
+A note may be stale, missing or wrong. Whoever follows one asks the daemon who it is (`Notes.are_of`); whoever is about
+to claim a region asks whether its owner lives (`ingest.live_owners`). The epoch alone decides who owns.
 """
 
 from __future__ import annotations
@@ -16,20 +20,46 @@ from uuid import UUID
 from pydantic import SecretStr
 
 import wal
+from flush.side_by_side import each
+from ingest.processes import Process
 from ingest.references import resolve
 from wal.layout import owner_key
 
+READ_AT_ONCE = 16
+"""Notes; each is a request."""
 
-def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str) -> None:
-    """Leave the note of a new owner."""
-    store.put(owner_key(region), json.dumps({"endpoint": endpoint, "epoch": epoch}).encode())
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What one region's note says."""
+
+    epoch: int
+    endpoint: str = ""
+    daemon: bool = False
+    process: Process | None = None
+    """None in notes of earlier versions."""
+
+
+def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
+    """Leave the note of a new owner, this process."""
+    note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": Process.here().noted()}
+    if endpoint:
+        note["endpoint"] = endpoint
+    store.put(owner_key(region), json.dumps(note).encode())
 
 
 def withdraw(store: wal.ObjectStore, region: UUID, epoch: int) -> None:
     """Take the note back, unless a newer owner has written its own."""
     note = _read(store, region)
-    if note is not None and note[1] == epoch:
+    if note is not None and note.epoch == epoch:
         store.delete(owner_key(region))
+
+
+def read(store: wal.ObjectStore, regions: Sequence[UUID]) -> dict[UUID, Note]:
+    """The notes of those of `regions` that have one. Raises: wal errors."""
+    at_once = min(READ_AT_ONCE, len(regions)) if store.url("").startswith("s3://") else 1
+    notes = each(lambda region: _read(store, region), regions, max(1, at_once))
+    return {region: note for region, note in zip(regions, notes, strict=True) if note is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +81,9 @@ class Notes:
 
 def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = ()) -> Notes | None:
     """The notes of `regions`; `also`: daemons to ask besides. None where nobody is known."""
-    notes = {str(region): _read(store, region) for region in regions}
-    known = {region: note for region, note in notes.items() if note is not None}
-    endpoints = tuple(dict.fromkeys([*(endpoint for endpoint, _ in known.values()), *also]))
-    epochs = {region: known[region][1] if region in known else 1 for region in notes}
+    known = read(store, regions)
+    endpoints = tuple(dict.fromkeys([*(note.endpoint for note in known.values() if note.endpoint), *also]))
+    epochs = {str(region): known[region].epoch if region in known else 1 for region in regions}
     return Notes(endpoints, epochs) if endpoints else None
 
 
@@ -76,12 +105,13 @@ class FromNotes:
         return () if notes is None else notes.endpoints
 
 
-def _read(store: wal.ObjectStore, region: UUID) -> tuple[str, int] | None:
+def _read(store: wal.ObjectStore, region: UUID) -> Note | None:
     data = store.get(owner_key(region))
     if data is None:
         return None
     try:
         note = json.loads(data)
-        return str(note["endpoint"]), int(note["epoch"])
-    except (ValueError, KeyError, TypeError):
+        daemon = bool(note.get("daemon", True))  # notes of earlier versions are all of daemons
+        return Note(int(note["epoch"]), str(note.get("endpoint") or ""), daemon, Process.of(note.get("process")))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None  # half a note is no note

@@ -1,57 +1,128 @@
-"""What `memwal run` checks of a pipeline before anything is written: Java, its checkpoint, its source, its table."""
+"""What `memwal run` and `config check` look at before anything is written: Java, secrets, addresses, source, table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from flush import BaseTable
+from ingest.access import Access
 from ingest.checkpoint import check_checkpoint, refuse_old_checkpoint
 from ingest.configured_table import find_or_create
 from ingest.daemon import check_addresses
 from ingest.dead_letters import DeadLetters
-from ingest.errors import Invalid
+from ingest.errors import Invalid, MemWalError, classify
 from ingest.kafka_checks import KAFKA, record_mapping
 from ingest.kafka_source import check_reachable
 from ingest.listening import check_address
+from ingest.references import resolve
 from ingest.security import Guard
 from ingest.settings import Settings
 from ingest.source import check_source
 from ingest.spark_master import check_master
+from ingest.spark_names import check_spark_names
 from ingest.spark_session import check_java
 from wal import SystemClock
 
+T = TypeVar("T")
+
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
-    """The table as it is, None when it is to be created. Reads only. Raises: Invalid."""
-    check_java(environ)
-    check_master(settings.source.spark)
-    check_checkpoint(settings)
-    guard = _guard(settings, environ)
-    if settings.sink.http_port >= 0:
-        check_address("sink.http_port", settings.sink.http_host, settings.sink.http_port, guard)
-    base = BaseTable.find(settings.table.uri, settings.storage_options(environ))
-    if base is not None:
-        base, _ = find_or_create(settings, environ)
-    refuse_old_checkpoint(settings, base)
-    schema = settings.arrow_schema() if base is None else written_schema(settings, base)
-    if not schema.names:
-        raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
-    check_source(settings.source, schema)
-    if settings.dlq.mode == "table":
-        DeadLetters.find(settings.dead_letters, settings.storage_options(environ), SystemClock())
-    if settings.source.format == KAFKA:
-        record_mapping(settings.source, schema, tuple(settings.table.key) if base is None else base.key)
-        check_reachable(settings.source)
+    """The table as it is, None when it is to be created. Reads only. Raises: the first problem, mostly Invalid."""
+    base, problems = examined(settings, environ, starts=True)
+    if problems:
+        raise problems[0]
     return base
 
 
-def _guard(settings: Settings, environ: Mapping[str, str]) -> Guard:
+def examined(
+    settings: Settings, environ: Mapping[str, str], *, starts: bool
+) -> tuple[BaseTable | None, list[MemWalError]]:
+    """The table as it is, None when it is to be created or cannot be read, and all that is wrong. Reads only.
+
+    `starts`: the pipeline is to run now; else it may be running, and ports may be taken. What is wrong with one thing
+    keeps nothing else from being looked at, unless it depends on it.
+    """
+    problems: list[MemWalError] = []
+
+    def step(work: Callable[..., T], *args: Any) -> T | None:
+        try:
+            return work(*args)
+        except Exception as error:  # noqa: BLE001 - told with the others
+            problems.append(classify(error))
+            return None
+
+    pipeline = starts or has_source(settings)
+    if pipeline:
+        step(check_java, environ)
+        step(check_spark_names, settings.source)
+        step(check_master, settings.source.spark)
+        step(check_checkpoint, settings)
+    step(_edges, settings, environ, starts)
+    step(_secrets, settings, environ)
+    known = len(problems)
+    base = step(_table, settings, environ)
+    schema = step(_schema, settings, base) if len(problems) == known else None
+    if pipeline and schema is not None:
+        step(refuse_old_checkpoint, settings, base)
+        step(_source, settings, schema, tuple(settings.table.key) if base is None else base.key)
+        if settings.dlq.mode == "table":
+            step(DeadLetters.find, settings.dead_letters, settings.storage_options(environ), SystemClock())
+    return base, problems
+
+
+def has_source(settings: Settings) -> bool:
+    """Whether a configuration is one of a pipeline: it says where rows come from."""
+    return bool({"format", "path", "feed"} & settings.source.model_fields_set)
+
+
+def _edges(settings: Settings, environ: Mapping[str, str], starts: bool) -> None:
     """What our own edges ask of callers; the addresses of a child daemon are looked at too."""
-    if not settings.daemon.endpoints and not settings.daemon.on_spark:
-        return check_addresses(settings, environ)
-    return Guard.of(settings.daemon, environ)
+    daemon, sink = settings.daemon, settings.sink
+    guard = Guard.of(daemon, environ) if daemon.endpoints or daemon.on_spark else None
+    if guard is None:
+        guard = check_addresses(settings, environ, free=starts)
+    elif not starts and daemon.endpoints and not daemon.on_spark:
+        check_addresses(settings, environ, free=False)
+    if sink.http_port >= 0:
+        check_address("sink.http_port", sink.http_host, sink.http_port, guard, free=starts)
+
+
+def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Every reference points to something, those that are looked up late too."""
+    source, lines = settings.source, list[str]()
+    for resolved in (
+        lambda: Access.of(settings).options(environ),
+        lambda: resolve(source.options, environ, "[source] options"),
+        lambda: resolve(source.registry_options, environ, "[source] registry_options"),
+    ):
+        try:
+            resolved()
+        except Invalid as error:
+            lines += error.lines
+    if lines:
+        raise Invalid.of(lines)
+
+
+def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
+    base = BaseTable.find(settings.table.uri, settings.storage_options(environ))
+    return None if base is None else find_or_create(settings, environ)[0]
+
+
+def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
+    schema = settings.arrow_schema() if base is None else written_schema(settings, base)
+    if not schema.names:
+        raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
+    return schema
+
+
+def _source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    check_source(settings.source, schema)
+    if settings.source.format == KAFKA:
+        record_mapping(settings.source, schema, key)
+        check_reachable(settings.source)
 
 
 def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:

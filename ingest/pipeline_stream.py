@@ -18,6 +18,7 @@ from rich.console import Console
 
 from flush import BaseTable
 from ingest.checkpoint import mark_checkpoint
+from ingest.csv_header import ByHeader, has_header
 from ingest.drift import Drift, Grown
 from ingest.elsewhere import anywhere
 from ingest.errors import MemWalError, Unavailable
@@ -65,6 +66,7 @@ class PipelineStream:
         owner = services.owner
         self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._pages.add, tasks=owner.tasks)
         self._drift = Drift(settings, base, self._sink)
+        self._by_header: ByHeader | None = None
         self._feed_started = False
         source = settings.source
         self._feed = (
@@ -170,6 +172,10 @@ class PipelineStream:
 
     def _writer(self) -> Callable[[DataFrame, int], None]:
         self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)
+        if has_header(self._settings.source):
+            schema = written_schema(self._settings, self._base)
+            self._by_header = ByHeader(anywhere(self._settings).source, schema, self._sink)
+            return self._by_header
         return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _frame(self) -> DataFrame:
@@ -178,7 +184,7 @@ class PipelineStream:
         if source.format == KAFKA:
             raw = dlq.mode == "table" or source.schema_drift != "ignore"
             return read_kafka(spark, source, schema, self._base.key, raw=raw)
-        return read_stream(spark, source, schema, keep_bad=dlq.mode != "fail")
+        return read_stream(spark, source, schema)
 
     def _drain(self, query: StreamingQuery) -> None:
         """Set `drained` once the query has processed all that the source holds. Failures are found by `_check`."""
@@ -200,14 +206,15 @@ class PipelineStream:
         try:
             if query is None or query.isActive:
                 return
+            error = query.exception()
         except (Py4JError, OSError) as lost:
             raise Unavailable("Spark's JVM ended; nothing acknowledged is lost; run the same command again") from lost
-        error = query.exception()
         if error is None:
             self.drained.set()
             return
         self._services.owner.check()
-        raise self._drift.failure or self._sink.failure or of_spark(error)
+        by_header = None if self._by_header is None else self._by_header.failure
+        raise by_header or self._drift.failure or self._sink.failure or of_spark(error)
 
     def _look_at_source(self, query: StreamingQuery) -> None:
         with suppress(Py4JError, OSError):  # the JVM is gone, which others find out

@@ -3,8 +3,9 @@
 In order, for every read:
 
 1. The caller captures the levels above the base (`RegionView`), newest first.
-2. Only then is the latest base version opened. A level whose generation the base has committed meanwhile is
-skipped: the base holds its rows. Opened the other way round, rows committed in between would be in neither.
+2. Only then is the latest base version opened. An SST whose generation the base has committed meanwhile is skipped:
+the base holds its rows. Opened the other way round, rows committed in between would be in neither. Of a memtable nobody
+knows that, unless its region is still its owner's: the view is given back (`OverTaken`).
 3. Columns, key and indexes are those of this version. A view of memtables in another shape is given back (`Reshaped`),
 one of regions that a resize has replaced is refused.
 4. Levels are read and merged by the rules of `ingest.moment`.
@@ -35,7 +36,7 @@ from ingest.predicates import unknown_column
 from ingest.read_request import checked_columns, checked_k, checked_limit, checked_text, checked_vector, indexed
 from ingest.reshaping import said
 from ingest.routings import expect_routing
-from ingest.sst_cache import CACHE_BYTES, SstCache
+from ingest.sst_cache import CACHE_BYTES, SstCache, SstId
 from ingest.sst_loader import load_sst
 from ingest.top_k import concatenate, in_order, merge
 from memtable import TOMBSTONE, IndexSpec, Snapshot
@@ -96,8 +97,10 @@ class Reader:
         latest = self._base.latest()
         with self._lock:
             # Not the higher version of the two: the table's directory may have been put back from a backup.
-            self._base = latest
-            return latest
+            before, self._base = self._base, latest
+        if latest is not before and latest.committed != before.committed:
+            self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
+        return latest
 
     @property
     def opened(self) -> BaseTable:
@@ -241,6 +244,14 @@ class Reader:
         best = moment.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
 
+    def blame(self, filter: str | None) -> None:
+        """Raise InvalidRows where `filter` fails over a row of the base: Lance has no error of its own for that.
+
+        Reads the columns that it names, up to the row at fault; returns where there is none, or they cannot be read.
+        """
+        if filter is not None:
+            BaseReads(self._base).blame(filter)
+
     def ask_storage(self) -> None:
         """Raise what storage itself has to say, if anything: Lance calls it invalid data when storage fails a read."""
         self._store.children("")
@@ -289,7 +300,9 @@ class Reader:
         committed = base.committed.get(view.region, 0)
         if view.unflushed is not None and committed >= view.unflushed:
             raise OverTaken
-        levels = [level for level in view.memtables if level.generation > committed]
+        if any(level.generation <= committed for level in view.memtables):
+            raise OverTaken  # another owner may have cut the log into other generations: these rows may be in none
+        levels = list(view.memtables)
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
         levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
         return Stack(levels, keyed=bool(known.key))
@@ -297,8 +310,7 @@ class Reader:
     def _loaded(self, base: BaseTable, known: _Columns, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
         load = partial(load_sst, base, self._store, region, sst)
         try:
-            # The path alone is unique among the regions only by its random token; the region's id makes it certain.
-            return self._cache.get(f"{known.version}/{region}/{sst.path}", ranked, load)
+            return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
         except (Corrupt, OSError):
             # A read that is slower than the collector's grace: committed and deleted since the base was opened.
             if self.base().committed.get(region, 0) >= sst.generation:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ingest.arguments import listed, sql
+from ingest.arguments import text as a_text
 from ingest.edge import at_the_edge
 
 
@@ -34,7 +36,7 @@ class Reads(ABC):
         `keys`: a scalar or a list of them (one key column), tuples or dicts (several), or an Arrow table of the key.
         Raises: Invalid where the table has no key.
         """
-        found: pa.Table = self._answer("get", level, keys=keys, columns=_listed(columns))
+        found: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns))
         return found
 
     @at_the_edge
@@ -47,13 +49,13 @@ class Reads(ABC):
         level: str = "latest",
     ) -> pa.Table:
         """Rows whose newest version passes `filter` (SQL), at most `limit`."""
-        found: pa.Table = self._answer("scan", level, columns=_listed(columns), filter=filter, limit=limit)
+        found: pa.Table = self._answer("scan", level, columns=listed(columns), filter=sql(filter), limit=limit)
         return found
 
     @at_the_edge
     def count(self, filter: str | None = None, *, level: str = "latest") -> int:
         """Number of rows whose newest version passes `filter`."""
-        return int(self._answer("count", level, filter=filter))
+        return int(self._answer("count", level, filter=sql(filter)))
 
     @at_the_edge
     def search(
@@ -67,7 +69,8 @@ class Reads(ABC):
         level: str = "latest",
     ) -> pa.Table:
         """The `k` rows nearest to `vector` with `_distance` (float32, ascending), among rows that pass `filter`."""
-        request = {"column": column, "vector": vector, "k": k, "filter": filter, "columns": _listed(columns)}
+        request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector, "k": k}
+        request |= {"filter": sql(filter), "columns": listed(columns)}
         found: pa.Table = self._answer("search", level, **request)
         return found
 
@@ -83,10 +86,7 @@ class Reads(ABC):
         level: str = "latest",
     ) -> pa.Table:
         """The `k` rows that match the words of `text` best, with `_score` (float32, descending)."""
-        request = {"column": column, "text": text, "k": k, "filter": filter, "columns": _listed(columns)}
+        request: dict[str, Any] = {"column": a_text("column", column, "body"), "text": text, "k": k}
+        request |= {"filter": sql(filter), "columns": listed(columns)}
         found: pa.Table = self._answer("match", level, **request)
         return found
-
-
-def _listed(columns: Sequence[str] | None) -> list[str] | None:
-    return None if columns is None else list(columns)

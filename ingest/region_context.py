@@ -101,6 +101,8 @@ class RegionContext:
     """Version of the routing of rows to regions that the table was opened with."""
     route_into: RouteInto | None = None
     """Where rows went before the table was resized; asked only for writes that a resize met half applied."""
+    daemon: bool = False
+    """Whether the regions are claimed for a daemon: said in the notes of their owner."""
 
     @property
     def has_indexes(self) -> bool:

@@ -16,11 +16,15 @@ What the core promises, whatever storage answers:
 7. Generations are published in ascending order; a failed flush changes nothing and blocks those behind it.
 8. After a failure that leaves an outcome open, or a fence, nothing more is written, shown or acknowledged: `failure`
    says why, for good.
+9. A read that begins after any owner's acknowledgement of a write sees it, or fails (`wal.lease`): a read takes a
+   ticket of `lease`, and calls `prove` where that does not cover it, before it takes a view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -32,6 +36,7 @@ import flush as flush_package
 import wal
 from ingest.commit_policy import Waiting
 from ingest.levels import RegionView
+from ingest.receipts import Applied
 from ingest.region_context import RegionContext
 from ingest.region_indexes import RegionIndexes
 from ingest.region_levels import RegionLevels
@@ -41,6 +46,7 @@ from ingest.row_ages import RowAges
 from ingest.write_groups import WriteGroup, WriteGroups, entry_sized
 from ingest.write_queue import Write
 from memtable import Checked
+from wal.applied import AppliedMap
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
 """Failures of an append that leave the log as it was: the region lives on, the callers may try again."""
@@ -50,6 +56,9 @@ NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 
 RETRY_FLUSH = (*NOTHING_WRITTEN, wal.OutcomeUnknown, flush_package.SstInvalid, OSError)
 """Failures of a flush that leave the region as it was: `publish_next` may be called again, those behind it wait."""
+
+_BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
+"""For a note at the end that nothing depends on."""
 
 
 class _Ending:
@@ -86,7 +95,7 @@ class RegionCore:
         self._manifests = wal.ManifestStore(
             context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
         )
-        self._applied = dict(claim.applied)
+        self._applied = claim.applied
         self._log = RegionLog(_appender(context, region, claim), context, context.meters.of(region), self._applied)
         self.levels = RegionLevels(region, claim.manifest, context)
         self._repeats = Repeats(claim.applied)
@@ -94,6 +103,8 @@ class RegionCore:
         self._indexes = RegionIndexes(region, self.levels, context.log)
         self._index_at_once = False  # not while the log is replayed
         self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
+        self.lease = wal.ReadLease(claim.guard, self._manifests, claim.manifest, context.clock)
+        self._others_read_until = claim.others_read_until
         self._active_since, self._ages = context.clock.monotonic(), RowAges(context.clock)
         self._frozen_to = claim.manifest.replay_after
         self._replay(claim.entries)
@@ -138,9 +149,13 @@ class RegionCore:
         """The levels above the base table at this moment. Raises: the error that ended this region."""
         return self.levels.view()
 
-    def newest(self, producer: str) -> int | None:
-        """The highest sequence applied of `producer`."""
-        return self._applied.get(producer)
+    def applied(self, producer: str) -> Applied:
+        """The highest sequence of `producer` of which rows, and the highest of which all rows, were applied here."""
+        self._wait_for_others()
+        applied = self._applied
+        newest = applied.get(producer)
+        left = newest is not None and self._repeats.half_applied(producer, applied)
+        return Applied(newest - 1 if left and newest is not None else newest, newest)
 
     def refresh(self) -> None:
         """Take over a manifest that the committer pruned. Raises: Fenced, which ends the region."""
@@ -150,6 +165,24 @@ class RegionCore:
             self.end(error)
             raise
         self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
+
+    @property
+    def alone(self) -> bool:
+        """Whether no older owner answers reads any more. Until then this one answers none either: what is replayed here
+        may not have been acknowledged there."""
+        return self._others_read_until <= 0 or self._context.clock.monotonic() >= self._others_read_until
+
+    def prove(self) -> None:
+        """Ask storage whether the region is still ours, once it is `alone`.
+
+        Raises: Fenced, which ends the region; what reading storage does.
+        """
+        self._wait_for_others()
+        try:
+            self.lease.prove()
+        except wal.Fenced as error:
+            self.end(error)
+            raise
 
     def waiting(self) -> Waiting:
         """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
@@ -205,6 +238,8 @@ class RegionCore:
             many = self._log.position - self._frozen_to >= limits.entries_max
             if self._full() or many or (self.levels.active.rows and now - self._active_since >= limits.age_max):
                 self._freeze()
+            if many and self._log.position - self._frozen_to >= limits.entries_max:
+                self._pass_over_notes()
 
     def next_duty(self) -> float | None:
         """Seconds until `keep_limits` has something to do; None while there is nothing to watch."""
@@ -252,6 +287,19 @@ class RegionCore:
         with self._ending:
             self._append_lingering()
 
+    def release(self) -> None:
+        """Answer no more reads from memory alone, and tell the next owner that it need not wait for that.
+
+        To be called last. Where storage does not take it the next owner waits.
+        """
+        self.lease.end()
+        if self.failure is None and self.alone and self.levels.manifest.read_lease:
+            manifests = wal.ManifestStore(
+                self._context.store, self.region, ids=self._context.ids, clock=self._context.clock, options=_BRIEFLY
+            )
+            with suppress(wal.WalError):
+                manifests.edit(self.guard, lambda current: replace(current, read_lease=0), self.levels.manifest)
+
     # ---- the publishing party ------------------------------------------------------------------------------------
 
     def publish_next(self) -> bool:
@@ -277,6 +325,7 @@ class RegionCore:
                 field_ids=context.field_ids,
                 files=context.files,
                 indexes=context.sst_indexes,
+                attempts=frozen.attempts,
             )
             self.levels.published(manifest)
             return True
@@ -292,6 +341,7 @@ class RegionCore:
     def _append_and_apply(self, group: WriteGroup) -> None:
         """Append, apply, and answer the group."""
         position = 0
+        self._wait_for_others()
         try:
             self._keep_generation_small(group.rows)
             if group.durable:
@@ -310,9 +360,20 @@ class RegionCore:
                 self._index()
         group.acknowledge(position)
 
-    def _append(self, checked: Checked | None, applied: dict[str, int], *, alone: bool = False) -> int:
+    def _append(self, checked: Checked | None, applied: AppliedMap, *, alone: bool = False) -> int:
         rows, size = (None, 0) if checked is None else (checked.rows, checked.size)
-        return self._log.append(rows, size, applied=applied, generation=self.levels.active.generation, alone=alone)
+        begun, before, generation = self.lease.begin(), self._log.position, self.levels.active.generation
+        position = self._log.append(rows, size, applied=applied, generation=generation, alone=alone)
+        if self._log.position > before:
+            self.lease.confirm(begun)
+        return position
+
+    def _wait_for_others(self) -> None:
+        """Until no older owner answers reads without what is written here; see `wal.lease`."""
+        if self.alone:
+            self._others_read_until = 0.0
+        else:
+            self._context.clock.sleep(self._others_read_until - self._context.clock.monotonic())
 
     def _append_lingering(self) -> None:
         if self.lingers:
@@ -361,6 +422,26 @@ class RegionCore:
         if rows > limits.generation_rows or entries + parts > limits.generation_entries:
             self._freeze()
 
+    def _pass_over_notes(self) -> None:
+        """Move `replay_after` where all entries behind it are notes of batches without rows, which no SST will cover.
+
+        Nothing is in a memtable, active or frozen, so every row up to the newest entry is in an SST.
+        """
+        position = self._log.position
+        if self.levels.active.rows or self.levels.oldest_frozen() is not None or self.lingers:
+            return
+
+        def passed(current: wal.RegionManifest) -> wal.RegionManifest:
+            return replace(
+                current,
+                replay_after=max(current.replay_after, position),
+                last_seen=max(current.last_seen, position),
+            )
+
+        with suppress(wal.OutcomeUnknown):  # the edit may be there, or is made again
+            self.levels.adopt(self._manifests.edit(self.guard, passed))
+            self._frozen_to = position
+
     def _freeze(self, covers: int | None = None) -> None:
         """Swap in an empty memtable; the full one waits for `publish_next`, durable to its last row."""
         self._append_lingering()
@@ -381,4 +462,5 @@ def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.Wal
         context.ids,
         context.clock,
         context.wal_options,
+        claim.applied.snapshot.name,
     )

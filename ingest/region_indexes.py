@@ -18,6 +18,7 @@ from uuid import UUID
 
 from ingest.region_levels import RegionLevels
 from memtable import MemTable
+from wal.panics import as_exception
 
 
 class RegionIndexes:
@@ -40,8 +41,8 @@ class RegionIndexes:
                 continue
             try:
                 more = table.index_step()
-            except Exception as error:  # noqa: BLE001 - whatever it was, the rows are there and are found
-                self._give_up(table, error)
+            except BaseException as error:  # noqa: BLE001 - whatever it was, the rows are there and are found
+                self._give_up(table, as_exception(error))
             else:
                 if not more:
                     self._done[generation] = state

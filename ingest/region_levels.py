@@ -9,12 +9,13 @@ of a change.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
 import wal
+from flush import FlushAttempts
 from flush.shape import Shape
 from ingest.errors import Unavailable
 from ingest.flight_wire import BUSY
@@ -33,6 +34,8 @@ class Frozen:
     memtable: MemTable
     covers: int
     context: RegionContext
+    attempts: FlushAttempts = field(default_factory=FlushAttempts)
+    """What the attempts to flush it have left on storage."""
 
 
 class RegionLevels:

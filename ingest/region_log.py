@@ -1,14 +1,15 @@
-"""One region's WAL as its thread writes it: rows that linger, entries in parts, the applied map in each entry."""
+"""One region's WAL as its thread writes it: rows that linger, entries in parts, the applied map with each entry."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 import wal
 from ingest.meters import RegionMeter
 from ingest.region_context import RegionContext
+from wal.applied import AppliedMap
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table | None:
@@ -26,7 +27,7 @@ class RegionLog:
     """
 
     def __init__(
-        self, appender: wal.WalAppender, context: RegionContext, meter: RegionMeter, applied: Mapping[str, int]
+        self, appender: wal.WalAppender, context: RegionContext, meter: RegionMeter, applied: AppliedMap
     ) -> None:
         """`applied`: the map of the newest entry. An append of more than `entry_size_max` bytes is split."""
         self._appender, self._ids, self._entry_size_max = appender, context.ids, context.limits.entry_size_max
@@ -55,7 +56,7 @@ class RegionLog:
         self._appender.recode(codec)
 
     def append(
-        self, rows: pa.Table | None, size: int, *, applied: Mapping[str, int], generation: int, alone: bool = False
+        self, rows: pa.Table | None, size: int, *, applied: AppliedMap, generation: int, alone: bool = False
     ) -> int:
         """Make what lingers and then `rows` (of `size` bytes) durable; `applied` is the map once they are.
 
@@ -84,7 +85,7 @@ class RegionLog:
         self._waiting, self._waiting_size, self.lingers_since = [], 0, None
         return position
 
-    def _append_in_parts(self, rows: pa.Table, step: int, applied: Mapping[str, int], generation: int) -> int:
+    def _append_in_parts(self, rows: pa.Table, step: int, applied: AppliedMap, generation: int) -> int:
         attempt, position = self._ids.entry_id(), 0
         for start in range(0, rows.num_rows, step):
             closes = start + step >= rows.num_rows

@@ -28,8 +28,8 @@ class RegionReads(LevelReads):
         super().__init__(table.base, reader)
         self._table, self._regions, self._buckets = table, regions, buckets
 
-    def _views(self, level: Level) -> list[RegionView]:
-        return self._table.views(level, self._regions)
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+        return self._table.views(level, self._regions, again=again)
 
     def follow(self) -> None:
         self._table.follow()

@@ -20,6 +20,7 @@ A region goes (`release`), which is the first half of a planned hand-over:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from ingest.garbage import TableCollector
 from ingest.region_context import RegionContext
 from ingest.region_writer import RegionWriter
 
+_LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20
 """Bytes of memtables, indexes counted, that are less trouble to replay than to flush before a region changes hands."""
 REPLAYED_ENTRIES, FLUSHED_ENTRIES = 50, 200
@@ -89,11 +91,11 @@ class RegionSet:
         self.draining = False
         self.coming: frozenset[UUID] = frozenset()
         """Regions that are being claimed, or asked for."""
-        self.collector = TableCollector(context.store, context.codec, context.clock, base.regions)
+        self.collector = TableCollector(context.store, context.codec, context.clock, base.regions, context.wal_options)
         self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
         self._turns: defaultdict[UUID, threading.Lock] = defaultdict(threading.Lock)
         self._held: Mapping[UUID, RegionWriter] = {}
-        self._endpoint: str | None = None
+        self._endpoint = ""
         self._closed = False
 
     # ---- who is here ---------------------------------------------------------------------------------------------
@@ -121,6 +123,11 @@ class RegionSet:
     def has(self, writer: RegionWriter) -> bool:
         """Whether `writer` is still one of the set."""
         return self._held.get(writer.region) is writer
+
+    def ended(self, region: UUID) -> bool:
+        """Whether `region` is here with a writer that has failed."""
+        held = self._held.get(region)
+        return held is not None and held.failure is not None
 
     def writer(self, region: UUID) -> RegionWriter:
         """The writer of `region`. Raises: Unavailable (`not_owner`); Invalid where the table has no such region."""
@@ -180,8 +187,7 @@ class RegionSet:
                 writer = RegionWriter(context, region, self._buckets[region], before.committed)
                 self.collector.outlived(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
-            if self._endpoint is not None:
-                owners.announce(context.store, region, writer.guard.epoch, self._endpoint)
+            self._note(writer)
             if writer.unflushed_entries > FLUSHED_ENTRIES:
                 with suppress(MemWalError, wal.WalError):  # whatever it is, the writer's own limits meet it again
                     writer.freeze()
@@ -218,10 +224,10 @@ class RegionSet:
             return writer.guard.epoch
 
     def announce(self, endpoint: str) -> None:
-        """Leave notes of these regions' owner for readers, also for those that come later."""
+        """Say in the notes of these regions' owner, also of those that come later, where it answers."""
         self._endpoint = endpoint
         for writer in self.writers:
-            owners.announce(self.context.store, writer.region, writer.guard.epoch, endpoint)
+            self._note(writer)
 
     def close(self) -> None:
         """End every writer and take the notes back. Raises: what a writer's `close` does; all are ended."""
@@ -253,6 +259,14 @@ class RegionSet:
             self._held = {region: each for region, each in self._held.items() if each is not writer}
         missing = self.missing(writer.region)
         writer.close(missing)
+
+    def _note(self, writer: RegionWriter) -> None:
+        """Leave the note of `writer`. Nothing depends on it, so storage that refuses it fails nothing."""
+        context = self.context
+        try:
+            owners.announce(context.store, writer.region, writer.guard.epoch, self._endpoint, daemon=context.daemon)
+        except wal.WalError as error:
+            _LOG.warning("region %s: the note of its owner is not written: %s", writer.region, error)
 
     def _withdraw(self, writer: RegionWriter) -> None:
         with suppress(wal.WalError):  # the note is a hint

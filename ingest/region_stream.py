@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from ingest.connection import OpenPut
-from ingest.errors import MemWalError, UnknownOutcome
+from ingest.errors import Invalid, MemWalError, UnknownOutcome
 from ingest.receipts import StreamReceipt
+from memtable import InvalidRows, convert
 from wal import Clock
 
 T = TypeVar("T")
@@ -49,11 +50,24 @@ class RegionStream:
         self._patiently(lambda _: None)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows of the stream's columns, in the order of the schema and with types that cast without loss."""
-        batch = batch if batch.schema == self.schema else batch.cast(self.schema)
+        """Send rows of the stream's columns, in the order of the schema. Raises also: Invalid for a value that does not
+        fit its column exactly.
+        """
+        batch = batch if batch.schema == self.schema else self._cast(batch)
         self._patiently(lambda put: put.write(batch))
         self._kept.append(batch)
         self.rows, self.bytes = self.rows + batch.num_rows, self.bytes + batch.nbytes
+
+    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.names != self.schema.names:
+            names = (", ".join(each.names) for each in (self.schema, batch.schema))
+            raise Invalid("the stream has the columns {}, not {}; send those".format(*names))
+        try:
+            given = zip(batch.columns, self.schema, strict=True)
+            columns = [convert(pa.chunked_array([column]), field).combine_chunks() for column, field in given]
+        except InvalidRows as error:
+            raise Invalid(str(error), {"column": error.column}) from None
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def finish(self) -> StreamReceipt:
         """Close the stream and wait for the region's answer. Raises: the region's error, UnknownOutcome."""
@@ -61,7 +75,8 @@ class RegionStream:
         answer = self._patiently(lambda put: put.finish())
         self._kept, took = [], self._clock.monotonic() - started
         acked = (answer["rows"], answer["applied"], answer["position"])
-        return StreamReceipt(self._region, *acked, took, answer["skipped"], answer.get("newest"))
+        repeated = answer.get("repeated", 0)
+        return StreamReceipt(self._region, *acked, took, answer["skipped"], answer.get("newest"), repeated)
 
     def abort(self) -> None:
         """Drop the stream; the region applies nothing of it."""

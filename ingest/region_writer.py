@@ -21,17 +21,24 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import wal
 from ingest.commit_policy import Waiting
 from ingest.errors import MemWalError, Unavailable
 from ingest.levels import RegionView
+from ingest.receipts import Applied
 from ingest.region_context import RegionContext
 from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
 from ingest.worker import Worker
 from ingest.write_queue import DurableView, Freeze, Item, Reshape, Write, WriteQueue
+from wal.patience import Backoff
 
 WORK, REST = 0.001, 0.005
 """Seconds that the indexer works, one step at least, and then rests, as it does before it begins. A put that comes
 while it works waits: 3,900 packages in puts of 500 took 26 ms, with an indexer that does nothing 24 ms."""
+
+_LONGEST_DELAY = 16
+"""Times `flush.retry_delay`: the longest pause between two attempts at one flush. With the defaults that is half of the
+time that a caller of `flush` waits."""
 
 LOOK_EVERY = 0.25
 """Seconds between two looks at storage of puts that wait for room: whether somebody else has committed."""
@@ -55,7 +62,7 @@ class RegionWriter:
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
         self._queue = WriteQueue(context.clock)
-        self._looking = threading.Lock()
+        self._looking, self._proving = threading.Lock(), threading.Lock()
         self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
         self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
         self._indexer = None if context.index_at_once else Worker(f"indexer-{bucket}", self._index)
@@ -81,6 +88,21 @@ class RegionWriter:
     def view(self) -> RegionView:
         """The levels above the base table at this moment. Raises: the error that ended this writer."""
         return self._core.view()
+
+    def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
+        """For a read that begins now: None where this region is known to be ours, else what asks storage; `anew`:
+        whatever the lease says.
+
+        That raises: Fenced, which ends this writer; Corrupt, StoreUnavailable, StoreRefused.
+        """
+        lease = self._core.lease
+        ticket = lease.ticket()
+        if anew or not self._core.alone or not lease.covers(ticket):
+            return partial(self._prove, lease.proven if anew else lease.covers, ticket)
+        if lease.half_over and not self._proving.locked():
+            # Beside the reads, so that none of a region that is read all the time waits for storage.
+            threading.Thread(target=self._renew, name=f"lease-{self.bucket}", daemon=True).start()
+        return None
 
     def durable_view(self) -> RegionView:
         """The levels at a moment when every row in them is on storage; only the region's own thread knows one.
@@ -145,9 +167,9 @@ class RegionWriter:
                 self._queue.break_off(self._core.failure)
             raise
 
-    def newest(self, producer: str) -> int | None:
-        """The highest sequence applied of `producer`."""
-        return self._core.newest(producer)
+    def applied(self, producer: str) -> Applied:
+        """See `RegionCore.applied`."""
+        return self._core.applied(producer)
 
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`."""
@@ -172,8 +194,31 @@ class RegionWriter:
             self._indexer.wait()
         told = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
         self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=told)
+        with self._proving:
+            self._core.release()
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
+
+    def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
+        with self._proving:
+            if self._core.alone and enough(ticket):
+                return  # by the proof that this read waited for
+            try:
+                self._core.prove()
+            except wal.Fenced as error:
+                self._queue.break_off(self._core.failure or error)
+                raise
+
+    def _renew(self) -> None:
+        with self._proving:
+            if not self._core.lease.half_over:
+                return
+            try:
+                self._core.prove()
+            except wal.Fenced as error:
+                self._queue.break_off(self._core.failure or error)
+            except wal.WalError:
+                return  # the read that needs it will say so
 
     def _wait_for_room(self, patience: float) -> None:
         """Raises: Unavailable past `patience` seconds. A commit of another process makes room too: one waiter looks."""
@@ -254,17 +299,20 @@ class RegionWriter:
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
     def _flush_in_order(self) -> None:
+        first = self._context.limits.retry_delay
+        backoff = Backoff(self._context.ids, first, _LONGEST_DELAY * first)
         while self._levels.wait_for_frozen():
             try:
                 with self._context.flushing:
                     self._publish_next()
+                backoff.reset()
             except RETRY_FLUSH as error:
                 self._meter.flush_failures += 1
                 generation = self._levels.manifest.current_generation
                 self._context.log.warning(
                     "flush of generation %d failed, will retry: %s", generation, error, extra=self._of(generation)
                 )
-                self._levels.flush_failed(error, self._context.limits.retry_delay)
+                self._levels.flush_failed(error, backoff.pause())
 
     def _publish_next(self) -> None:
         frozen, began = self._levels.oldest_frozen(), self._context.clock.monotonic()

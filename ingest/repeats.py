@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flush.carried import left_over, settled, with_exceptions
+from flush.carried import left_over, settle, with_exceptions
 from ingest.admission import Admission
+from ingest.errors import Invalid
 from ingest.write_queue import Write
+from wal.applied import NAMES_MAX, AppliedMap
 
 
 class Repeats:
@@ -20,13 +22,13 @@ class Repeats:
         self._half_applied = with_exceptions(applied)
 
     def set_aside(
-        self, group: Sequence[Write], applied: Mapping[str, int], admission: Admission
-    ) -> tuple[list[Write], dict[str, int]]:
+        self, group: Sequence[Write], applied: AppliedMap, admission: Admission
+    ) -> tuple[list[Write], AppliedMap]:
         """The writes of `group` that were not applied before, in order, and the applied map once they are.
 
         A write that a resize met half applied is cut down to the rows that are left of it.
         """
-        fresh, after = [], dict(applied)
+        fresh, after = [], applied.copy()
         for write in group:
             token = write.token
             if token is not None:
@@ -34,11 +36,30 @@ class Repeats:
                 if repeated and not self._left_over(write, after, admission):
                     continue
                 if token.producer in self._half_applied:
-                    after = settled(after, token.producer, token.sequence)
+                    settle(after, self._half_applied, token.producer, token.sequence)
                 else:
                     after[token.producer] = token.sequence
             fresh.append(write)
         return fresh, after
+
+    def half_applied(self, producer: str, applied: Mapping[str, int]) -> bool:
+        """Whether rows of the newest sequence of `producer` are left, which a resize met half applied."""
+        return any(key in applied for key in self._half_applied.get(producer, ()))
+
+    @staticmethod
+    def refused(write: Write, applied: AppliedMap) -> bool:
+        """Whether nobody can tell if `write` was applied before: its token's name was retired. Then it is answered."""
+        token = write.token
+        if token is None or not applied.is_retired(token.producer):
+            return False
+        write.done.set_exception(
+            Invalid(
+                f"token '{token.producer}:{token.sequence}': the region keeps the last {NAMES_MAX:,} names and retired "
+                f"{token.producer!r}, so it cannot tell a retry from a new write; look whether the rows are there, and "
+                "take a new name"
+            )
+        )
+        return True
 
     def _left_over(self, write: Write, applied: Mapping[str, int], admission: Admission) -> bool:
         token, route = write.token, admission.context.route_into
@@ -48,7 +69,7 @@ class Repeats:
             admission.check(write.rows, deletes=write.deletes)
         except Exception:  # noqa: BLE001 - it is refused, with the reason, by whoever takes it
             return True
-        left = left_over(applied, token.producer, token.sequence, write.rows, route)
+        left = left_over(applied, self._half_applied, token.producer, token.sequence, write.rows, route)
         if left.any() and not left.all():
             write.keep(left)
         return bool(left.any())

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ingest.client import RemoteTable
+from ingest.python_times import python_rows, python_values
 from ingest.tally import Figures
 from memtable import IndexSpec
 from wal import Clock
@@ -110,11 +111,11 @@ def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
     rows = table.scan(limit=_SAMPLE)
     if not rows.num_rows:
         return []
-    found = [_by_key(table, rows.slice(0, 1).to_pylist()[0], indexes)] if table.key else []
+    found = [_by_key(table, python_rows(rows.slice(0, 1))[0], indexes)] if table.key else []
     makers = {"btree": _by_filter, "ivf_pq": _by_vector, "fts": _by_text}
     for kind, make in makers.items():
         columns = [index.column for index in indexes if index.kind == kind]
-        filled = [row for row in rows.to_pylist() if columns and row[columns[0]] is not None]
+        filled = [row for row in python_rows(rows) if columns and row[columns[0]] is not None]
         if filled:
             found += make(table, filled[len(filled) // 2], columns[0], shown_columns(table, indexes))
     return found
@@ -178,7 +179,7 @@ def _print_query(console: Console, query: Query, found: pa.Table, seconds: float
             ratio=1 if field.name == widest else None,
             max_width=None if field.name == widest else _NARROW,
         )
-    for row in head.to_pylist():
+    for row in python_rows(head):
         shown.add_row(*(_cell(value) for value in row.values()))
     console.print(shown)
     console.print()
@@ -186,7 +187,7 @@ def _print_query(console: Console, query: Query, found: pa.Table, seconds: float
 
 def _widest(found: pa.Table) -> str:
     """The column with the longest texts; it gets the width that the others leave."""
-    lengths = {name: sum(len(str(value)) for value in found[name].to_pylist()) for name in found.column_names}
+    lengths = {name: sum(len(str(value)) for value in python_values(found[name])) for name in found.column_names}
     return max(lengths, key=lambda name: lengths[name], default="")
 
 

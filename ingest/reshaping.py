@@ -29,6 +29,7 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
         context,
         codec=base.codec,
         schema=row_schema(base.schema, base.key),
+        key=base.key,
         indexes=base.indexes,
         required=base.required,
         rules=base.rules,

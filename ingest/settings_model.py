@@ -13,10 +13,12 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from flush.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
+from flush.lance_caches import CACHE_BYTES
 from ingest.column_types import parse_type
 from ingest.references import check_only_reference, check_reference, resolve
 from ingest.units import parse_duration, parse_size
 from memtable.index_spec import IndexSpec
+from wal import WalOptions
 
 
 def _checked_type(name: str) -> str:
@@ -63,6 +65,9 @@ class TableSettings(Section):
     storage_options: dict[str, Option] = Field(
         {}, description="Lance's own storage options; secrets as env:NAME or file:PATH"
     )
+    cache_max: Size = Field(
+        CACHE_BYTES, gt=0, description="memory for Lance's caches of the base table, three quarters of it for indexes"
+    )
     upsert: Literal["replace", "insert", "merge"] = Field(
         "replace",
         description="a put of a key that is there: its row takes the stored one's place; is left out; or gives its "
@@ -98,9 +103,21 @@ class WalSettings(Section):
     )
     entry_size_max: Size = Field(16 << 20, gt=0, description="a larger group of puts is split over several entries")
     linger_max: Duration = Field(0.05, description="longest wait of a non-durable put for the next entry")
-    put_timeout: Duration = Field(10.0, gt=0, description="one attempt to write an entry, and a put's wait for room")
+    put_timeout: Duration = Field(
+        10.0, gt=0, description="one attempt to write an entry, plus 1 s per MiB; a put's wait for room"
+    )
     retry_budget: Duration = Field(30.0, gt=0, description="after this long without an answer the writer stops itself")
     readers: int = Field(8, ge=1, le=256, description="entries that are read at once when a region's log is replayed")
+    read_lease: Duration = Field(
+        0.2,
+        le=60,
+        description="an owner answers reads this long after storage confirmed that it is the owner; after a crash the "
+        "next one waits this long before its first write; 0 = ask storage at every read, as `arrow` tables do",
+    )
+
+    def options(self) -> WalOptions:
+        """The limits of the log's storage calls."""
+        return WalOptions(self.put_timeout, self.retry_budget, readers=self.readers, read_lease=self.read_lease)
 
 
 class MemtableSettings(Section):
@@ -127,7 +144,9 @@ class MemtableSettings(Section):
 class FlushSettings(Section):
     """Frozen memtables to SSTs."""
 
-    retry_delay: Duration = Field(1.0, description="pause before a flush that failed is tried again")
+    retry_delay: Duration = Field(
+        1.0, description="first pause before a failed flush is tried again; later ones double, up to 16 times this"
+    )
     at_once: int = Field(2, ge=1, le=64, description="memtables of a table that are flushed at the same time")
     indexes: bool = Field(
         True, description="build the table's indexes inside SSTs too, for Lance's own readers; ours do without"
@@ -196,15 +215,19 @@ class GcSettings(Section):
     sst_age_min: Duration = Field(
         600.0, description="committed and abandoned SSTs stay this long at least, for readers under way"
     )
+    manifest_age_min: Duration = Field(
+        86400.0, description='old region manifests stay this long at least; in tables of wal.format "arrow" for ever'
+    )
     orphan_age_min: OrphanAge = Field(
         604_800.0,
         description="files that no version of the base table refers to stay this long at least: longer than any commit "
         "or index build takes",
     )
     versions_age_min: Duration = Field(
-        86400.0,
+        604_800.0,
         description="versions of the base table stay this long at least, tagged ones and those from before its set-up "
-        "for ever; 0 = all do",
+        "for ever; 0 = all do. Longer than any other program keeps the table open between two writes: from an older "
+        "handle Lance brings deleted rows back",
     )
     versions_min: int = Field(10, ge=1, description="so many newest versions stay, however old")
     versions_interval: Duration = Field(
@@ -311,6 +334,11 @@ class DaemonSettings(Section):
         le=1000,
         description="so many daemons, each with its workers, run on the executors of the Spark of source.spark; "
         "0 = `serve` is the daemon itself",
+    )
+    claim_again: Duration = Field(
+        10.0,
+        description="time after which a daemon that is alone claims regions again which another writer took, if that "
+        "has gone; if it lives the daemon ends with exit code 1. 0 = ends at once",
     )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts under way when the daemon ends")
     http_port: int = Field(

@@ -57,7 +57,7 @@ def _captured(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tai
 
 def _tail(base: BaseTable, store: wal.ObjectStore, region: UUID, after: int) -> tuple[Snapshot, ...]:
     rows = row_schema(base.schema, base.key)
-    entries, _ = wal.read_tail(store, region, base.codec, after, options=_READ_OPTIONS)
+    entries, _ = wal.read_tail(store, region, base.codec, after, options=_READ_OPTIONS, with_map=False)
     return tuple(_replayed(entries, MemTable(rows, base.key, base.indexes, TAIL_GENERATION)))
 
 

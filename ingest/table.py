@@ -35,6 +35,7 @@ from ingest.receipts import Applied, Receipt
 from ingest.region_context import RegionContext, Upkeep
 from ingest.region_reads import RegionReads
 from ingest.region_set import Before, RegionSet
+from ingest.region_writer import RegionWriter
 from ingest.resizing import Resizing
 from ingest.routings import expect_routing
 from ingest.rows import as_table, split_deletes
@@ -44,6 +45,7 @@ from ingest.table_writes import TableWrites
 from ingest.tokens import Token, TokenLike
 from ingest.write_queue import Ack, Write
 from memtable import TOMBSTONE, tombstones
+from wal.panics import RustPanic, panics_as_errors
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
@@ -85,8 +87,9 @@ class Table(LevelReads):
         self.resizing = Resizing(
             base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
         )
+        self._at_once = AT_ONCE if base.uri.startswith("s3://") else 1  # regions whose round trips go side by side
         try:
-            list(each(self._claimed, claim, AT_ONCE if base.uri.startswith("s3://") else 1))  # mostly round trips
+            list(each(self._claimed, claim, self._at_once))
         except BaseException:
             self.close()
             raise
@@ -101,8 +104,10 @@ class Table(LevelReads):
         """Insert or replace rows by key, or what `table.upsert` says instead; append them where the table has none.
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
-        `token`: a name and a rising number; the same token is applied once per region, however often it is sent. Few
-        names, please: every region remembers every name for ever.
+        `token`: a name and a rising number; the same token is applied once per region, however often it is sent, and
+        the receipt says per region how many rows that left out. Other rows under a used token are taken for its repeat;
+        a number that goes down is Invalid where the regions show that it is no retry. Few names, please: every region
+        remembers every name for ever.
         `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
@@ -161,13 +166,20 @@ class Table(LevelReads):
 
     @at_the_edge
     def commit(self) -> CommitReport:
-        """Commit all published SSTs into the base table."""
+        """Commit all published SSTs into the base table.
+
+        Raises: what holds a region back, once all other regions are committed.
+        """
         self._refuse_if_closed()
-        return self._commits.commit()
+        report = self._commits.commit()
+        self.upkeep.held.raise_first()
+        return report
 
     @at_the_edge
     def status(self) -> dict[str, Any]:
-        """`{"table", "base_version", "rows", "regions": […]}`; the rows are those of the base table."""
+        """`{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`; the rows are those of the base
+        table, the failures those of the last commit that this process made (`TableUpkeep.failures`).
+        """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
         for region in regions:
@@ -180,6 +192,7 @@ class Table(LevelReads):
             "routing": self.base.routing_version,
             "rows": base.dataset.count_rows(),
             "regions": regions,
+            "commit_failures": self.upkeep.failures,
         }
 
     @at_the_edge
@@ -247,7 +260,7 @@ class Table(LevelReads):
         """
         self._refuse_if_closed()
         writers = self.regions.of(self.base.regions if regions is None else regions)
-        return Applied.of_regions(writer.newest(producer) for writer in writers)
+        return Applied.together(writer.applied(producer) for writer in writers)
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
         """The reads of these regions' rows, those of the base table that are theirs among them.
@@ -300,23 +313,41 @@ class Table(LevelReads):
         """See `region_context.Find`; called by the regions' own threads."""
         try:
             named = [name for name in columns if name != TOMBSTONE]
-            return self._reader.get([view], keys, named, shape, tombstones=len(named) < len(columns))
-        except (pa.ArrowInvalid, OSError):
+            with panics_as_errors:
+                return self._reader.get([view], keys, named, shape, tombstones=len(named) < len(columns))
+        except (pa.ArrowInvalid, OSError, RustPanic):
             self._reader.ask_storage()
             raise
 
-    def _views(self, level: Level) -> list[RegionView]:
-        return self.views(level, self.regions.order)
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+        return self.views(level, self.regions.order, again=again)
 
-    def views(self, level: Level, regions: Iterable[UUID]) -> list[RegionView]:
-        """The levels of `regions` above the base. Raises: Unavailable (`not_owner`) where one is not here."""
+    def views(self, level: Level, regions: Iterable[UUID], *, again: bool = False) -> list[RegionView]:
+        """The levels of `regions` above the base; `again`: a commit overtook the ones before.
+
+        Raises: Unavailable (`not_owner`) where one is not here; Fenced where somebody else has claimed one.
+        """
         self._refuse_if_closed()
         if level == "committed":
             return []
         self.regions.assure()
         writers = self.regions.of(regions)
+        if level != "flushed":
+            self._prove(writers, anew=again)
         views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
+
+    def _prove(self, writers: Sequence[RegionWriter], *, anew: bool) -> None:
+        """Make sure, before a read, that nobody else acknowledges writes of these regions (`wal.lease`)."""
+        proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
+        try:
+            if len(proofs) == 1:
+                proofs[0]()
+            elif proofs:
+                list(each(lambda proof: proof(), proofs, self._at_once))
+        except wal.Corrupt:
+            self._reader.base()  # says so where another table was made in the place of this one
+            raise
 
     # ---- columns that somebody changed ---------------------------------------------------------------------------
 
@@ -331,7 +362,7 @@ class Table(LevelReads):
             published()
 
     def _took(self, base: BaseTable) -> None:
-        self.base, self.schema = base, base.schema
+        self.base, self.schema, self.key = base, base.schema, base.key
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -8,15 +8,17 @@ Each flushes its own memtables and collects its own regions' garbage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from uuid import UUID
 
 import flush
 import wal
 from flush import BaseTable, CommitReport
+from flush.held_back import HeldBack
 from ingest.base_upkeep import BaseUpkeep
 from ingest.commit_policy import Waiting
-from ingest.errors import MemWalError
+from ingest.errors import MemWalError, classify
 from ingest.garbage import Ages
 from ingest.reader import Reader
 from ingest.region_context import Upkeep
@@ -41,16 +43,53 @@ class TableUpkeep:
         self.maintain = BaseUpkeep(base, context.clock, upkeep.maintenance).run
         self.caught_up = base.version
         """The newest base version of which everything that it has committed is known here."""
+        self.held = HeldBack()
+        """What the last commit of this process could not take."""
+        self._failed: BaseException | None = None
+        self._try_again: Mapping[UUID, float] = {}
+        self._led_by: int | None = 0
         self.others: Callable[[], Sequence[Waiting]] = lambda: ()
         """What regions of other processes hold, which this one is to commit where it leads."""
 
     def leads(self) -> bool:
-        """Whether this process does what one does for the whole table."""
-        return any(writer.bucket == 0 for writer in self._regions.alive)
+        """Whether this process does what one does for the whole table: it has the first region that anybody serves, as
+        far as is known here. A region whose writer has ended is nobody's until it is claimed again.
+        """
+        alive = {writer.region for writer in self._regions.alive}
+        for bucket, region in enumerate(self._regions.order):
+            if region in alive:
+                self._leads_by(bucket)
+                return True
+            if not self._regions.ended(region) and self._regions.hint(region) is not None:
+                break
+        self._led_by = None
+        return False
 
     def waiting(self) -> Sequence[Waiting]:
-        """What the regions here hold that is not in the base table."""
-        return [writer.waiting() for writer in self._regions.alive]
+        """What the regions here hold that is not in the base table; a region that was held back counts again after
+        `commit.interval`, so that it does not have all others flushed at every look.
+        """
+        now, later = self._regions.context.clock.monotonic(), self._try_again
+        return [writer.waiting() for writer in self._regions.alive if later.get(writer.region, now) <= now]
+
+    @property
+    def held_back_elsewhere(self) -> bool:
+        """Whether a region of another process was held back less than `commit.interval` ago: what waits there says
+        nothing then, since it would have all others flushed at every look.
+        """
+        now = self._regions.context.clock.monotonic()
+        here = {writer.region for writer in self._regions.writers}
+        return any(now < again for region, again in self._try_again.items() if region not in here)
+
+    @property
+    def failures(self) -> list[dict[str, str]]:
+        """Regions that the last commit of this process could not take: `{"region", "error"}`, by region; "" where the
+        commit failed as a whole.
+        """
+        found = {str(region): str(classify(error)) for region, error in self.held.regions.items()}
+        if (whole := self._failed) is not None:
+            found[""] = str(classify(whole))
+        return [{"region": region, "error": found[region]} for region in sorted(found)]
 
     def flush(self, writers: Sequence[RegionWriter] | None = None) -> None:
         """Publish what memtables hold: those of `writers`, None: of every region here that has not failed."""
@@ -63,21 +102,17 @@ class TableUpkeep:
                 published()
 
     def commit(self) -> CommitReport:
-        """Commit all published SSTs of the table, whosever they are. Raises: flush and wal errors."""
-        context = self._regions.context
-        report = context.meters.commits.counted(
-            lambda: flush.commit(
-                self._uri,
-                context.store.storage_options,
-                context.store,
-                clock=context.clock,
-                ids=context.ids,
-                retries=self._upkeep.commit_retries,
-                memory_max=self._upkeep.commit_memory_max,
-                committer=self._committer,
-            ),
-            context.clock,
-        )
+        """Commit all published SSTs of the table, whosever they are. Raises: flush and wal errors, not those of single
+        regions: what was held back is in `held`, in `failures` and in the log.
+        """
+        context, before = self._regions.context, dict(self.held.regions)
+        try:
+            report = self._committed()
+        except BaseException as error:
+            self._failed = error
+            raise
+        self._failed = None
+        self._tell_held_back(before)
         for writer in self._regions.writers:
             with self._unless_gone(writer):
                 writer.refresh()
@@ -89,11 +124,31 @@ class TableUpkeep:
             _LOG.warning("%s: cannot take over changed columns yet: %s", self._uri, error)
         return report
 
+    def _committed(self) -> CommitReport:
+        context = self._regions.context
+        return context.meters.commits.counted(
+            lambda: flush.commit(
+                self._uri,
+                context.store.storage_options,
+                context.store,
+                clock=context.clock,
+                ids=context.ids,
+                retries=self._upkeep.commit_retries,
+                memory_max=self._upkeep.commit_memory_max,
+                committer=self._committer,
+                caches=self._reader.opened.caches,
+                held=self.held,
+                options=context.wal_options,
+            ),
+            context.clock,
+        )
+
     def catch_up(self) -> None:
         """Learn what another process has committed: pruned manifests, new vector models, changed columns.
 
         Raises: as a read.
         """
+        self.held, self._failed, self._try_again = HeldBack(doubled=self.held.doubled), None, {}  # the leader's now
         having = [writer for writer in self._regions.alive if writer.published]
         if not having:
             return
@@ -109,13 +164,16 @@ class TableUpkeep:
 
     def collect(self, ages: Ages | None = None) -> None:
         """Delete what nobody can need again; `ages`: None for those of the settings."""
+        base, leads = self._reader.base(), self.leads()
         regions = [writer.region for writer in self._regions.writers]
+        if leads:
+            regions += self._regions.collector.fallen_away(base)
         found = self._regions.collector.collect(
-            self._reader.base(),
+            base,
             ages or self._upkeep.ages,
             plans_min=flush.PLANS_MIN,
             regions=regions,
-            orphans=self.leads(),
+            orphans=leads,
         )
         if found.bytes:
             _LOG.info("%s", found.summary())
@@ -128,6 +186,26 @@ class TableUpkeep:
             )
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _leads_by(self, bucket: int) -> None:
+        if bucket != self._led_by:
+            if bucket:
+                why = "regions before it have no writer here that serves, and no other process is known to have them"
+                _LOG.warning("%s: this process commits for all from region %d on: %s", self._uri, bucket, why)
+            self._led_by = bucket
+
+    def _tell_held_back(self, before: Mapping[UUID, BaseException]) -> None:
+        """Log each region that is held back, or no longer is, once; note when to try it again."""
+        context, held = self._regions.context, self.held.regions
+        for region, error in held.items():
+            if str(before.get(region)) != str(error):
+                told = {"event": "commit_held_back", "region": str(region)}
+                _LOG.warning("region %s cannot be committed, others are: %s", region, classify(error), extra=told)
+        for region in before.keys() - held.keys():
+            _LOG.warning("region %s is committed again", region)
+        again = context.clock.monotonic() + self._upkeep.commit.interval
+        self._try_again = dict.fromkeys(held, again)
+        context.meters.commits.held_back = len(held)
 
     def _see(self, base: BaseTable) -> None:
         self.caught_up = base.version

@@ -17,7 +17,7 @@ from ingest.receipts import Receipt
 from ingest.region_set import RegionSet
 from ingest.region_writer import RegionWriter
 from ingest.table_columns import TableColumns
-from ingest.tokens import Token
+from ingest.tokens import Token, refuse_going_down
 from ingest.waiting import written
 from ingest.write_queue import Ack, Deletes, Write
 from ingest.write_rules import first_of_each_key
@@ -45,12 +45,15 @@ class TableWrites:
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]
             raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
         split, shape = self._split(admission, rows, deletes), admission.context.shape
+        if token is not None:
+            refuse_going_down(token, {to.name: to.applied(token.producer).newest for to, _ in split})
         acks = self.acks([(to, Write(part, durable, token, deletes, shape=shape)) for to, part in split], timeout)
         return Receipt(
             rows.num_rows,
             any(ack.applied for ack in acks.values()) if acks else True,
             {region: ack.position for region, ack in acks.items()},
             sum(ack.skipped for ack in acks.values()),
+            {region: ack.counts for region, ack in acks.items()},
         )
 
     def once_per_key(self, admission: Admission, rows: pa.Table, deletes: Deletes = False) -> tuple[pa.Table, Deletes]:
@@ -76,7 +79,10 @@ class TableWrites:
             if isinstance(error.__cause__, Reshaped):
                 self._follow()
             raise
-        again = [(to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape)) for to, each in parts]
+        again = [
+            (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape, repeated=each.repeated))
+            for to, each in parts
+        ]
         return self._written(again, timeout)
 
     def _written(self, parts: _Parts, timeout: float | None) -> dict[str, Ack]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from flush import BaseTable
 from memtable import MemTable, VectorModel, row_schema
+from wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.models")
 
@@ -45,7 +46,8 @@ class VectorModels:
                 return
             models = base.vector_models()
             MemTable(row_schema(base.schema, base.key), base.key, base.indexes, 0, models=models)  # do they fit?
-        except Exception as error:  # noqa: BLE001 - whatever it was, memtables train themselves
-            _LOG.warning("%s: cannot read what its vector indexes were trained to: %s", base.uri, error)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, memtables train themselves
+            reason = as_exception(error)
+            _LOG.warning("%s: cannot read what its vector indexes were trained to: %s", base.uri, reason)
             return
         self._current, self._read_from = models, found

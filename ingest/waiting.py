@@ -7,6 +7,7 @@ caller is told that the outcome is unknown; it gets its memory back only when th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ingest.errors import FencedError, Unavailable, UnknownOutcome, classify
@@ -69,6 +70,7 @@ def _in_details(acks: Mapping[str, Ack]) -> dict[str, Any]:
         "positions": {region: ack.position for region, ack in acks.items()},
         "applied": any(ack.applied for ack in acks.values()),
         "skipped": sum(ack.skipped for ack in acks.values()),
+        "regions": {region: asdict(ack.counts) for region, ack in acks.items()},
     }
 
 

@@ -97,7 +97,8 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         self._started[number] = self._clock.monotonic()
-        self._children[number] = start_child(self._settings[number])
+        # Whoever started the supervisor has looked who serves the table; siblings of before may still be ending.
+        self._children[number] = start_child(self._settings[number], take_over=True)
 
     def _look(self) -> None:
         """Start again what has ended."""

@@ -14,7 +14,7 @@ steps, for writes that have gathered:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ingest.admission import Admission, size_bound
@@ -24,6 +24,7 @@ from ingest.reshaping import fitted
 from ingest.resolver import Refused, View, resolver_of
 from ingest.write_queue import Ack, Write
 from memtable import Checked
+from wal.applied import AppliedMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class WriteGroup:
     writes: Sequence[Write]
     fresh: Sequence[Write]
     rows: Checked | None
-    applied: dict[str, int]
+    applied: AppliedMap
     skipped: Sequence[int]
 
     @property
@@ -57,7 +58,9 @@ class WriteGroup:
         for write in self.writes:
             applied = first_time is None or id(write) in first_time
             newest = None if applied or write.token is None else self.applied.get(write.token.producer)
-            write.done.set_result(Ack(write.rows.num_rows, applied, position, skipped.get(id(write), 0), newest))
+            given = write.rows.num_rows + write.repeated
+            repeated = write.repeated if applied else given
+            write.done.set_result(Ack(given, applied, position, skipped.get(id(write), 0), newest, repeated))
 
     def fail(self, error: Exception) -> None:
         """Give every write the error that kept the group out of the log."""
@@ -77,9 +80,10 @@ class WriteGroups:
         self._admission = Admission(context)
         self._resolver = resolver_of(context, self._admission)
 
-    def group(self, gathered: Sequence[Write], applied: Mapping[str, int]) -> WriteGroup | None:
+    def group(self, gathered: Sequence[Write], applied: AppliedMap) -> WriteGroup | None:
         """Those of `gathered` that can be written, None where none can. `applied`: the region's map by now."""
         left = [write for write in gathered if write.take() and self._fits(write)]
+        left = [write for write in left if not self._repeats.refused(write, applied)]
         while left:
             group = self._together(left, applied)
             if isinstance(group, WriteGroup):
@@ -100,7 +104,7 @@ class WriteGroups:
             return False
         return True
 
-    def _together(self, writes: Sequence[Write], applied: Mapping[str, int]) -> WriteGroup | list[Write]:
+    def _together(self, writes: Sequence[Write], applied: AppliedMap) -> WriteGroup | list[Write]:
         """The group of all `writes`; where some are refused the others, none of which is answered."""
         fresh, applied_then = self._repeats.set_aside(writes, applied, self._admission)
         skipped: Sequence[int] = ()

@@ -22,6 +22,7 @@ import pyarrow as pa
 from flush.shape import Shape
 from ingest.levels import RegionView
 from ingest.pending import Pending
+from ingest.receipts import RegionCounts
 from ingest.region_context import RegionContext
 from ingest.tokens import Token
 from wal import Clock
@@ -34,13 +35,20 @@ class Ack:
     """What a region answers: `rows` of the write, whether this call `applied` them (False: its token was applied
     before), the WAL `position` that made them durable (0: not durable yet), and how many of them it `skipped`, because
     their keys were there already and stored rows stay as they are (upsert = "insert"), or have a higher version.
-    `newest`: where the token was applied before, the highest sequence that was applied of its producer."""
+    `newest`: where the token was applied before, the highest sequence that was applied of its producer. `repeated`: how
+    many of the rows this call did not apply, because the token was applied before."""
 
     rows: int
     applied: bool
     position: int
     skipped: int = 0
     newest: int | None = None
+    repeated: int = 0
+
+    @property
+    def counts(self) -> RegionCounts:
+        """What became of the rows."""
+        return RegionCounts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +61,7 @@ class Write:
     `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
     `shape`: what the rows were brought into; None where the columns of the table never change.
     `since`: monotonic seconds at which its caller handed it in.
+    `repeated`: rows that are cut off, because the region has applied them under this token before.
     `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
     """
 
@@ -64,6 +73,7 @@ class Write:
     copied: bool = False
     since: float = 0.0
     shape: Shape | None = None
+    repeated: int = 0
     _fate: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -74,7 +84,8 @@ class Write:
         return int(np.count_nonzero(self.deletes))
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> None:
-        """Cut the write down to these of its rows: bool, one for each."""
+        """Cut the write down to these of its rows, as the others were applied before: bool, one for each."""
+        self.repeated += int(np.count_nonzero(~rows))
         self.rows = self.rows.filter(pa.array(rows))
         if not isinstance(self.deletes, bool):
             self.deletes = self.deletes[rows]

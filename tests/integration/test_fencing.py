@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import lance
 import pytest
 
 import ingest
+import wal
 from tests.conftest import wait_until
 
 SETTINGS = {"commit": {"interval": "0s"}}
@@ -188,3 +190,55 @@ def _check(processes: list[Any], owner: Any, uri: str) -> None:
         table.flush()
         table.commit()
     assert lance.dataset(uri).count_rows() == len(found) + 1
+
+
+@pytest.mark.parametrize("level", ["latest", "durable"])
+def test_a_read_sees_what_anybody_acknowledged_before_it_or_fails(
+    level: str, open_small: Callable[..., Any], made: Any
+) -> None:
+    """The older owner flushed, committed, and is idle; nothing tells it that it was deposed but the read itself."""
+    older = open_small(regions=1)
+    older.put(made.rows(range(10)))
+    older.flush()
+    older.commit()
+    assert older.count(level=level) == 10
+    newer = open_small()
+    newer.put(made.rows([3], 1))
+    newer.delete([4])
+    for read in (lambda: older.get([3, 4], level=level), lambda: older.count(level=level)):
+        with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+            read()
+    assert older.count(level="committed") == 10
+    assert [row["name"] for row in newer.get([3, 4], ["name"], level=level).to_pylist()] == ["row 3 v1"]
+
+
+def test_an_owner_that_is_closed_is_not_waited_for(open_small: Callable[..., Any], made: Any, uri: str) -> None:
+    settings = {**SETTINGS, "wal": {"read_lease": "30s"}}
+    with open_small(regions=1, wal={"read_lease": "30s"}) as table:
+        table.put(made.rows(range(3)))
+        assert table.count() == 3
+    with ingest.open(uri, settings=settings) as table:
+        began = time.monotonic()
+        table.put(made.rows([3]))
+        assert time.monotonic() - began < 25  # else it waits 33 s
+        assert table.count() == 4
+
+
+def test_reads_of_an_idle_region_cost_a_request_for_each_lease_and_no_write(
+    open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = open_small(regions=1, wal={"read_lease": "60s"})
+    table.put(made.rows(range(3)))
+    asked: list[str] = []
+    for name in ("get", "put", "put_if_absent", "list"):
+        original = getattr(wal.LocalStore, name)
+
+        def noted(self: Any, *args: Any, name: str = name, original: Any = original, **rest: Any) -> Any:
+            if "_mem_wal" in args[0]:
+                asked.append(f"{name} {args[0]}")
+            return original(self, *args, **rest)
+
+        monkeypatch.setattr(wal.LocalStore, name, noted)
+    for _ in range(50):
+        assert table.get([1]).num_rows == 1
+    assert asked == []

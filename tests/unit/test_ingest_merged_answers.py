@@ -46,3 +46,15 @@ def test_of_two_that_name_a_region_the_higher_epoch_is_believed() -> None:
     new = {"id": "r0", "epoch": 4, "bucket": 0}
     found = merged_status([{"base_version": 7, "regions": [other, old]}, {"base_version": 9, "regions": [new]}])
     assert found == {"base_version": 9, "regions": [new, other]}
+
+
+def test_what_any_of_them_cannot_commit_is_told_once() -> None:
+    failure = {"region": "b", "error": "an SST is gone"}
+    found = merged_status(
+        [
+            {"base_version": 3, "regions": [], "commit_failures": [failure]},
+            {"base_version": 4, "regions": [], "commit_failures": []},
+            {"base_version": 2, "regions": [], "commit_failures": [failure]},
+        ]
+    )
+    assert found["commit_failures"] == [failure]

@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
-from ingest.sst_cache import Columns, SstCache
+from ingest.sst_cache import Columns, SstCache, SstId
 from memtable import MemTable, Snapshot, row_schema, with_tombstone
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -111,3 +112,17 @@ def test_many_threads_that_ask_for_one_sst_load_it_once() -> None:
 
     assert len(loads) == 1
     assert len({id(snapshot) for snapshot in found}) == 1
+
+
+def test_what_is_dead_is_dropped_and_what_lives_stays() -> None:
+    cache, loads = SstCache(), list[int]()
+    region = UUID(int=1)
+    ssts = [SstId(1, region, f"0000000{n}_gen_{n}", n) for n in (1, 2, 3)]
+    held = [cache.get(sst, NONE, loader(3, loads)) for sst in ssts]
+
+    cache.drop(lambda sst: sst.region == region and sst.generation <= 2)
+
+    assert len(cache) == 1
+    assert cache.get(ssts[2], NONE, loader(3, loads)) is held[2]
+    assert held[0].n == 3  # who reads it still may
+    assert len(loads) == 3

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import wal
+from ingest.errors import Invalid
 from ingest.region_core import RegionCore
 from ingest.tokens import Token
 from ingest.write_queue import Write
 from memtable import InvalidRows
 from tests.region_contexts import LIMITS, region_context
+from wal.layout import wal_prefix
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 REGION = wal.bucket_region(0)
@@ -114,6 +117,24 @@ def test_a_token_is_applied_once_within_a_group_and_after_a_claim(region: Region
     newer.serve([late := write(1, v="c", token=Token("loader", 6))])
     assert not late.done.result().applied
     assert seen(newer) == {1: "a"}
+
+
+def test_a_retired_name_is_refused_and_never_taken_for_new(region: Region) -> None:
+    """Its region cannot tell a retry from a new write; the others of the group are written."""
+    with patch("wal.applied._INLINE_MAX", 60), patch("wal.applied.NAMES_MAX", 10):
+        for number in range(60):
+            region.core.serve([write(number, token=Token(f"file {number:03}", 1))])
+        for life in range(2):
+            core = region.again() if life else region.core
+            retry, other = (
+                write(0, v="again", token=Token("file 000", 1)),
+                write(1, v="new", token=Token("file 059", 2)),
+            )
+            core.serve([retry, other])
+            with pytest.raises(Invalid, match=r"retired 'file 000'.* look whether the rows are there"):
+                retry.done.result()
+            assert other.done.result().newest in (None, 2)
+            assert {id: v for id, v in seen(core).items() if id < 2} == {0: "", 1: "new"}
 
 
 def test_storage_that_refuses_fails_the_group_and_leaves_the_region_alive(region: Region) -> None:
@@ -226,6 +247,40 @@ def test_many_entries_freeze_the_memtable_so_that_the_next_owner_has_few_to_read
     assert region.core.publish_next()
     assert region.core.unflushed_entries == 2
     assert frozen_and_active(region.again()) == [2]
+
+
+def test_notes_of_batches_without_rows_do_not_pile_up_in_the_log(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", rows_max=100, entries_max=10)
+    core = region.core
+    core.serve([write(1, v="kept")])
+    for number in range(95):
+        core.serve([write(token=Token("loader", number))])
+        core.keep_limits()
+        core.publish_next()
+    assert core.unflushed_entries < 10
+    wal.WalCollector(region.store, REGION, region.context.codec, wal.FakeClock(1e12)).collect(0.0)
+    assert len([key for key in region.store.list(wal_prefix(REGION)) if "/wal/" in key]) < 12
+    again = region.again()
+    again.serve([late := write(token=Token("loader", 94))])
+    assert not late.done.result().applied
+    assert [sst.generation for sst in again.levels.manifest.ssts] == [1]
+
+
+def test_rows_behind_notes_are_not_passed_over(tmp_path: Path) -> None:
+    """A memtable that is frozen and not flushed yet, one that is active, rows that linger."""
+    region = Region(tmp_path / "t.lance", rows_max=2, entries_max=3)
+    core = region.core
+    core.serve([write(1, 2)])
+    core.keep_limits()
+    for number in range(9):
+        core.serve([write(token=Token("loader", number))])
+        core.keep_limits()
+    assert core.levels.manifest.replay_after == 0
+    assert core.publish_next()
+    core.serve([write(3, v="active")])
+    for number in range(9, 12):
+        core.serve([write(token=Token("loader", number))])
+    assert seen(region.again()) == {3: "active"}
 
 
 def test_rows_that_linger_count_for_their_generation(tmp_path: Path) -> None:

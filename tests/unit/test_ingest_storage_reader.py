@@ -24,10 +24,10 @@ class Collecting(LocalStore):
         super().__init__(root)
         self.before_tail = before_tail
 
-    def list(self, prefix: str) -> list[str]:
+    def list_some(self, prefix: str, most: int) -> list[str]:
         if prefix == wal_prefix(REGION):
             self.before_tail()
-        return super().list(prefix)
+        return super().list_some(prefix, most)
 
 
 class Scene:

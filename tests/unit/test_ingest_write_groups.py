@@ -17,6 +17,7 @@ from ingest.write_groups import WriteGroup, WriteGroups, entry_sized
 from ingest.write_queue import Write
 from memtable import InvalidRows
 from tests.region_contexts import region_context
+from wal.applied import AppliedMap
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 
@@ -49,7 +50,7 @@ def test_as_many_writes_go_together_as_an_entry_holds() -> None:
 
 def test_a_groups_rows_do_not_change_with_the_array_they_came_from() -> None:
     array = np.arange(3)
-    group = groups().group([first := Write(pa.table({"id": array, "v": ["a", "b", "c"]}, schema=BASE))], {})
+    group = groups().group([first := Write(pa.table({"id": array, "v": ["a", "b", "c"]}, schema=BASE))], AppliedMap())
     assert first.copied
     array[:] = 9
     assert ids(group) == [0, 1, 2]
@@ -57,7 +58,7 @@ def test_a_groups_rows_do_not_change_with_the_array_they_came_from() -> None:
 
 def test_who_is_at_fault_is_told_and_the_others_go_together() -> None:
     fine, faulty, late = write(1), write(2, None), write(3)
-    group = groups().group([fine, faulty, late], {})
+    group = groups().group([fine, faulty, late], AppliedMap())
     assert ids(group) == [1, 3]
     assert isinstance(faulty.done.exception(), InvalidRows)
     assert not fine.done.done()
@@ -66,13 +67,13 @@ def test_who_is_at_fault_is_told_and_the_others_go_together() -> None:
 def test_there_is_no_group_where_nobody_can_be_in_it() -> None:
     withdrawn, faulty = write(1), write(None)
     assert withdrawn.take()
-    assert groups().group([withdrawn, faulty], {}) is None
+    assert groups().group([withdrawn, faulty], AppliedMap()) is None
     assert (withdrawn.done.done(), faulty.done.done()) == (False, True)
 
 
 def test_the_map_of_a_group_is_the_regions_and_its_own_tokens() -> None:
     before = {"loader": 3, "other": 1}
-    group = groups().group([write(1, token=Token("loader", 4))], before)
+    group = groups().group([write(1, token=Token("loader", 4))], AppliedMap(before))
     assert group is not None
     assert group.applied == {"loader": 4, "other": 1}
     assert before["loader"] == 3, "the region's own map is as it was until the group is in the log"
@@ -80,7 +81,7 @@ def test_the_map_of_a_group_is_the_regions_and_its_own_tokens() -> None:
 
 def test_a_repeat_is_answered_with_the_group_and_named_the_newest() -> None:
     fresh, repeated = write(1, token=Token("loader", 4)), write(2, token=Token("loader", 2), durable=False)
-    group = groups().group([fresh, repeated], {"loader": 3})
+    group = groups().group([fresh, repeated], AppliedMap({"loader": 3}))
     assert ids(group) == [1]
     assert group is not None
     assert group.durable
@@ -99,7 +100,7 @@ def test_a_repeat_is_answered_with_the_group_and_named_the_newest() -> None:
     ],
 )
 def test_a_note_is_a_token_and_no_rows(writes: list[Write], note: bool) -> None:
-    group = groups().group(writes, {})
+    group = groups().group(writes, AppliedMap())
     assert group is not None
     assert group.is_note is note
 
@@ -112,6 +113,6 @@ def test_a_lookup_that_fails_is_the_callers_affair_and_their_rows_are_copied_by_
         raise wal.StoreUnavailable("storage hangs")
 
     asking = write(1)
-    assert groups(rules=WriteRules("insert"), find=find).group([asking], {}) is None
+    assert groups(rules=WriteRules("insert"), find=find).group([asking], AppliedMap()) is None
     assert isinstance(asking.done.exception(), wal.StoreUnavailable)
     assert seen == [True]

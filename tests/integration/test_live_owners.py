@@ -1,0 +1,224 @@
+"""Nobody takes a table over by accident: whoever opens it to write asks first who serves it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lancedb
+import pytest
+
+import ingest
+import wal
+from ingest import owners
+
+SETTINGS = {"commit": {"interval": "0s"}}
+
+
+def epochs(uri: str) -> list[int]:
+    """The writer epoch of each region, as it is on storage."""
+    store = wal.open_store(uri)
+    manifests = [wal.ManifestStore(store, region).latest() for region in wal.regions(store)]
+    return [manifest.writer_epoch for manifest in manifests if manifest is not None]
+
+
+def test_a_daemon_that_serves_is_not_fenced_by_a_program(
+    small_config: Callable[..., Path], serve: Callable[[Path], Any], made: Any, uri: str
+) -> None:
+    _, endpoint = serve(small_config())
+    with ingest.connect(endpoint) as table:
+        table.put(made.rows(range(4)))
+        before = epochs(uri)
+        with pytest.raises(
+            ingest.Unavailable, match=r"served by grpc://.*: use connect\(\), or take_over=True"
+        ) as told:
+            ingest.open(uri, settings=SETTINGS)
+        assert told.value.details == {"reason": "served", "endpoint": endpoint}
+        assert len(str(told.value).splitlines()) == 1
+        assert epochs(uri) == before, "nothing was claimed"
+        table.put(made.rows([5]))
+    with ingest.open(uri, settings=SETTINGS, take_over=True) as taken:
+        assert taken.count() == 5
+        assert epochs(uri) == [epoch + 1 for epoch in before]
+
+
+def test_a_table_that_is_open_in_another_program_is_not_fenced(
+    script: Callable[..., Any], uri: str, open_small: Callable[..., Any]
+) -> None:
+    process = script("putter.py", uri, 1000)
+    process.line_with("ready")
+    process.tell("go")
+    process.line_with('"ack": 2}')
+    with pytest.raises(ingest.Unavailable, match=rf"opened by process {process.process.pid} on .*take_over=True"):
+        ingest.open(uri, settings=SETTINGS)
+    process.kill()
+    with ingest.open(uri, settings=SETTINGS) as table:
+        assert table.count() >= 2, "what a crash left is claimed without a flag"
+
+
+def test_a_table_that_was_closed_is_free(script: Callable[..., Any], uri: str) -> None:
+    process = script("putter.py", uri, 1000)
+    process.line_with("ready")
+    process.tell("go")
+    process.line_with('"ack": 2}')
+    process.tell("stop")
+    assert process.wait() == 0
+    assert not list(Path(uri).glob("_mem_wal/*/owner.json"))
+    ingest.open(uri, settings=SETTINGS).close()
+
+
+def test_the_same_process_opens_its_table_again(open_small: Callable[..., Any], made: Any) -> None:
+    first = open_small()
+    first.put(made.rows(range(3)))
+    second = open_small()
+    assert second.count() == 3
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_a_daemon_that_ends_or_was_killed_is_followed_at_once(
+    stop: int, small_config: Callable[..., Path], serve: Callable[[Path], Any], made: Any, uri: str
+) -> None:
+    config = small_config()
+    running, endpoint = serve(config)
+    with ingest.connect(endpoint) as table:
+        table.put(made.rows(range(4)))
+    os.kill(running.process.pid, stop)  # and not waited for
+    with ingest.open(uri, settings=SETTINGS) as table:
+        assert table.count() == 4
+
+
+def test_what_a_program_on_another_machine_holds_is_not_taken(open_small: Callable[..., Any], uri: str) -> None:
+    open_small().close()
+    store = wal.open_store(uri)
+    there = {"host": "elsewhere", "machine": "m", "boot": "b", "space": "s", "pid": 12, "started": "1"}
+    for region in wal.regions(store):
+        store.put(f"_mem_wal/{region}/owner.json", json.dumps({"epoch": 1, "daemon": False, "process": there}).encode())
+    with pytest.raises(ingest.Unavailable, match=r"opened by process 12 on elsewhere .*cannot be asked from here"):
+        ingest.open(uri, settings=SETTINGS)
+    ingest.open(uri, settings=SETTINGS, take_over=True).close()
+
+
+def test_a_note_without_an_endpoint_is_no_daemons(script: Callable[..., Any], uri: str) -> None:
+    process = script("putter.py", uri, 1000)
+    process.line_with("ready")
+    process.tell("go")
+    process.line_with('"ack": 2}')
+    store = wal.open_store(uri)
+    assert owners.find(store, wal.regions(store)) is None
+
+
+def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
+    small_config: Callable[..., Path],
+    serve: Callable[[Path], Any],
+    start: Callable[..., Any],
+    memwal: Callable[..., Any],
+    made: Any,
+    uri: str,
+) -> None:
+    config = small_config()
+    _first, endpoint = serve(config)
+    with ingest.connect(endpoint) as table:
+        table.put(made.rows(range(4)))
+    before = epochs(uri)
+    second = memwal("serve", config)
+    assert second.code == 1
+    assert len(second.error_lines) == 1
+    assert f"served by {endpoint}" in second.error_lines[0]
+    assert "memwal serve --take-over" in second.error_lines[0]
+    assert epochs(uri) == before, "nothing was claimed"
+    third = start([sys.executable, "-m", "ingest.cli", "serve", str(config), "--take-over"])
+    taken = third.line_with("serving").rsplit(" ", 1)[1]
+    assert taken != endpoint
+    assert any("taking over what is served by" in line for line in third.errors)
+    with ingest.connect(taken) as table:
+        assert table.count() == 4
+    assert epochs(uri) == [epoch + 1 for epoch in before]
+
+
+def test_a_step_of_the_command_line_fences_no_program(
+    script: Callable[..., Any], memwal: Callable[..., Any], uri: str
+) -> None:
+    process = script("putter.py", uri, 1000)
+    process.line_with("ready")
+    process.tell("go")
+    process.line_with('"ack": 2}')
+    config = Path(uri).parent / "flush.toml"
+    config.write_text(f'[table]\nuri = "{uri}"\n')
+    before = epochs(uri)
+    ran = memwal("flush", config)
+    assert ran.code == 1
+    assert f"opened by process {process.process.pid}" in ran.error_lines[0]
+    assert epochs(uri) == before
+
+
+def serving(uri: str, endpoint: str) -> bool:
+    """Whether the daemon at `endpoint` owns every region by the newest epoch."""
+    with suppress(ingest.MemWalError), ingest.connect(endpoint) as client:
+        return sorted(client.identity["epochs"].values()) == sorted(epochs(uri))
+    return False
+
+
+def test_a_daemon_claims_again_what_a_writer_that_has_gone_took(
+    small_config: Callable[..., Path],
+    serve: Callable[..., Any],
+    made: Any,
+    open_small: Callable[..., Any],
+    uri: str,
+    wait_until: Callable[..., Any],
+) -> None:
+    _, endpoint = serve(small_config(daemon={"claim_again": "200ms"}))
+    with ingest.connect(endpoint) as client:
+        client.put(made.rows(range(4)), token="loader:1")
+        with open_small(take_over=True) as thief:
+            thief.put(made.rows([2], 1))
+            with pytest.raises(ingest.FencedError):
+                client.put(made.rows(range(4), 2), token="loader:2")
+    wait_until(lambda: serving(uri, endpoint))
+    with ingest.connect(endpoint) as client:
+        client.put(made.rows(range(4, 6)), token="loader:3")
+        found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).to_pylist()}
+    assert found == {id: f"row {id} v{int(id == 2)}" for id in range(6)}
+
+
+@pytest.mark.parametrize("pause", ["0s", "200ms"])
+def test_a_daemon_ends_where_the_writer_that_fenced_it_lives(
+    pause: str, small_config: Callable[..., Path], serve: Callable[..., Any], open_small: Callable[..., Any], uri: str
+) -> None:
+    """Nobody writes: it finds out by itself."""
+    running, _ = serve(small_config(daemon={"claim_again": pause}))
+    thief = open_small(take_over=True)
+    assert running.wait() == 1
+    lines = [line for line in running.errors if line.startswith("memwal: ")]
+    assert len(lines) == 1
+    assert "was fenced by epoch 2, opened by process" in lines[0]
+    assert thief.count() == 0
+
+
+def test_a_lancedb_merge_insert_fences_the_daemon_for_a_while_only(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any, uri: str, wait_until: Callable[..., Any]
+) -> None:
+    """LanceDB writes into the regions of an `arrow` table by default, and leaves no note."""
+    config = small_config(
+        wal={"format": "arrow"}, daemon={"claim_again": "200ms"}, table={"indexes": {}}, regions={"count": 1}
+    )
+    _, endpoint = serve(config)
+    with ingest.connect(endpoint) as client:
+        client.put(made.rows(range(4)))
+        client.flush()
+    theirs = lancedb.connect(str(Path(uri).parent)).open_table(Path(uri).stem)
+    merge = theirs.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    merge.execute(made.table([2, 9], 1))
+    taken = epochs(uri)
+    assert taken == [2], "it claimed the region"
+    wait_until(lambda: serving(uri, endpoint))
+    assert epochs(uri) == [3]
+    with ingest.connect(endpoint) as client:
+        client.put(made.rows([10]))
+        found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).to_pylist()}
+    assert found == {**{id: f"row {id} v0" for id in (0, 1, 3, 10)}, 2: "row 2 v1", 9: "row 9 v1"}
