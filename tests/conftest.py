@@ -164,10 +164,12 @@ def open_small(uri: str) -> Iterator[Callable[..., Any]]:
 
     opened = []
 
-    def open_table(at: str = uri, *, commit: str = "0s", regions: int = 2, **sections: Any) -> Any:
+    def open_table(
+        at: str = uri, *, commit: str = "0s", regions: int = 2, take_over: bool = False, **sections: Any
+    ) -> Any:
         settings = {"commit": {"interval": commit}, **sections}
-        new = {} if Path(at).exists() else {"regions": regions}
-        table = ingest.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, **new)
+        new: dict[str, Any] = {} if Path(at).exists() else {"regions": regions}
+        table = ingest.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, take_over=take_over, **new)
         opened.append(table)
         return table
 
@@ -286,16 +288,17 @@ class Running:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Running]]:
     """Starts a process with piped input and output; it is ended with the test."""
-    yield from _starter()
+    yield from starter()
 
 
 @pytest.fixture(scope="module")
 def start_for_module() -> Iterator[Callable[..., Running]]:
     """As `start`, ended with the module."""
-    yield from _starter()
+    yield from starter()
 
 
-def _starter() -> Iterator[Callable[..., Running]]:
+def starter() -> Iterator[Callable[..., Running]]:
+    """See the fixture `start`."""
     started: list[Running] = []
 
     def start_process(
@@ -385,14 +388,14 @@ def small_config(tmp_path: Path, uri: str) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def serve(start: Callable[..., Running]) -> Callable[[Path], tuple[Running, str]]:
-    """Starts `memwal serve CONFIG`; returns the process and its endpoint once it answers."""
-    return lambda config: serve_with(start, config)
+def serve(start: Callable[..., Running]) -> Callable[..., tuple[Running, str]]:
+    """Starts `memwal serve CONFIG`, with options; returns the process and its endpoint once it answers."""
+    return lambda config, *options: serve_with(start, config, *options)
 
 
-def serve_with(start: Callable[..., Running], config: Path) -> tuple[Running, str]:
+def serve_with(start: Callable[..., Running], config: Path, *options: str) -> tuple[Running, str]:
     """See the fixture `serve`."""
-    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)])
+    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config), *options])
     line = running.line_with("serving")
     return running, line.rsplit(" ", 1)[1]
 

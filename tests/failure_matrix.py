@@ -1,8 +1,8 @@
 """The failure matrix: which faults there are, a store that has them, and what must be true after every one.
 
-The rows are those of the design notes. At the port of a store several of them are one: whether an answer is lost to
-a 500, a 503, a reset or a timeout, the adapter says OUTCOME_UNKNOWN. Over the wire each is a row of its own, injected
-by `tests.fault_proxy`.
+The rows are those of the design notes, and errors that come after the effect: the call did what it is for, and fails.
+At the port of a store several of them are one: whether an answer is lost to a 500, a 503, a reset or a timeout, the
+adapter says OUTCOME_UNKNOWN. Over the wire each is a row of its own, injected by `tests.fault_proxy`.
 
     store = FaultyStore(inner, clock)
     …  # as it was before
@@ -10,16 +10,24 @@ by `tests.fault_proxy`.
     store.arm(FAULTS["409"], Call("put_if_absent", key, 1))
     …  # claim, append, flush, commit, collect
     store.heal()
+
+Inside of the adapter for local files the steps are system calls, and each may fail after its effect: `SystemCalls`.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from unittest.mock import patch
 
+import flush.durability
+import wal.store_local
 from wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
 
 _Keys = list[str]
@@ -27,7 +35,9 @@ _Infos = list[ObjectInfo]
 _Answer = TypeVar("_Answer")
 
 CREATES = frozenset({"put_if_absent"})
-WRITES = CREATES | {"put", "delete"}
+OVERWRITES = frozenset({"put", "delete"})
+"""Calls that may have had their effect though they raise: they may be repeated."""
+WRITES = CREATES | OVERWRITES
 LISTS = frozenset({"list", "describe"})
 EVERY = WRITES | LISTS | {"get", "exists", "children"}
 
@@ -73,6 +83,8 @@ FAULTS = {
     "412 by our own retry": StoreFault(CREATES, lands=True, answer=PutOutcome.ALREADY_EXISTS),
     "unavailable": StoreFault(EVERY, answer=StoreUnavailable("storage is away")),
     "permanent failure": StoreFault(EVERY, answer=StoreRefused("no permission")),
+    "lands then unavailable": StoreFault(OVERWRITES, lands=True, answer=StoreUnavailable("storage went away")),
+    "lands then refused": StoreFault(OVERWRITES, lands=True, answer=StoreRefused("no permission any more")),
     "slow": StoreFault(EVERY, lands=True, seconds=100.0),
     "listing behind by one": StoreFault(LISTS, lands=True, drops_newest=True),
     "killed before": StoreFault(EVERY, answer=Killed()),
@@ -153,6 +165,9 @@ class FaultyStore:
     def describe(self, prefix: str) -> _Infos:
         return self._do("describe", prefix, lambda: self.inner.describe(prefix))
 
+    def list_some(self, prefix: str, most: int) -> _Keys:
+        return self._do("list", prefix, lambda: self.inner.list_some(prefix, most))
+
     def list(self, prefix: str) -> _Keys:
         return self._do("list", prefix, lambda: self.inner.list(prefix))
 
@@ -203,3 +218,50 @@ def copy_objects(source: ObjectStore, target: ObjectStore) -> None:
         data = source.get(key)
         assert data is not None
         target.put(key, data)
+
+
+# ---- system calls --------------------------------------------------------------------------------------------------
+
+STEPS = frozenset({"open", "write", "fsync", "link", "replace", "unlink", "stat"})
+"""The system calls that the adapter for local files, and the fsync of what Lance wrote, consist of. Not close(2): whose
+directories the garbage collector closes in the middle of a run, nobody can say."""
+CODES = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.ENOENT, errno.EPERM, errno.ENOSPC)
+
+
+class SystemCalls:
+    """The `os` of the modules that write local files, of which one call fails after its effect.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, number: int = -1, code: int = 0) -> None:
+        """`number`: of the call that fails, from 0; `code`: its errno."""
+        self._number, self._code = number, code
+        self._lock = threading.Lock()
+        self.calls: list[str] = []
+
+    @contextmanager
+    def installed(self) -> Iterator[SystemCalls]:
+        """These calls are what the modules make, until the end of the `with`."""
+        with ExitStack() as patches:
+            for module in (wal.store_local, flush.durability):
+                patches.enter_context(patch.object(module, "os", self))
+            yield self
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        return self._around(name, real) if name in STEPS else real
+
+    def _around(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            with self._lock:
+                number = len(self.calls)
+                self.calls.append(name)
+            done = real(*args, **more)
+            if number == self._number:
+                if name == "open":
+                    os.close(done)
+                raise OSError(self._code, os.strerror(self._code))
+            return done
+
+        return call

@@ -40,6 +40,8 @@ class Fault:
     code: str = ""
     cuts: bool = False
     """The connection is reset in place of an answer."""
+    halves: bool = False
+    """The first half of the answer arrives, then the connection is closed."""
     hangs: bool = False
     """There is never an answer."""
     holds: bool = False
@@ -70,6 +72,11 @@ def lands_then_answers(status: int, code: str) -> Fault:
 def lands_then_resets() -> Fault:
     """The server does it; the connection is reset before the answer."""
     return Fault("lands, then reset", cuts=True)
+
+
+def lands_then_breaks_off() -> Fault:
+    """The server does it; its answer breaks off in the middle."""
+    return Fault("lands, then breaks off", halves=True)
 
 
 def lands_then_hangs() -> Fault:
@@ -330,9 +337,10 @@ class FaultProxy:
             return False
         said = _error(fault, method) if fault.status else self._shown(fault, answer)
         self._enter(replace(entered, status=said.status, seconds=time.monotonic() - began), number)
-        writer.write(said.head + said.body)
+        whole = said.head + said.body
+        writer.write(whole[: len(whole) // 2] if fault.halves else whole)
         await writer.drain()
-        return said.headers.get("connection", "").lower() != "close"
+        return not fault.halves and said.headers.get("connection", "").lower() != "close"
 
     def _fault(self, method: str, key: str) -> Fault:
         with self._lock:

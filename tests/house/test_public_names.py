@@ -26,7 +26,7 @@ WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "du
 STEPS: dict[str, list[str]] = {"flush": [], "commit": [], "close": [], "status": []}
 COMMANDS = {
     "run": {"config", "once"},
-    "serve": {"config", "on-spark"},
+    "serve": {"config", "on-spark", "take-over"},
     "init": {"config"},
     "status": {"config", "json", "watch"},
     "query": {"config", "key", "filter", "near", "match", "columns", "limit", "level", "format"},
@@ -67,12 +67,22 @@ def commands() -> dict[str, set[str]]:
 
 
 def test_open_and_connect() -> None:
-    assert parameters(ingest.open) == ["uri", "schema", "key", "regions", "indexes", "storage_options", "settings"]
-    assert parameters(ingest.connect) == ["location", "token", "tls_ca", "in_flight_max"]
+    assert parameters(ingest.open) == [
+        "uri",
+        "schema",
+        "key",
+        "regions",
+        "indexes",
+        "storage_options",
+        "settings",
+        "read_only",
+        "take_over",
+    ]
+    assert parameters(ingest.connect) == ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max"]
 
 
-@pytest.mark.parametrize("name", ["ingest.table.Table", "ingest.client.RemoteTable"])
-def test_both_tables_have_the_same_methods(name: str) -> None:
+@pytest.mark.parametrize("name", ["ingest.table.Table", "ingest.client.RemoteTable", "ingest.stored_table.StoredTable"])
+def test_all_tables_have_the_same_methods(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     table = getattr(importlib.import_module(module), attribute)
     for method, expected in {**READS, **WRITES, **STEPS}.items():

@@ -66,7 +66,7 @@ def test_collected_garbage_loses_no_row(uri: str, run: Callable[..., Any], tmp_p
 # ---- a table that is there -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["legacy", "2.0", "2.2"])
+@pytest.mark.parametrize("version", ["2.0", "2.2"])
 def test_a_table_is_adopted_with_its_rows_and_its_files_format(
     uri: str, run: Callable[..., Any], tmp_path: Path, version: Any
 ) -> None:
@@ -83,6 +83,13 @@ def test_a_table_is_adopted_with_its_rows_and_its_files_format(
     assert len({(file.file_major_version, file.file_minor_version) for file in files}) == 1
     assert lance.dataset(uri).data_storage_version == found
     clean(uri)
+
+
+def test_a_table_of_legacy_files_is_refused_in_one_line(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+    lance.write_dataset(rows([1, 1, 2]), uri, data_storage_version="legacy")
+    code, out, err = run("init", configured(tmp_path, uri))
+    assert (code, len((out + err).strip().splitlines())) == (2, 1), out + err
+    assert lance.dataset(uri).version == 1
 
 
 @pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import flush
@@ -17,7 +16,8 @@ from ingest.flight_server import FlightService
 from ingest.opening import open_table
 from ingest.region_levels import RegionLevels
 from ingest.settings import load
-from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+from ingest.spark_tasks import RouteTask, SendTask
+from tests.routed import placed, shuffled
 
 PENDING = 2
 
@@ -85,10 +85,9 @@ def test_a_put_that_waits_goes_on_when_somebody_commits(
 
 
 def test_a_spark_task_waits_for_a_commit(full: Any, client: Any, made: Any, uri: str, refused: threading.Event) -> None:
-    (routed,) = RouteTask(uri, ())(iter(made.table(range(50)).combine_chunks().to_batches()))
-    rows = pa.table(routed).sort_by([(BUCKET, "ascending"), (ROW, "ascending")]).combine_chunks()
+    rows = shuffled(RouteTask(uri, ())(iter([placed(made.table(range(50)))])))
     send, receipts = SendTask(client.endpoint, full.base.regions, "query", 0, 120.0), list[Any]()
-    sending = threading.Thread(target=lambda: receipts.extend(send(iter(rows.to_batches()))))
+    sending = threading.Thread(target=lambda: receipts.extend(send(iter([rows]))))
     sending.start()
     assert refused.wait(60)
     commit_elsewhere(uri)

@@ -165,7 +165,7 @@ def test_a_daemon_that_was_replaced_says_so_to_its_clients(
     _, first = serve(config)
     older = ingest.connect(first)
     older.put(made.rows(range(10)))
-    _, second = serve(config)
+    _, second = serve(config, "--take-over")
     newer = ingest.connect(second)
     for _ in range(2):
         with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:

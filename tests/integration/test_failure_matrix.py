@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from flush import FlushError
-from tests.failure_matrix import CREATES, FAULTS, Call, FaultyStore, Killed, copy_objects
+from tests.failure_matrix import CODES, CREATES, FAULTS, Call, FaultyStore, Killed, SystemCalls, copy_objects
 from tests.fault_proxy import (
     Fault,
     FaultProxy,
@@ -32,6 +32,7 @@ from tests.fault_proxy import (
     kills_before,
     lands_later,
     lands_then_answers,
+    lands_then_breaks_off,
     lands_then_hangs,
     lands_then_resets,
     listing_behind,
@@ -42,7 +43,7 @@ from tests.log_life import LogLife, log_of_two_entries
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
 from tests.table_stages import STAGES, Owner, check
-from wal import FakeClock, MemoryStore, ObjectStore, WalError, open_store
+from wal import Corrupt, FakeClock, MemoryStore, ObjectStore, WalError, open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 CREATED = r"/(wal|manifest)/[01]{64}\."
@@ -53,6 +54,7 @@ PUTS = {
     "lands then 500": lands_then_answers(500, "InternalError"),
     "lands then 503": lands_then_answers(503, "SlowDown"),
     "lands then reset": lands_then_resets(),
+    "lands then breaks off": lands_then_breaks_off(),
     "lands then timeout": lands_then_hangs(),
     "reset before landing": resets(),
     "412 by our own retry": lands_then_answers(412, "PreconditionFailed"),
@@ -61,9 +63,16 @@ PUTS = {
     "permanent failure": answers(403, "AccessDenied"),
     "no conditional writes": answers(501, "NotImplemented"),
 }
-HARMLESS = (*tuple(PUTS)[:7], "slow")
+HARMLESS = (*tuple(PUTS)[:8], "slow")
 """What a writer gets over without anybody noticing, when it happens once."""
-READS = (answers(503, "SlowDown"), resets(), slow(0.05), answers(403, "AccessDenied"), lands_then_resets())
+READS = (
+    answers(503, "SlowDown"),
+    resets(),
+    slow(0.05),
+    answers(403, "AccessDenied"),
+    lands_then_resets(),
+    lands_then_breaks_off(),
+)
 LISTS = (listing_behind(), *READS)
 
 
@@ -268,6 +277,27 @@ def test_one_fault_at_every_store_call_of_a_stage(place: Local | OnS3, stage: st
         check(uri, place.options, stage, owner)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_after_the_effect_of_the_system_calls_of_a_stage(
+    tmp_path: Path, prepared: dict[str, Path], stage: str
+) -> None:
+    """Local files, below the store's port: of every put and of every fsync of what Lance wrote."""
+    place = Local(tmp_path, prepared)
+
+    def run(calls: SystemCalls) -> None:
+        uri = place.copy(stage)
+        owner = Owner(uri, {}, open_store(uri, {}), clock=FakeClock())
+        owner.claim()
+        with calls.installed(), suppress(WalError, FlushError, OSError):
+            owner.do(stage)
+        check(uri, {}, stage, owner)
+
+    run(dry := SystemCalls())
+    chosen = [number for number, name in enumerate(dry.calls) if name in ("link", "replace", "stat", "fsync")]
+    for number, code in zip(chosen, itertools.cycle(CODES)):
+        run(SystemCalls(number, code))
+
+
 class Staged:
     """Stages on the S3 server, seen through the proxy."""
 
@@ -317,6 +347,19 @@ def test_one_fault_on_the_wire_at_the_requests_of_a_stage(staged: Staged, stage:
     for method, kinds in (("GET", READS), ("LIST", LISTS), ("DELETE", READS)):
         for number, fault in zip(range(0, asked[method], 4), itertools.cycle(kinds), strict=False):
             staged.run(stage, fault=fault, method=method, skip=number)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    "fault", [answers(403, "AccessDenied"), resets(), lands_then_breaks_off()], ids=lambda fault: fault.name
+)
+def test_an_sst_that_could_not_be_read_for_a_moment_is_not_called_damaged(
+    staged: Staged, fault: Fault, times: int
+) -> None:
+    for key in (r"_gen_2/_versions", r"_gen_2/data"):
+        met = staged.run("commit", fault=fault, method="GET", key=key, times=times)
+        assert fault.name in {each.fault for each in met}
+        assert not isinstance(staged.ended, Corrupt)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["deletes", "upserts and marker"])

@@ -12,7 +12,14 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    HTTPClientError,
+    IncompleteReadError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
 
 from tests.conftest import wait_until
 from tests.fault_proxy import (
@@ -23,6 +30,7 @@ from tests.fault_proxy import (
     kills_before,
     lands_later,
     lands_then_answers,
+    lands_then_breaks_off,
     lands_then_hangs,
     lands_then_resets,
     listing_behind,
@@ -153,6 +161,14 @@ def test_what_was_cut_before_never_lands(put: Put, stored: Any, fault_proxy: Fau
     assert put(told=told) == told
     assert stored() is None
     assert put() == 200
+
+
+def test_an_answer_can_break_off(put: Put, client: Any, prefix: str, fault_proxy: FaultProxy) -> None:
+    assert put(body=b"x" * 100_000) == 200
+    fault_proxy.inject(lands_then_breaks_off(), method="GET")
+    answer = client.get_object(Bucket=BUCKET, Key=f"{prefix}k")
+    with pytest.raises((IncompleteReadError, ResponseStreamingError)):
+        answer["Body"].read()
 
 
 def test_a_swallowed_put_is_answered_and_not_there(put: Put, stored: Any, fault_proxy: FaultProxy) -> None:

@@ -104,6 +104,26 @@ def test_young_garbage_stays_by_default(uri: str, made: Any, tmp_path: Path, mem
     assert (entries(uri), len(ssts(uri))) == (12, 2)
 
 
+def test_an_open_table_collects_regions_that_fell_away_in_a_shrink(uri: str, made: Any) -> None:
+    with ingest.open(uri, schema=made.schema, key="id", regions=4, settings=BY_HAND) as table:
+        for number in range(5):
+            table.put(made.rows(range(number, number + 20)))
+        table.flush()
+        table.commit()
+    base, store, clock = flush.BaseTable.open(uri), wal.open_store(uri), wal.SystemClock()
+    flush.resize(uri, {}, store, 2, clock=clock, ids=wal.SystemIds())
+    gone = [str(region) for region in base.regions[2:]]
+    before = [key for key in store.list("_mem_wal/") if any(region in key for region in gone)]
+    assert any(parse_sst_dir(key.split("/")[2]) for key in before)
+    with ingest.open(uri, settings=BY_HAND) as table:
+        table.upkeep.collect(Ages(wal=0.0, sst=0.0, orphan=604_800.0))
+        assert table.count() == 24
+    left = [key for key in store.list("_mem_wal/") if any(region in key for region in gone)]
+    assert not any(parse_sst_dir(key.split("/")[2]) for key in left)
+    assert len([key for key in left if wal.layout.parse_entry_key(key)]) <= len(gone)  # each one's sentinel
+    assert_clean(store, uri)
+
+
 def test_no_table_is_one_line(uri: str, tmp_path: Path, memwal: Callable[..., Any]) -> None:
     done = memwal("gc", str(config(tmp_path, uri)))
     assert done.code == 2
@@ -122,11 +142,12 @@ def test_the_last_line_has_the_sum_of_everything() -> None:
         wal.WalGarbage(REGION, 9, entries=1_234, bytes=1_000),
         flush.SstGarbage(REGION, committed=1, abandoned=2, bytes=10_000, abandoned_bytes=4_000),
         flush.PlanGarbage(REGION, plans=3, bytes=50),
+        wal.ManifestGarbage(REGION, versions=4, bytes=20),
     )
     found = TableGarbage((region, region), flush.OrphanGarbage(("data/x",), 500), dry_run=True)
     assert (
         found.summary()
-        == "would delete 2,468 WAL entries, 2 SSTs, 4 abandoned SSTs, 1 orphan file, 6 commit plans: 22.6 kB"
+        == "would delete 2,468 WAL entries, 2 SSTs, 4 abandoned SSTs, 1 orphan file, 6 commit plans, 8 old manifests: 22.6 kB"  # noqa: E501
     )
 
 

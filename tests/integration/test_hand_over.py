@@ -7,8 +7,10 @@ the next writer has to replay it. Where it is closed, it flushes an SST of its o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import lance
 import numpy as np
@@ -290,8 +292,12 @@ def test_several_claims_of_each_in_a_row(world: World) -> None:
         for step in range(2):
             with world.theirs() as writers:
                 world.their_put(writers, [step, 3], version + 1)
-    with world.ours(), world.theirs(), world.ours():
-        pass
+    with ExitStack() as claims:
+        deposed = claims.enter_context(ingest.open(world.uri, settings=ARROW))
+        claims.enter_context(world.theirs())
+        claims.enter_context(world.ours())
+        with pytest.raises(ingest.FencedError):
+            deposed.scan()
 
 
 def test_many_batches_in_one_entry_of_shard_writer(world: World) -> None:
@@ -334,6 +340,44 @@ def test_more_rows_than_shard_writer_opens_in_one_generation(uri: str) -> None:
             table.put(pa.table({"id": ids, "code": ids.cast(pa.string())}))
     with lance.dataset(uri).mem_wal_writer(region) as writer:
         assert writer.lsm_scanner().project(["id"]).to_table().num_rows == 120_000
+
+
+def test_shard_writer_that_sleeps_is_fenced_after_a_collection_however_large_its_fence(uri: str) -> None:
+    """The map in our sentinels was large before a resize, and is small now."""
+    created(uri, ["id"], 1)
+    world, clock, region = World(uri), wal.SystemClock(), wal.bucket_region(0)
+    codec, ids = world.base.codec, wal.SystemIds()
+
+    def ours(applied: dict[str, int]) -> int:
+        claimed = wal.claim(world.store, region, spec_id=1, codec=codec, ids=ids, clock=clock)
+        log = wal.WalAppender(world.store, region, claimed.guard, codec, claimed.next_position, ids, clock)
+        return log.append(None, generation=1, applied=applied)
+
+    with patch("wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
+        ours({f"query {number:060}": 1 for number in range(2000)})
+        sleeper = lance.dataset(uri).mem_wal_writer(str(region))
+        newest = ours({"query": 1})
+    wal.ManifestStore(world.store, region).edit_unowned(lambda current: replace(current, replay_after=newest))
+    later = wal.FakeClock(clock.now() + 86_400)
+    assert wal.WalCollector(world.store, region, codec, later).collect(600.0).entries > 0
+    with pytest.raises(OSError, match=r"(?i)fenced"):
+        sleeper.put(pa.Table.from_pylist([row(1, 1)], schema=lance.dataset(uri).schema))
+
+
+def test_shard_writer_replays_a_log_whose_map_is_in_snapshots(uri: str) -> None:
+    created(uri, ["id"], 2)
+    world = World(uri)
+    with patch("wal.applied._INLINE_MAX", 200):
+        for turn in range(3):
+            with world.ours() as table:
+                for number in range(20):
+                    world.put(table, range(number, 40 + number), turn, token=f"file {turn} {number:03}:1")
+            with world.theirs() as writers:
+                world.their_put(writers, range(5), turn + 10)
+        assert any("/applied/" in key for key in world.store.list("_mem_wal/"))
+        with world.ours() as table:
+            again = world.rows(range(40), 99)
+            assert not table.put(again, token="file 0 000:1").applied
 
 
 # ---- one format per table ------------------------------------------------------------------------------------------

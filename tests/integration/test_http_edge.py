@@ -127,10 +127,11 @@ def test_metrics_move_with_puts_flushes_and_commits(
 def test_a_daemon_that_was_fenced_is_alive_and_not_ready(
     small_config: Callable[..., Path], daemon: Callable[..., Any], made: Any, open_small: Callable[..., Any]
 ) -> None:
-    _, endpoint, url = daemon(small_config(daemon={"http_port": 0}, **QUIET))
+    _, endpoint, url = daemon(small_config(daemon={"http_port": 0, "claim_again": "1h"}, **QUIET))
     table = ingest.connect(endpoint)
     table.put(made.rows(range(8)))
-    open_small()
+    open_small(take_over=True)
+    assert set(reasons(url)) == {"region_fenced"}, "at once, and not at the next write"
     with pytest.raises(ingest.FencedError):
         table.put(made.rows(range(8)))
     assert set(reasons(url)) == {"region_fenced"}

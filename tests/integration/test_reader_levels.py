@@ -16,7 +16,7 @@ from lance.mem_wal import CompactedSsTable
 import flush
 import wal
 from ingest.errors import Invalid
-from ingest.levels import RegionView
+from ingest.levels import OverTaken, RegionView
 from ingest.reader import Reader
 from ingest.storage_reader import views_from_storage
 from memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
@@ -406,7 +406,8 @@ class TestStaleReads:
         assert reader.search(views, "vec", [0.0] * WIDTH, 1).column("size").to_pylist() == [33]
 
 
-def test_views_captured_before_a_commit_lose_nothing_and_show_nothing_twice(tmp_path: Path) -> None:
+def test_views_captured_before_a_commit_of_their_memtables_are_given_back(tmp_path: Path) -> None:
+    """Whether the generation that was committed has just their rows is known to the region's owner only."""
     world = World.create(tmp_path, SINGLE)
     world.put(world.fresh(range(50)))
     world.flush()
@@ -417,8 +418,11 @@ def test_views_captured_before_a_commit_lose_nothing_and_show_nothing_twice(tmp_
 
     world.commit()
 
-    assert world.by_key(reader.scan(views)) == truth
-    assert reader.count(views) == 80
+    for read in (reader.scan, reader.count):
+        with pytest.raises(OverTaken):
+            read(views)
+    assert world.by_key(reader.scan(world.views())) == truth
+    assert reader.count(world.views()) == 80
 
 
 def test_a_committed_sst_that_is_still_listed_does_not_hide_newer_base_rows(tmp_path: Path) -> None:

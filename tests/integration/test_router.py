@@ -24,10 +24,12 @@ from ingest.flight_server import FlightService, Place
 from ingest.opening import open_table
 from ingest.region_writer import RegionWriter
 from ingest.settings import load
-from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+from ingest.spark_tasks import RouteTask, SendTask
 from ingest.stored_table import StoredTable
 from ingest.table import Table
+from ingest.whole_input import BUCKET
 from tests import append_rows
+from tests.routed import placed, shuffled
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 REGIONS = 4
@@ -363,11 +365,10 @@ def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> Non
 def test_a_spark_task_follows_its_regions(pair: Callable[..., Any], made: Any, uri: str) -> None:
     """Every region moves while its rows are on their way, and again before its ack; all rows arrive, once."""
     both, client = pair()
-    (routed,) = RouteTask(uri, ())(iter(made.table(range(200)).combine_chunks().to_batches()))
-    rows = pa.table(routed).sort_by([(BUCKET, "ascending"), (ROW, "ascending")])
+    rows = shuffled(RouteTask(uri, ())(iter([placed(made.table(range(200)))])))
 
     def arriving() -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(rows.combine_chunks().to_batches(max_chunksize=10)):
+        for number, batch in enumerate(pa.table(rows).to_batches(max_chunksize=10)):
             yield batch
             both.move(batch[BUCKET][-1].as_py())
             if number % 3 == 0:

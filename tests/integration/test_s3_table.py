@@ -310,8 +310,11 @@ def test_a_region_changes_hands_in_few_requests_one_after_the_other(
     asked = [(each.method, each.key.split("/")[4]) for each in fault_proxy.requests]
     assert Counter(asked) == {
         ("LIST", "wal"): 1,
-        ("GET", "manifest"): 5,  # hint, newest, none behind it; at the end: none behind ours, and ours is still there
+        # Hint, newest, none behind it; behind each of the two that are written: the one before is in its place; at the
+        # end: none behind ours, and ours is still there.
+        ("GET", "manifest"): 7,
         ("PUT", "manifest"): 3,  # the epoch, the sentinel's position, the hint
+        ("PUT", "owner.json"): 1,
         ("GET", "wal"): 5,  # the newest, then all of them with the sentinel, several at once
         ("PUT", "wal"): 1,
     }

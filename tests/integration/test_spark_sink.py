@@ -25,8 +25,9 @@ from ingest.spark_prepared import PreparedTask
 from ingest.spark_session import configuration, start_session
 from ingest.spark_sink import BatchReceipt, MemWalSink
 from ingest.spark_small import OneTask, in_order
-from ingest.spark_tasks import BUCKET, ROW, RouteTask, SendTask
+from ingest.spark_tasks import RouteTask, SendTask
 from ingest.task_errors import of_spark
+from ingest.whole_input import BUCKET, ROW
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports
 from wal import FakeClock, SystemIds, open_store

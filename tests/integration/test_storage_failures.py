@@ -16,6 +16,8 @@ import flush
 import ingest
 import wal
 from ingest.errors import Invalid, Unavailable, UnknownOutcome
+from ingest.region_levels import RegionLevels
+from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 
@@ -84,6 +86,35 @@ def test_a_disk_that_takes_nothing_costs_the_put_names_the_object_and_is_not_ham
         table.flush()
     with _open(tmp_path) as again:
         assert again.count() == 2
+
+
+def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    real = wal.LocalStore.put_if_absent
+
+    def no_answer(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
+        return wal.PutOutcome.OUTCOME_UNKNOWN if "/manifest/" in key else real(store, key, data)
+
+    def failed(levels: RegionLevels, error: Exception, pause: float) -> None:
+        pauses.append(pause)
+        wait(levels, error, 0.0 if len(pauses) < 30 else 0.01)
+
+    wait = RegionLevels.flush_failed
+    settings = {"put_timeout": "5ms", "retry_budget": "5ms"}
+    with _open(tmp_path, wal=settings, memtable={"rows_max": 1}, flush={"retry_delay": "100ms"}) as table:
+        monkeypatch.setattr(RegionLevels, "flush_failed", failed)
+        with monkeypatch.context() as silent:
+            silent.setattr(wal.LocalStore, "put_if_absent", no_answer)
+            table.put([{"id": 1, "v": 1}])
+            wait_until(lambda: len(pauses) >= 30)
+            assert len(list((tmp_path / "t.lance" / "_mem_wal").glob("*/*_gen_*"))) == 1
+        wait_until(lambda: table.count(level="flushed") == 1)
+        assert len(list((tmp_path / "t.lance" / "_mem_wal").glob("*/*_gen_*"))) == 1
+    bounds = [min(0.1 * 2**number, 1.6) for number in range(30)]
+    assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=False))
+    assert len(set(pauses[5:30])) > 20, "jitter"
 
 
 def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

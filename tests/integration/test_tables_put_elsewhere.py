@@ -14,6 +14,7 @@ import pytest
 import ingest
 from flush import BaseTable, base_table, table_creation
 from flush.finding import Finding
+from flush.lance_caches import Session
 from flush.lance_dataset import open_dataset
 from flush.verification import verify_table
 from ingest.moment import Moment
@@ -156,9 +157,11 @@ def test_a_table_that_another_process_finishes_and_claims_is_not_taken_for_writt
     filled(open_small, made, uri, commits=1)
     seen = []
 
-    def opened_before(store: ObjectStore, at: str, version: int | None = None) -> lance.LanceDataset | None:
+    def opened_before(
+        store: ObjectStore, at: str, version: int | None = None, session: Session | None = None
+    ) -> lance.LanceDataset | None:
         seen.append(at)
-        return open_dataset(store, at, 1 if len(seen) == 1 else version)
+        return open_dataset(store, at, 1 if len(seen) == 1 else version, session)
 
     for module in (table_creation, base_table):
         monkeypatch.setattr(module, "open_dataset", opened_before)

@@ -17,9 +17,11 @@ from ingest.configured_table import initialise
 from ingest.errors import Invalid
 from ingest.flight_server import FlightService
 from ingest.source import DELETE
-from ingest.spark_tasks import BUCKET, RouteTask, SendTask
+from ingest.spark_tasks import RouteTask, SendTask
+from ingest.whole_input import BUCKET
 from memtable import TOMBSTONE
 from tests.lance_scan import snapshots
+from tests.routed import placed, shuffled
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", "UTC")), ("name", pa.string())]
@@ -166,10 +168,10 @@ def test_deletes_travel_with_their_version(tmp_path: Path) -> None:
         send(table, (1, 50, "one"), (2, 50, "two"))
         service = FlightService(table, "grpc://127.0.0.1:0")
         frame = rows((1, 40, None), (2, 60, None), (2, 55, "late")).rename_columns(["id", "at", "name", DELETE])
-        routed = list(RouteTask(str(tmp_path / "t.lance"), ())(iter(frame.to_batches())))
-        assert routed[0][BUCKET].to_pylist() == [0, 0, 0]
+        routed = shuffled(RouteTask(str(tmp_path / "t.lance"), ())(iter([placed(frame)])))
+        assert routed[BUCKET].to_pylist() == [0] * 4
         send_task = SendTask(f"grpc://127.0.0.1:{service.port}", table.base.regions, "query", 0, 30.0)
-        (receipt,) = send_task(iter(routed))
+        (receipt,) = send_task(iter([routed]))
         assert (receipt["rows"].to_pylist(), receipt["skipped"].to_pylist()) == ([3], [2])
         assert names(table) == {1: "one"}
         service.shutdown()

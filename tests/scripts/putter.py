@@ -56,7 +56,8 @@ def main() -> None:
     sys.stdin.readline()
     threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
     try:
-        table = ingest.open(uri, schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}})
+        quiet = {"commit": {"interval": "0s"}}
+        table = ingest.open(uri, schema=SCHEMA, key="id", regions=1, settings=quiet, take_over=True)
     except ingest.FencedError as error:  # a third process came between, as it may
         say(open=None, error=[type(error).__name__, str(error), error.details])
         return

@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     kinds.add_argument("--append", action="store_const", dest="kind", const="append", help="a table without a key")
     kinds.add_argument(
+        "--leases", action="store_const", dest="kind", const="leases", help="reads of owners that are deposed"
+    )
+    kinds.add_argument(
         "--daemons", action="store_const", dest="kind", const="daemons", help="daemons, producers and resizes"
     )
     parser.add_argument("--seed", type=int, help="run this one seed")

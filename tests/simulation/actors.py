@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import lance
@@ -16,6 +17,7 @@ from tests.simulation.oracle import Floors, Order, Wrong
 from tests.simulation.process import EXPECTED, pairs
 from tests.simulation.scheduler import Host, SimulatedClock
 from tests.simulation.storage import OUTAGES, SimulatedStore
+from wal.layout import manifest_key
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -68,6 +70,32 @@ class StorageReader(Visitor):
         self._seen[level] = oracle.check(f"{self.name} at {level}", ours, floors)
         if level == "durable":
             oracle.check_one_of(self.name, ours, one_of)
+
+
+class Client(Visitor):
+    """Begins reads at `latest` at whoever believes to own a region, of several at the one that claimed it first. What
+    such a read shows, `Process.read` looks at; here it is only whether one may begin."""
+
+    pace = (0.03, 0.1)
+
+    def step(self) -> None:
+        number = self.world.random.randrange(self.world.shape.regions)
+        alive = [process.regions[number].core for process in self.world.processes if not process.host.dead]
+        cores = [core for core in alive if core is not None and core.failure is None]
+        if not cores:
+            return
+        core = min(cores, key=lambda each: each.guard.epoch)
+        others = [each for each in self.world.oracle.attempts if each.region == number and each.answered]
+        newer = [each for each in others if each.order[0] > core.guard.epoch]
+        ticket = core.lease.ticket()
+        if not core.alone or not core.lease.covers(ticket):
+            try:
+                core.prove()
+            except EXPECTED as error:
+                self.world.say(f"begins no read: {type(error).__name__}")
+                return
+        if newer:
+            raise Wrong(f"epoch {core.guard.epoch} answers a read, though {newer[-1]} was acknowledged before it began")
 
 
 class Tailer(Visitor):
@@ -161,6 +189,8 @@ class Collector(Visitor):
         clock = SimulatedClock(world.scheduler, skew=world.random.choice((0.0, 0.0, 1000.0)))
         age, dry_run = world.random.choice((0.0, 0.0, 2.0, 20.0)), world.random.random() < 0.1
         try:
+            if not dry_run:
+                world.prune_manifests(self.store, region, clock, age)
             garbage = wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(age, dry_run=dry_run)
             collector = flush.SstCollector(self.store, region, clock, workers=1)
             sight = collector.look()
@@ -173,6 +203,26 @@ class Collector(Visitor):
         world.say(f"collected {ssts.committed} committed and {ssts.abandoned} abandoned SSTs")
         if ssts.unaccounted:
             raise Wrong(f"{self.name}: {ssts}")
+
+
+class Sleeper(Visitor):
+    """Reads the newest manifest, sleeps, and writes the next version then: its slot may have been pruned meanwhile."""
+
+    def step(self) -> None:
+        world = self.world
+        region = world.random.choice(world.region_ids)
+        manifests = wal.ManifestStore(self.store, region, ids=world.ids(self.name), clock=self.clock)
+        try:
+            if (read := manifests.latest()) is None:
+                return
+            world.scheduler.pause(world.random.choice((0.0, 2.0, 10.0)))
+            written = manifests.create(read, replace(read, version=read.version + 1))
+        except EXPECTED as error:
+            world.say(f"sleeper: {type(error).__name__}")
+            return
+        world.say(f"sleeper: version {read.version + 1} {'was taken' if written is None else 'is mine'}")
+        if written and (manifest_key(region, written.version), written.encode()) in world.disk.refilled:
+            raise Wrong(f"{self.name}: believes to have written version {written.version}, which was pruned")
 
 
 class Stranger(Visitor):
@@ -276,4 +326,4 @@ class Chaos:
             world.weather.outages.append((until, world.random.choice(OUTAGES), whom))
 
 
-__all__ = ["Chaos", "Collector", "Committer", "Driver", "StorageReader", "Stranger", "Tailer", "Visitor"]
+__all__ = ["Chaos", "Collector", "Committer", "Driver", "Sleeper", "StorageReader", "Stranger", "Tailer", "Visitor"]

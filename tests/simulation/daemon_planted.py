@@ -7,14 +7,19 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
 import pyarrow as pa
 
 import ingest.region_core
+import wal.garbage
 from flush.carried import PREFIX, carried
 from ingest.write_queue import Write
 from tests.simulation.daemon_world import DaemonWorld
 from tests.simulation.world import SeedFailed, simulate
+from wal import ObjectInfo, ObjectStore
+from wal.applied import AppliedMap
+from wal.layout import parse_snapshot_key, snapshot_prefix
 
 Planted = AbstractContextManager[Any]
 
@@ -29,7 +34,9 @@ def cuts_the_rows_and_not_what_deletes() -> Planted:
 
 
 def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], dict[str, int]]) -> Planted:
-    return patch.object(import_module("flush.resize"), "carried", lambda maps: change(maps, carried(maps)))
+    return patch.object(
+        import_module("flush.resize"), "begun_with", lambda maps: AppliedMap(change(maps, carried(maps)))
+    )
 
 
 def carries_the_highest_only() -> Planted:
@@ -61,6 +68,28 @@ def claims_with_an_empty_map() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _snapshots_collected(fits: Callable[[str, int, str], bool]) -> Iterator[None]:
+    """By another rule, of a snapshot's name, the position of the newest entry and the snapshot that this names."""
+
+    def superseded(store: ObjectStore, region: UUID, position: int, named: str) -> list[ObjectInfo]:
+        found = ((each, parse_snapshot_key(each.key)) for each in store.describe(snapshot_prefix(region)))
+        return [each for each, name in found if name and fits(name, position, named)]
+
+    with patch.object(wal.garbage, "superseded", superseded):
+        yield
+
+
+def collects_the_snapshot_that_is_named() -> Planted:
+    """Snapshots of the map are as old as the entries beside them."""
+    return _snapshots_collected(lambda name, position, _: int(name.partition("-")[0]) < position)
+
+
+def collects_snapshots_ahead_of_their_entry() -> Planted:
+    """What no entry names is garbage."""
+    return _snapshots_collected(lambda name, _, named: name != named)
+
+
 PLANTED_IN_DAEMONS: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (
@@ -68,6 +97,8 @@ PLANTED_IN_DAEMONS: dict[str, Callable[[], Planted]] = {
         carries_the_highest_only,
         carries_what_all_have_only,
         claims_with_an_empty_map,
+        collects_the_snapshot_that_is_named,
+        collects_snapshots_ahead_of_their_entry,
     )
 }
 
@@ -76,6 +107,8 @@ SEEDS_TO_FIND: dict[str, range] = {
     "carries_the_highest_only": range(11, 71),
     "carries_what_all_have_only": range(9, 69),
     "claims_with_an_empty_map": range(6, 66),
+    "collects_the_snapshot_that_is_named": range(4, 64),
+    "collects_snapshots_ahead_of_their_entry": range(4, 64),
 }
 """Each begins with a seed that found it when this was written; about one in ten does."""
 

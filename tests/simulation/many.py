@@ -8,13 +8,20 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.simulation.daemon_world import DaemonWorld
+from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.table_world import TableWorld
 from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 
 _CHUNK = 4
-KINDS: dict[str, type[World]] = {"log": World, "append": AppendWorld, "table": TableWorld, "daemons": DaemonWorld}
-"""The log with a table's reads and commits; the same without a key; flush, commit and collection of a table; daemons,
-producers and resizes."""
+KINDS: dict[str, type[World]] = {
+    "log": World,
+    "append": AppendWorld,
+    "leases": LeaseWorld,
+    "table": TableWorld,
+    "daemons": DaemonWorld,
+}
+"""The log with a table's reads and commits; the same without a key; owners that are read while they are deposed; flush,
+commit and collection of a table; daemons, producers and resizes."""
 
 
 def outcomes(start: int, seeds: int, workers: int, *, kind: str = "log") -> Iterator[str]:

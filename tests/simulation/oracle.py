@@ -41,6 +41,8 @@ class Attempt:
     position: int = 0
     """Of the entry that made it durable, where its writer was told."""
     seen: bool = False
+    answered: bool = False
+    """Whether an owner has acknowledged it; a reader of storage may see it before that."""
 
     def __str__(self) -> str:
         what = ",".join(f"{key}{'-' if deletes else ''}" for key, deletes in self.rows.items())
@@ -92,6 +94,7 @@ class Oracle:
         epoch, place = self._owners.get(attempt.region, NEVER)
         if attempt.order[0] < epoch and attempt.order[1] > place:
             raise Wrong(f"{attempt} of epoch {attempt.order[0]} was acknowledged; epoch {epoch} had claimed before")
+        attempt.answered = True
         self._move(attempt, "acked")
         self.all_durable(attempt.region, attempt.order)
 
@@ -104,6 +107,7 @@ class Oracle:
 
     def volatile(self, attempt: Attempt) -> None:
         """Acknowledged, in memory only."""
+        attempt.answered = True
         self._move(attempt, "volatile")
 
     def failed(self, attempt: Attempt) -> None:

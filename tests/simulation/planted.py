@@ -13,19 +13,37 @@ from unittest.mock import patch
 
 import lance
 
+import flush.flusher
 import flush.swap
 import wal.appender
 import wal.fence
 import wal.slot
-from flush import BaseTable, SstCollector
+import wal.store_local
+from flush import BaseTable, FlushAttempts, SstCollector
 from flush.append_pass import AppendedRows, mark
 from flush.garbage import Verdict
 from flush.merge_passes import Written
+from flush.sst import discard
+from ingest.region_core import RegionCore
 from ingest.region_levels import RegionLevels
+from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
-from wal import ManifestStore, ObjectStore, PutOutcome, WalAppender, WalCollector
+from wal import (
+    EntryHeader,
+    LocalStore,
+    ManifestStore,
+    ObjectStore,
+    PutOutcome,
+    ReadLease,
+    StoreRefused,
+    StoreUnavailable,
+    WalAppender,
+    WalCollector,
+    WalGarbage,
+)
 from wal.assembler import BatchAssembler
 from wal.entry_reader import EntryReader
+from wal.fences import Fences
 from wal.layout import entry_key
 
 Planted = AbstractContextManager[Any]
@@ -100,7 +118,29 @@ def _unclosed(entries: Any) -> Iterator[Any]:
 def collects_fences() -> Iterator[None]:
     """Everything up to `replay_after` goes, and writers trust their creates."""
     with ExitStack() as both:
-        both.enter_context(patch.object(WalCollector, "_look_for_fences", lambda *_: set()))
+        both.enter_context(patch.object(Fences, "among", lambda *_: (set(), set())))
+        both.enter_context(patch.object(WalAppender, "_prove_ownership", lambda *_: None))
+        yield
+
+
+@contextmanager
+def tells_fences_by_their_size() -> Iterator[None]:
+    """What is larger than a sentinel without a map holds rows, and goes: the map only grows, it was said, and after a
+    resize it shrank. Writers trust their creates."""
+
+    def collect(self: WalCollector, min_age: float, *, dry_run: bool = False) -> WalGarbage:
+        report, entries = original(self, min_age, dry_run=dry_run), self._entries()
+        sentinel = EntryHeader(1, 1, "0" * 32, {}, sentinel=True)
+        last, _ = self._newest_map(max(entries, default=0))
+        largest = len(self._codec.encode(sentinel, self._codec.no_rows))
+        for position, found in entries.items():
+            if position <= report.boundary and position < last and found.size > largest and not dry_run:
+                self._store.delete(found.key)
+        return report
+
+    original = WalCollector.collect
+    with ExitStack() as both:
+        both.enter_context(patch.object(WalCollector, "collect", collect))
         both.enter_context(patch.object(WalAppender, "_prove_ownership", lambda *_: None))
         yield
 
@@ -140,9 +180,62 @@ def collects_flushes_under_way() -> Iterator[None]:
         yield
 
 
+def _looks_behind_the_link(self: LocalStore, directory: Any, name: str, data: bytes) -> PutOutcome:
+    """`LocalStore._create` that looks only behind the link whether the directory is in its place."""
+    with patch.object(type(directory), "check_in_place", lambda _: None):
+        outcome = _create(self, directory, name, data)
+    wal.store_local._Directory.check_in_place(directory)
+    return outcome
+
+
+_create = LocalStore._create
+
+
+def takes_an_error_behind_the_link_for_a_refusal() -> Planted:
+    """The directory is looked at once, behind the link; where that fails the put is answered as refused."""
+    return patch.object(LocalStore, "_create", _looks_behind_the_link)
+
+
+@contextmanager
+def removes_an_sst_whose_publication_was_refused() -> Iterator[None]:
+    """As above, of manifests alone; and the flusher takes the refusal's word and removes the SST."""
+
+    def create(self: LocalStore, directory: Any, name: str, data: bytes) -> PutOutcome:
+        return (_looks_behind_the_link if name.endswith(".binpb") else _create)(self, directory, name, data)
+
+    def publish(manifests: ManifestStore, guard: Any, kept: FlushAttempts, sst: Any, covers: int) -> Any:
+        try:
+            return original(manifests, guard, kept, sst, covers)
+        except (StoreRefused, StoreUnavailable):
+            discard(manifests._store, guard.region_id, sst)
+            kept.sst = None
+            raise
+
+    original = flush.flusher._publish
+    with ExitStack() as both:
+        both.enter_context(patch.object(LocalStore, "_create", create))
+        both.enter_context(patch.object(flush.flusher, "_publish", publish))
+        yield
+
+
 def publishes_though_fenced() -> Planted:
     """The flusher does not look whose the region is."""
     return patch.object(ManifestStore, "owned", lambda self, guard: self._newest())
+
+
+def reads_without_a_lease() -> Planted:
+    """An owner that knows of no other answers from memory."""
+    return patch.object(ReadLease, "covers", lambda self, _: not self._guard.fenced)
+
+
+def writes_before_others_stop_reading() -> Planted:
+    """A claim takes writes as soon as the log is replayed."""
+    return patch.object(RegionCore, "_wait_for_others", lambda _: None)
+
+
+def believes_a_slot_that_was_pruned() -> Planted:
+    """A manifest version is ours where its put was answered CREATED, though the version before it is gone."""
+    return patch.object(ManifestStore, "_follows", lambda *_: True)
 
 
 def appends_without_the_swap() -> Planted:
@@ -172,13 +265,23 @@ PLANTED: dict[str, Callable[[], Planted]] = {
         takes_a_strangers_entry_for_its_own,
         replay_skips_holes,
         collects_fences,
+        tells_fences_by_their_size,
         forgets_the_applied_map,
         replays_open_batches,
         flushes_one_entry_too_far,
         collects_flushes_under_way,
+        takes_an_error_behind_the_link_for_a_refusal,
+        removes_an_sst_whose_publication_was_refused,
         publishes_though_fenced,
+        believes_a_slot_that_was_pruned,
     )
 }
+
+
+OF_LEASES: dict[str, Callable[[], Planted]] = {
+    each.__name__: each for each in (reads_without_a_lease, writes_before_others_stop_reading)
+}
+"""Those of reads by owners that were deposed."""
 
 
 WITHOUT_A_KEY: dict[str, Callable[[], Planted]] = {
@@ -191,8 +294,9 @@ def found_by(name: str, seeds: range) -> tuple[int, str] | None:
     """The first of `seeds` that fails with the fault planted, and what it says; None where none does."""
     for seed in seeds:
         try:
-            with (PLANTED | WITHOUT_A_KEY)[name]():
-                simulate(seed, kind=AppendWorld if name in WITHOUT_A_KEY else World)
+            with (PLANTED | WITHOUT_A_KEY | OF_LEASES)[name]():
+                kind = LeaseWorld if name in OF_LEASES else World
+                simulate(seed, kind=AppendWorld if name in WITHOUT_A_KEY else kind)
         except SeedFailed as error:
             return seed, error.reason
     return None

@@ -52,7 +52,8 @@ class Process:
         self.world, self.name = world, name
         self.host = Host(name)
         self.store = SimulatedStore(world.disk, world.weather, world.scheduler, self.host)
-        self.clock = SimulatedClock(world.scheduler, skew=world.random.choice((0.0, 0.0, -30.0, 400.0)))
+        skew, rate = world.random.choice((0.0, 0.0, -30.0, 400.0)), world.leases.choice((1.0, 0.96, 1.04))
+        self.clock = SimulatedClock(world.scheduler, skew, rate)
         self.regions = [Region(number) for number in range(world.shape.regions)]
         self._context = world.context(self.store, self.clock, name)
         self._reader = Reader(world.base, self.store)
@@ -93,10 +94,10 @@ class Process:
         """One turn of what a region's thread does."""
         chosen = self.world.random.random()
         try:
-            if chosen < 0.75:
+            if chosen < 0.7:
                 self._write(region, core)
             elif chosen < 0.83:
-                self._read(region, core)
+                self.read(region, core)
             elif chosen < 0.88:
                 core.durable_view()
                 self._all_durable(region, core)
@@ -113,6 +114,7 @@ class Process:
     def _close(self, region: Region, core: RegionCore) -> None:
         try:
             core.close()
+            core.release()
         except EXPECTED as error:
             self.world.say(f"close: {_line(error)}")
         else:
@@ -180,7 +182,10 @@ class Process:
         region.generation = active
 
     def wake(self) -> None:
-        """Write once more to every region that this process believes to own; every one of them was taken from it."""
+        """Write once more to every region that this process believes to own; every one of them was taken from it.
+
+        Without a read before, which would tell it so.
+        """
         for region in self.regions:
             if region.core is not None and region.core.failure is None:
                 attempt = self.world.oracle.attempt(region.number, self.world.random_rows(region.number, 2))
@@ -214,14 +219,15 @@ class Process:
 
     # ---- reading what it owns --------------------------------------------------------------------------------------
 
-    def _read(self, region: Region, core: RegionCore) -> None:
-        """Read at `latest` through the owner: everything it acknowledged, durable or not."""
+    def read(self, region: Region, core: RegionCore) -> None:
+        """Read at `latest` through the owner, or who believes to be it: everything that any owner has acknowledged as
+        durable before the read began, and what this one has acknowledged without that."""
         oracle, epoch = self.world.oracle, core.guard.epoch
         floors: Floors = {}
         for each in oracle.attempts:
-            replayed = each.state == "acked" and each.order[0] < epoch
-            own = each.state in ("acked", "volatile") and each.order[0] == epoch
-            if each.region == region.number and (replayed or own):
+            own = each.state == "volatile" and each.order[0] == epoch
+            acked = each.state == "acked" and each.answered
+            if each.region == region.number and (acked or own):
                 for key in each.rows:
                     floors[key] = max(floors.get(key, (0, 0)), each.order)
         try:
@@ -241,7 +247,9 @@ class OwnerReads(LevelReads):
         super().__init__(world.base, reader)
         self._core = core
 
-    def _views(self, level: Level) -> list[RegionView]:
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+        if again or not self._core.alone or not self._core.lease.covers(self._core.lease.ticket()):
+            self._core.prove()
         return [self._core.view()]
 
 

@@ -185,18 +185,19 @@ class Scheduler:
 
 
 class SimulatedClock:
-    """The `wal.Clock` of a run: sleeping lets others run. `skew`: seconds by which this machine's clock is off."""
+    """The `wal.Clock` of a run: sleeping lets others run. `skew`: seconds by which this machine's clock is off; `rate`:
+    how fast it goes."""
 
-    def __init__(self, scheduler: Scheduler, skew: float = 0.0) -> None:
+    def __init__(self, scheduler: Scheduler, skew: float = 0.0, rate: float = 1.0) -> None:
         self._scheduler = scheduler
-        self._skew = skew
+        self._skew, self._rate = skew, rate
 
     def now(self) -> float:
-        return START + self._skew + self._scheduler.elapsed
+        return START + self._skew + self._scheduler.elapsed * self._rate
 
     def monotonic(self) -> float:
-        return self._scheduler.elapsed
+        return self._scheduler.elapsed * self._rate
 
     def sleep(self, seconds: float) -> None:
         self._scheduler.note(f"sleep {seconds:.3f}")
-        self._scheduler.pause(seconds)
+        self._scheduler.pause(seconds / self._rate)

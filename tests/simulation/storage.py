@@ -2,6 +2,8 @@
 
     before landing   409 (unavailable) | reset | unavailable with a reason | refused | process killed
     after landing    500, 503, reset, time-out: no answer | 412 by a retry inside the client | process killed
+                     a system call of the adapter for local files fails behind its link: the link itself, the look
+    after an effect  a deletion or an overwrite raises, and was made
     in between       the put lands much later, as the put-if-absent that it was
     at any call      slow | an outage, for one machine or all
     listings         behind by one: the newest object is missing
@@ -12,11 +14,16 @@ stopped between them has done something that it does not know of.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
+from unittest.mock import patch
 
+import wal.store_local
 from tests.simulation.scheduler import START, Host, Killed, Scheduler
 from wal import LocalStore, ObjectInfo, PutOutcome, StoreRefused, StoreUnavailable
 from wal.layout import parse_entry_key, parse_manifest_key, parse_rev, regions
@@ -31,16 +38,22 @@ PUT_FAULTS = (
     "own retry",
     "unavailable",
     "refused",
+    "link fails after",
+    "look fails after",
     "kill before",
     "kill after",
     "slow",
 )
-CALL_FAULTS = ("unavailable", "slow", "kill before", "kill after")
-OUTAGES = ("unavailable", "conflict", "reset before", "reset after")
+CALL_FAULTS = ("unavailable", "unavailable after", "slow", "kill before", "kill after")
+OUTAGES = ("unavailable", "conflict", "reset before", "reset after", "look fails after")
+_OF_PUTS = frozenset({"look fails after"})
+"""Outages in which everything but puts works."""
 _LATENCIES = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02, 0.05)
 _PUT_TIMEOUT = 2.0
 _PUTS_WORSE = 3
 """Puts fail so much oftener than other calls, of which there are many more."""
+_MOST = 0.6
+"""Of the puts of one kind at most so many have a fault: some must get through."""
 _DEATHS = 0.2
 """Of the other calls' faults that would kill a process, how many do: a life must be long enough to get somewhere."""
 _LANCES_OWN = ("_versions/", "_transactions/")
@@ -63,6 +76,8 @@ class Weather:
     """Factor on every latency; some machines are ten times as slow."""
     lance_writes_worse: float = 1.0
     """Factor on `rate` for what Lance writes in one call, which is many requests."""
+    manifests_worse: float = 1.0
+    """Factor on `rate` for puts of region manifests, of which there are few: claims, publications, prunes."""
     outages: list[tuple[float, str, Host | None]] = field(default_factory=list)
     """Until when, what every put answers, for whom (None: everybody)."""
 
@@ -80,14 +95,21 @@ class Disk:
     scheduler: Scheduler
     created: dict[str, float] = field(default_factory=dict)
     """In order of creation."""
+    refilled: set[tuple[str, bytes]] = field(default_factory=set)
+    """Objects put into slots that were filled once, and collected."""
     pending: list[tuple[str, bytes]] = field(default_factory=list)
     """Puts that were not answered and have not landed yet."""
 
     def create(self, key: str, data: bytes) -> PutOutcome:
         """What a put-if-absent does when it reaches the storage."""
-        outcome = self.inner.put_if_absent(key, data)
-        if outcome is PutOutcome.CREATED:
-            self.created[key] = START + self.scheduler.elapsed
+        outcome = None
+        try:
+            outcome = self.inner.put_if_absent(key, data)
+        finally:
+            if outcome is PutOutcome.CREATED and key in self.created:
+                self.refilled.add((key, data))
+            if outcome is PutOutcome.CREATED or (key not in self.created and self.inner.exists(key)):
+                self.created[key] = START + self.scheduler.elapsed
         return outcome
 
     def land(self, key: str, data: bytes) -> None:
@@ -117,7 +139,8 @@ class SimulatedStore:
         self._speed = weather.speed * scheduler.random.choice((1, 1, 1, 10))
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        fault = self._outage() or self._fault(self._weather.put_faults)
+        worse = self._weather.manifests_worse if parse_manifest_key(key) is not None else 1.0
+        fault = self._outage() or self._fault(self._weather.put_faults, worse)
         self._scheduler.pause(self._latency(fault))
         outcome = self._put(key, data, fault)
         self._say(f"put {short(key)}", fault, outcome.value)
@@ -139,6 +162,9 @@ class SimulatedStore:
     def children(self, prefix: str) -> list[str]:
         return self._call(f"children {short(prefix)}", lambda: self._inner.children(prefix), _count)
 
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        return self._call(f"list {short(prefix)}", lambda: sorted(self._listed(prefix))[:most], _count)
+
     def list(self, prefix: str) -> list[str]:
         return self._call(f"list {short(prefix)}", lambda: sorted(self._listed(prefix)), _count)
 
@@ -159,7 +185,8 @@ class SimulatedStore:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, effect: Callable[[], _T], said: Callable[[_T], str] = lambda _: "done") -> _T:
-        fault = "unavailable" if self._outage() else self._fault(self._weather.call_faults)
+        outage = self._outage()
+        fault = "unavailable" if outage and outage not in _OF_PUTS else self._fault(self._weather.call_faults)
         self._scheduler.pause(self._latency(fault))
         self._kill(fault == "kill before")
         if fault == "unavailable":
@@ -167,6 +194,8 @@ class SimulatedStore:
             raise StoreUnavailable(f"{name}: the simulated storage is away")
         found = effect()
         self._say(name, fault, said(found))
+        if fault == "unavailable after":
+            raise StoreUnavailable(f"{name}: the simulated storage went away")
         self._scheduler.pause(self._latency(fault))
         self._kill(fault == "kill after")
         return found
@@ -183,7 +212,8 @@ class SimulatedStore:
         if fault == "late":
             self._disk.send_late(key, data, self._scheduler.random.choice((0.1, 1.0, 5.0, 30.0, 200.0)))
             return PutOutcome.OUTCOME_UNKNOWN
-        outcome = self._disk.create(key, data)
+        with _failing_system_call(fault):
+            outcome = self._disk.create(key, data)
         if fault in ("reset after", "time-out after"):
             return PutOutcome.OUTCOME_UNKNOWN
         return PutOutcome.ALREADY_EXISTS if fault == "own retry" else outcome
@@ -201,10 +231,10 @@ class SimulatedStore:
             return [key for key in found if key != newest]
         return found
 
-    def _fault(self, kinds: tuple[str, ...]) -> str:
+    def _fault(self, kinds: tuple[str, ...], worse: float = 1.0) -> str:
         random = self._scheduler.random
         of_a_put = kinds is self._weather.put_faults
-        rate = self._weather.rate * (_PUTS_WORSE if of_a_put else 1)
+        rate = min(self._weather.rate * (_PUTS_WORSE if of_a_put else 1) * worse, _MOST)
         if self._scheduler.current is None or not kinds or random.random() >= rate:
             return ""
         fault = random.choice(kinds)
@@ -230,6 +260,34 @@ class SimulatedStore:
 
     def _say(self, name: str, fault: str, answer: str) -> None:
         self._scheduler.note(f"{name} -> {answer}{f'  [{fault}]' if fault else ''}")
+
+
+class _FailingSystemCall:
+    """The `os` of the adapter for local files: `name` fails once, after its effect, at or behind a link."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._linked = name, False
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fails if name == self._name else getattr(os, name)
+
+    def link(self, *args: Any, **more: Any) -> None:
+        os.link(*args, **more)
+        self._linked = True
+        if self._name == "link":
+            self._fails()
+
+    def _fails(self, *args: Any, **more: Any) -> Any:
+        if not self._linked:
+            return getattr(os, self._name)(*args, **more)
+        self._linked = False
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))  # before the link it is a refusal
+
+
+def _failing_system_call(fault: str) -> AbstractContextManager[Any]:
+    if not fault.endswith("fails after"):
+        return nullcontext()
+    return patch.object(wal.store_local, "os", _FailingSystemCall("link" if fault.startswith("link") else "stat"))
 
 
 def short(key: str) -> str:

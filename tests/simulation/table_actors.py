@@ -73,6 +73,7 @@ class HungryCollector(Collector):
         for region in world.region_ids:
             clock = SimulatedClock(world.scheduler, skew=_WAY_OFF)
             try:
+                world.prune_manifests(self.store, region, clock, 0.0)
                 wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(0.0)
                 collector = flush.SstCollector(self.store, region, clock, workers=1)
                 sight = collector.look()

@@ -15,12 +15,13 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 from uuid import UUID
 
 import numpy as np
@@ -35,13 +36,25 @@ from ingest.tokens import Token
 from ingest.write_queue import Write
 from memtable import TOMBSTONE, IndexSpec, row_schema
 from memtable.index_spec import IndexKind
-from tests.simulation.actors import Chaos, Collector, Committer, Driver, StorageReader, Stranger, Tailer, Visitor
+from tests.simulation.actors import (
+    Chaos,
+    Client,
+    Collector,
+    Committer,
+    Driver,
+    Sleeper,
+    StorageReader,
+    Stranger,
+    Tailer,
+    Visitor,
+)
 from tests.simulation.lance_calls import simulated_machine
 from tests.simulation.oracle import Attempt, Oracle, Wrong
 from tests.simulation.process import Process, pairs
 from tests.simulation.scheduler import Host, Scheduler, SimulatedClock, Trace
 from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Disk, SimulatedStore, Weather
 from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
+from wal.manifest_garbage import pruned_below
 
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 _RAM_DISK = Path("/dev/shm")
@@ -112,12 +125,18 @@ class World:
         self.random = random.Random(f"world {seed}")
         self.scheduler = Scheduler(f"schedule {seed}", trace)
         self.shape, self.weather = self.drawn()
+        self._short_maps = seed % 2 == 0  # snapshots of the applied map, which has few names here
         kind = (self.shape.regions, self.shape.wal_format, self.indexes, self.append, self.rules)
         self.uri = _new_table(directory, kind)
         self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)
         self.base = flush.BaseTable.open(self.uri)
         self.codec = self.base.codec
-        self.wal_options = wal.WalOptions(put_timeout=2.0, retry_budget=self.random.choice((4.0, 12.0)))
+        self.leases = random.Random(f"leases {seed}")
+        self.wal_options = wal.WalOptions(
+            put_timeout=2.0,
+            retry_budget=self.random.choice((4.0, 12.0)),
+            read_lease=self.leases.choice((0.0, 0.5, 4.0, 4.0)),
+        )
         self.region_ids: list[UUID] = [wal.bucket_region(bucket) for bucket in range(self.shape.regions)]
         self.keys = _keys_by_region(self.base, self.shape)
         known = () if self.append else enumerate(self.keys)
@@ -140,8 +159,18 @@ class World:
         """The kinds of visitors, by the names in `Shape.visitors` without their number."""
         return _VISITORS
 
-    def machine(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def machine(self) -> Iterator[None]:
         """What pylance and the machine's clock are replaced by while the world lives."""
+        with ExitStack() as patches:
+            patches.enter_context(self.calls())
+            if self._short_maps:
+                patches.enter_context(patch("wal.applied._INLINE_MAX", 40))
+                patches.enter_context(patch("wal.applied._OF_A_NAME", 1))
+            yield
+
+    def calls(self) -> AbstractContextManager[None]:
+        """What pylance's calls and the machine's clock are replaced by."""
         return simulated_machine(self.scheduler, self.weather)
 
     # ---- what the actors use -------------------------------------------------------------------------------------
@@ -188,6 +217,12 @@ class World:
             limits=limits,
             wal_options=self.wal_options,
         )
+
+    def prune_manifests(self, store: SimulatedStore, region: UUID, clock: SimulatedClock, age: float) -> None:
+        """Delete all but two versions, however young: what others need is not in question here, and sleepers abound."""
+        if self.shape.wal_format == "lance":
+            found = wal.ManifestCollector(store, region, clock, kept=2).collect(lambda _: False, age)
+            self.say(f"pruned {found.versions} manifests, kept {found.kept}")
 
     def random_rows(self, region: int, most: int) -> dict[int, bool]:
         """Some keys of a region, all put or all deleted; without a key fresh ids."""
@@ -291,12 +326,13 @@ class World:
 def check_region(store: wal.ObjectStore, region: UUID, suffix: str) -> None:
     """The objects of a region at rest: manifests follow each other, positions and generations have no gap."""
     current: wal.RegionManifest | None = None
-    for version in count(1):
+    for version in count(pruned_below(store, region)):
         data = store.get(manifest_key(region, version))
         if data is None:
             break
         proposed = wal.RegionManifest.decode(data)
-        wal.check_succession(current, proposed)
+        if current is not None or version == 1:
+            wal.check_succession(current, proposed)
         current = proposed
     if current is None:
         raise Wrong(f"region {region} has no manifest")
@@ -337,10 +373,12 @@ def simulate(seed: int, show: Callable[[str], None] | None = None, kind: type[Wo
 
 _VISITORS: dict[str, type[Visitor]] = {
     "reader": StorageReader,
+    "client": Client,
     "tailer": Tailer,
     "committer": Committer,
     "collector": Collector,
     "stranger": Stranger,
+    "sleeper": Sleeper,
     "query": Driver,
 }
 
@@ -356,6 +394,7 @@ def _shape(chance: random.Random) -> Shape:
         "stranger0",
         "query0",
         "query1",
+        "sleeper0",
     )
     return Shape(
         regions=chance.choice((1, 1, 2)),
@@ -380,6 +419,7 @@ def _weather(chance: random.Random) -> Weather:
         call_faults=_some(chance, CALL_FAULTS),
         lag=chance.choice((0.0, 0.3)),
         speed=chance.choice((0.2, 1.0, 3.0)),
+        manifests_worse=chance.choice((1.0, 1.0, 6.0)),
     )
 
 

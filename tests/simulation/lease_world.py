@@ -1,0 +1,58 @@
+"""Another kind of world: writers that are read all the time and write seldom, and one who takes their regions from
+them and writes at once. Where reads go to owners that do not know yet that they were deposed, it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from ingest.region_core import RegionCore
+from tests.simulation.actors import Visitor
+from tests.simulation.process import EXPECTED
+from tests.simulation.storage import Weather
+from tests.simulation.world import Shape, Trace, World
+
+
+class Usurper(Visitor):
+    """Claims a region, writes to it, and ends, in order or not."""
+
+    pace = (1.0, 3.0, 6.0)
+
+    def step(self) -> None:
+        with suppress(*EXPECTED):
+            self._take(self.world.random.randrange(self.world.shape.regions))
+
+    def _take(self, number: int) -> None:
+        world, oracle = self.world, self.world.oracle
+        core = RegionCore.open(world.context(self.store, self.clock, self.name), world.region_ids[number])
+        oracle.claimed(number, core.guard.epoch)
+        world.say(f"took region {number} with epoch {core.guard.epoch}")
+        for _ in range(world.random.choice((1, 3))):
+            attempt = oracle.attempt(number, world.random_rows(number, 2))
+            oracle.taken(attempt, core.guard.epoch)
+            write = world.write(attempt)
+            core.serve([write])
+            attempt.position = write.done.result().position
+            oracle.acked(attempt)
+        if world.random.random() < 0.5:
+            core.close()
+            core.release()
+
+
+class LeaseWorld(World):
+    """A table whose owners give long read leases. One thread."""
+
+    option = " --leases"
+
+    def __init__(self, seed: int, directory: str, trace: Trace) -> None:
+        super().__init__(seed, directory, trace)
+        self.wal_options = replace(self.wal_options, read_lease=self.leases.choice((0.5, 2.0, 8.0)))
+
+    def drawn(self) -> tuple[Shape, Weather]:
+        shape, weather = super().drawn()
+        visitors = ("client0", "client1", "usurper0", "committer0")
+        return replace(shape, writers=2, paces=(2.0, 8.0), wal_format="lance", visitors=visitors), weather
+
+    def beings(self) -> Mapping[str, type[Visitor]]:
+        return {**super().beings(), "usurper": Usurper}
