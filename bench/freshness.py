@@ -152,7 +152,8 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Pl
         run = stack.enter_context(_process(["run", str(config)], at, place.environ))
         url = until(lambda: _url(run, at / "run.log"))
         owners = [psutil.Process(each.pid) for each in daemons] or [until(lambda: _child(run))]
-        table = stack.enter_context(ingest.connect(endpoints or until(lambda: _endpoint(owners[0]))))
+        at_daemons = ",".join(endpoints) or until(lambda: _endpoint(owners[0]))
+        table = stack.enter_context(ingest.connect(at_daemons))
         probe = Probe(table, marks)
         stack.callback(probe.stop)
         until(lambda: marks.waits)
