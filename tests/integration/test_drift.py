@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -70,7 +71,9 @@ def test_new_columns_of_parquet_files_become_columns(
     seen = {"seen": datetime(2026, 1, 2, tzinfo=UTC), "more": {"a": 1}}
 
     def land(name: str, row: dict[str, Any], schema: pa.Schema) -> None:
-        pq.write_table(pa.Table.from_pylist([row], schema=schema), tmp_path / "in" / name)
+        path = tmp_path / "in" / name
+        pq.write_table(pa.Table.from_pylist([row], schema=schema), path)
+        os.utime(path, (row["id"], row["id"]))  # of one millisecond, Spark takes them in any order
 
     land("0.parquet", {"id": 0, "name": "a"}, narrow)
     land("odd [1] {2} %20.parquet", {"id": 1, "name": "b", **new}, pa.schema([*narrow, *wide]))

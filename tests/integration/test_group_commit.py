@@ -303,17 +303,27 @@ def test_a_write_that_was_begun_is_unknown_and_its_token_settles_it(
         assert sorted(table.scan(["id"])["id"].to_pylist()) == [7, 8]
 
 
+def _interrupting(gate: Gate) -> threading.Thread:
+    """One that presses Ctrl-C once the main thread waits at the gate.
+
+    The pause is for the main thread, which may be a step before its wait: a signal then does not end the wait.
+    """
+
+    def interrupt() -> None:
+        gate.entered.wait(60)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
 def test_an_interrupt_gives_the_caller_its_memory_back(tmp_path: Path, gate: Gate) -> None:
     ids = np.array([7, 8])
     with _open(tmp_path) as table:
         gate.close()
-
-        def interrupt() -> None:
-            gate.entered.wait(60)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-        interrupting = threading.Thread(target=interrupt)
-        interrupting.start()
+        interrupting = _interrupting(gate)
         with pytest.raises(KeyboardInterrupt):
             table.put(pa.table({"id": ids, "v": ["a", "b"]}))
         interrupting.join()
@@ -328,13 +338,7 @@ def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Ga
     table = _open(tmp_path, wal={"linger_max": "1h"})
     table.put(_row(1), durable=False)
     gate.close()
-
-    def interrupt() -> None:
-        gate.entered.wait(60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
+    interrupting = _interrupting(gate)
     with pytest.raises(KeyboardInterrupt):
         table.close()
     interrupting.join()

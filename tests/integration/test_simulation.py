@@ -35,7 +35,7 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
 def test_no_seed_breaks_a_promise_without_a_key() -> None:
     failed = [said for said in outcomes(1, SEEDS_WITHOUT_A_KEY, workers=2, kind="append") if said]
     assert failed == []
-    assert simulate(7, kind=AppendWorld).acked > 100
+    assert sum(simulate(seed, kind=AppendWorld).acked for seed in range(1, 11)) > 100, "little of the log is run"
     assert simulate(7, kind=AppendWorld) == simulate(7, kind=AppendWorld)
 
 

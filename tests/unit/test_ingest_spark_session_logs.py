@@ -25,9 +25,10 @@ class LostConnection:
 
 @pytest.fixture(autouse=True)
 def filters() -> Iterator[None]:
-    """The root logger's filters as they were."""
+    """None at first, whatever ran before in this process; afterwards those that there were."""
     root = logging.getLogger()
     before = list(root.filters)
+    root.filters.clear()
     yield
     root.filters[:] = before
 
