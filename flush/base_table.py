@@ -222,6 +222,8 @@ class BaseTable:
         newest = _shared_view(self.uri, store, self.caches, lambda session: _existing(store, self.uri, None, session))
         if newest.table_id != self.table_id:
             raise UnsupportedTable(f"{self.uri}: another table was made here while this one was open; open it again")
+        if newest.shape == self.shape:
+            vars(newest)["shape"] = self.shape  # reads compare shapes, which takes nothing where they are one object
         return newest
 
     def vector_models(self) -> dict[str, VectorModel]:

@@ -56,12 +56,11 @@ def normalise_keys(keys: Any, schema: pa.Schema, key: Sequence[str]) -> pa.Table
     columns = _columns(keys, tuple(key))
     fields = [schema.field(name) for name in key]
     arrays = [_typed(column, field) for column, field in zip(columns, fields, strict=True)]
-    table = pa.table(arrays, names=list(key))
-    for name, column in zip(key, table.columns, strict=True):
+    for name, column in zip(key, arrays, strict=True):
         if column.null_count:
-            row = int(np.argmax(column.is_null().to_numpy()))
+            row = column.is_null().index(True).as_py()
             raise Invalid(f"key column '{name}': row {row} is null; a key has a value in every key column")
-    return table
+    return pa.table(arrays, names=list(key))
 
 
 def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:

@@ -95,11 +95,13 @@ class RegionWriter:
 
         That raises: Fenced, which ends this writer; Corrupt, StoreUnavailable, StoreRefused.
         """
-        lease = self._core.lease
+        lease, alone = self._core.lease, self._core.alone
+        if not anew and alone and lease.fresh:
+            return None
         ticket = lease.ticket()
-        if anew or not self._core.alone or not lease.covers(ticket):
+        if anew or not alone or not lease.covers(ticket):
             return partial(self._prove, lease.proven if anew else lease.covers, ticket)
-        if lease.half_over and not self._proving.locked():
+        if not self._proving.locked():
             # Beside the reads, so that none of a region that is read all the time waits for storage.
             threading.Thread(target=self._renew, name=f"lease-{self.bucket}", daemon=True).start()
         return None
@@ -211,7 +213,7 @@ class RegionWriter:
 
     def _renew(self) -> None:
         with self._proving:
-            if not self._core.lease.half_over:
+            if self._core.lease.fresh:
                 return
             try:
                 self._core.prove()

@@ -28,7 +28,7 @@ class Repeats:
 
         A write that a resize met half applied is cut down to the rows that are left of it.
         """
-        fresh, after = [], applied.copy()
+        fresh, after = [], applied.copy() if any(write.token for write in group) else applied
         for write in group:
             token = write.token
             if token is not None:

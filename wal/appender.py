@@ -30,7 +30,7 @@ from wal.manifest import ManifestStore
 from wal.options import WalOptions
 from wal.records import BatchPart, EntryHeader
 from wal.slot import settle
-from wal.snapshots import keep_short
+from wal.snapshots import write_snapshot
 from wal.store import ObjectStore
 
 _PROOF_LASTS = 5.0
@@ -110,7 +110,9 @@ class WalAppender:
         try:
             self._check_alive()
             alone = rows is None
-            applied = self._short(AppliedMap.of(applied))
+            applied = AppliedMap.of(applied)
+            if not applied.fits(self._snapshot):
+                self._write_snapshot(applied)
             name = applied.snapshot.name
             unique = self._ids.entry_id()
             header = EntryHeader(self._guard.epoch, generation, unique, applied.changes, part, alone, name)
@@ -143,10 +145,9 @@ class WalAppender:
                 f"{self._poison.position} ({self._poison.cause}); open the region again to recover"
             )
 
-    def _short(self, applied: AppliedMap) -> AppliedMap:
-        keep_short(
+    def _write_snapshot(self, applied: AppliedMap) -> None:
+        write_snapshot(
             applied,
-            self._snapshot,
             self._store,
             self._region_id,
             self.next_position,
@@ -154,7 +155,6 @@ class WalAppender:
             clock=self._clock,
             options=self._options,
         )
-        return applied
 
     def _put(self, data: bytes) -> int:
         position = self.next_position

@@ -81,12 +81,12 @@ class AppliedMap(MutableMapping[str, int]):
         """What an entry holds beside the snapshot's name."""
         return self._state[1]
 
-    @property
-    def needs_snapshot(self) -> bool:
-        """Whether the changes are too long for every entry, or an entry alone could not say the map."""
+    def fits(self, before: str) -> bool:
+        """Whether an entry can say the map as it is, without a snapshot written first: the changes are short, and what
+        they are relative to is what the entry before named (`before`), or nothing."""
         snapshot, _, size = self._state
-        unnamed = not snapshot.name and bool(snapshot.applied or len(snapshot.retired))
-        return unnamed or size > max(_INLINE_MAX, isqrt(2 * _OF_A_NAME * snapshot.size))
+        known = snapshot.name == before if snapshot.name else not (snapshot.applied or len(snapshot.retired))
+        return known and (size <= _INLINE_MAX or size <= isqrt(2 * _OF_A_NAME * snapshot.size))
 
     def copy(self) -> AppliedMap:
         """A map that can be changed by itself."""

@@ -64,7 +64,7 @@ from wal.patience import PatientReads, patient
 from wal.records import Entry, EntryHeader
 from wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
 from wal.slot import settle
-from wal.snapshots import keep_short
+from wal.snapshots import write_snapshot
 from wal.store import ObjectStore
 
 
@@ -231,10 +231,11 @@ class _Claimer:
 
     def _sentinel(self, guard: EpochGuard, manifest: RegionManifest, applied: AppliedMap, position: int) -> EntryHeader:
         """The header of a sentinel for `position`; a snapshot of `applied` is written where that is long."""
-        before, ids = applied.snapshot.name, self.ids
-        keep_short(
-            applied, before, self.store, self.region_id, position, ids=ids, clock=self.clock, options=self.options
-        )
+        ids = self.ids
+        if not applied.fits(applied.snapshot.name):
+            write_snapshot(
+                applied, self.store, self.region_id, position, ids=ids, clock=self.clock, options=self.options
+            )
         generation, name = manifest.current_generation, applied.snapshot.name
         return EntryHeader(guard.epoch, generation, ids.entry_id(), applied.changes, sentinel=True, snapshot=name)
 

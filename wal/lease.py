@@ -71,9 +71,9 @@ class ReadLease:
         return self._proven > ticket
 
     @property
-    def half_over(self) -> bool:
-        """Whether it is time to prove ownership again, if reads are not to wait for it."""
-        return self._age() > self._seconds / 2
+    def fresh(self) -> bool:
+        """Whether a read that begins now is covered, and no proof is due yet, for reads that begin later."""
+        return not self._ended and not self._guard.fenced and self._age() < self._seconds / 2
 
     def begin(self) -> Instant:
         """The moment at which a proof begins: to be called before storage is asked."""

@@ -17,7 +17,7 @@ Invariants.
  (1) A snapshot is first named at the position in its name: it is created for the very next slot, and a writer whose put
      of that slot failed, so that nothing landed, aims at the same one again.
  (2) Along the log, an entry names the snapshot that the entry with a map before it names, or one of its own
-     position, or none and holds the whole map. The writer enforces it (`keep_short`): it knows what its last entry
+     position, or none and holds the whole map. The writer enforces it (`AppliedMap.fits`): it knows what its last entry
      named, and makes a new snapshot where the map it is given is relative to another one. A claim's sentinel repeats
      what the newest entry names.
 
@@ -50,9 +50,8 @@ from wal.store import ObjectInfo, ObjectStore
 _CRC = 9
 
 
-def keep_short(
+def write_snapshot(
     applied: AppliedMap,
-    before: str,
     store: ObjectStore,
     region: UUID,
     position: int,
@@ -61,14 +60,11 @@ def keep_short(
     clock: Clock,
     options: WalOptions,
 ) -> None:
-    """Make `applied` fit for an entry at `position`, before which the map was relative to the snapshot `before`.
+    """Make `applied` relative to a new snapshot, for an entry at `position`.
 
     What it holds stays the same, except that its oldest names may be retired.
     Raises StoreUnavailable, StoreRefused; then nothing names what may have landed.
     """
-    name = applied.snapshot.name
-    if not applied.needs_snapshot and name in ("", before):
-        return
     snapshot = applied.rebased(f"{position}-{ids.entry_id()}")
     key = snapshot_key(region, snapshot.name)
     try:

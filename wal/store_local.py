@@ -346,36 +346,21 @@ class LocalStore:
 
         Raises FileNotFoundError where it, or the root, was removed or replaced since.
         """
-        if is_in_sst(folder):
-            return self._sst_directory(folder)
         with self._lock:
             if (known := self._directories.get(folder)) is not None:
                 self._directories.move_to_end(folder)
                 return known
             if self._root_identity is not None and self._root_identity != _identity(self.root):
                 raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.root)
-            if folder not in self._used:
+            # An SST's is not noted: its name is never used again, and a note per flush would be kept for ever.
+            noted = not is_in_sst(folder)
+            if not (noted and folder in self._used):
                 self._make(folder)
             opened = _Directory(f"{self.root}/{folder}" if folder else self.root)
-            if self._used.setdefault(folder, opened.identity) != opened.identity:
+            if noted and self._used.setdefault(folder, opened.identity) != opened.identity:
                 raise FileNotFoundError(errno.ENOENT, "another directory is in its place", opened.path)
             self._directories[folder] = opened
             self._root_identity = self._root_identity or _identity(self.root)
-            if len(self._directories) > _MOST_DIRECTORIES:
-                self._evict()
-            return opened
-
-    def _sst_directory(self, folder: str) -> _Directory:
-        """As `_directory`, of an SST. It is not noted as used: its name is random and never used again, and a note for
-        every flush would be kept for ever.
-        """
-        with self._lock:
-            if (known := self._directories.get(folder)) is not None:
-                return known
-            if self._root_identity is not None and self._root_identity != _identity(self.root):
-                raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.root)
-            self._make(folder)
-            opened = self._directories[folder] = _Directory(f"{self.root}/{folder}")
             if len(self._directories) > _MOST_DIRECTORIES:
                 self._evict()
             return opened

@@ -56,9 +56,10 @@ def test_a_proof_lasts_as_long_as_the_lease_and_the_next_read_asks(store: wal.Ob
     lease = machine.lease(machine.claim())
     assert not lease.covers(lease.ticket())
     lease.prove()
+    assert lease.fresh
     machine.clock.advance(LEASE - 0.01)
     assert lease.covers(lease.ticket())
-    assert lease.half_over
+    assert not lease.fresh, "time to prove it again"
     machine.clock.advance(0.02)
     assert not lease.covers(lease.ticket())
 
