@@ -1,11 +1,12 @@
-"""What a process keeps over many commits: memory, threads, open descriptors, and the time of puts and reads.
+"""What a process keeps over many micro-batches: memory, threads, descriptors, files, and what they cost.
 
-`python -m bench.soak [--commits N] [--rows N] [--keys N] [--samples N] [--index KIND …] [--json]` prints a line per
-sample.
+`python -m bench.soak [--batches N] [--rows N] [--keys N] [--read-every N] [--samples N] [--index KIND …] [--json]`
+prints a line per sample.
 
-One process has the table. A client puts rows over a bounded key space, gets, matches and searches, all in turn; beside
-it every memtable is flushed and committed again and again. So the table stays as large as it is, and whatever grows
-with the commits is kept for nothing. The first sample is a warm-up: caches fill up until then.
+One process has the table and puts micro-batches under rising tokens over a bounded key space, as the driver of a stream
+does; after every few it gets, matches and searches. All limits are tiny: memtables are flushed after some
+micro-batches and committed after a second, and what is superseded is collected after some seconds, index segments and
+versions of the base table too. So the table stays as large as it is, and whatever grows is kept for nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 # Lance logs a line per index it cannot show. Before it is imported.
 os.environ.setdefault("LANCE_LOG", "critical")
@@ -30,8 +34,9 @@ import numpy as np
 import pyarrow as pa
 
 import ingest
+import wal
 
-COMMITS, SAMPLES, ROWS, KEYS, WORDS_OF_A_ROW, WIDTH = 800, 8, 200, 5_000, 12, 16
+BATCHES, SAMPLES, ROWS, KEYS, READ_EVERY, WORDS_OF_A_ROW, WIDTH = 100_000, 10, 20, 2_000, 25, 12, 16
 INDEXES = ("fts", "ivf_pq", "btree")
 COLUMNS = {"fts": "body", "ivf_pq": "embedding", "btree": "price"}
 SCHEMA = pa.schema(
@@ -42,19 +47,40 @@ SCHEMA = pa.schema(
         ("embedding", pa.list_(pa.float32(), WIDTH)),
     ]
 )
+TINY = {
+    "table": {"cache_max": "64MiB"},
+    "regions": {"count": 2},
+    "memtable": {"rows_max": 500, "entries_max": 50, "vector_train_rows": 256},
+    "commit": {"interval": "1s", "optimize_interval": "1s", "compact_interval": "1s", "ssts_max": 4},
+    "gc": {
+        "interval": "2s",
+        "wal_age_min": "2s",
+        "sst_age_min": "2s",
+        "manifest_age_min": "2s",
+        "versions_age_min": "2s",
+        "versions_min": 2,
+        "versions_interval": "2s",
+    },
+}
+"""Settings of the table; of a real one each is a hundred times as large, or more."""
+REQUESTS = ("put_if_absent", "put", "get", "exists", "children", "list_some", "describe", "delete")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _VOCABULARY = np.array([f"word{n}" for n in range(2_000)])
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The process after so many commits; memory in bytes, medians since the sample before in milliseconds."""
+    """The process after so many micro-batches: `version` of the base table; `memory` in bytes; `files` of the table;
+    `requests` to storage per micro-batch, and medians in milliseconds, since the sample before."""
 
-    commits: int
+    batches: int
     seconds: float
+    version: int
     memory: int
     threads: int
     descriptors: int
+    files: int
+    requests: float
     put: float
     get: float
     match: float
@@ -62,18 +88,20 @@ class Sample:
 
 
 class Client:
-    """Puts and reads in turn, and how long each took. Thread safety. One thread; `medians` from any."""
+    """Puts micro-batches, reads after every few, and knows how long each took. Thread safety. One thread."""
 
     def __init__(self, table: ingest.Table, options: argparse.Namespace) -> None:
-        self._table, self._rows, self._keys = table, options.rows, options.keys
+        self._table, self._rows, self._keys, self._every = table, options.rows, options.keys, options.read_every
         self._indexes = frozenset(options.index)
         self._random = np.random.default_rng(14)
         self._taken: dict[str, list[float]] = {"put": [], "get": [], "match": [], "search": []}
 
-    def turn(self) -> None:
-        """One put and one of each read."""
+    def turn(self, number: int) -> None:
+        """Micro-batch `number`, and one of each read where it is their turn."""
         rows, table, draw = self._batch(), self._table, self._random
-        self._timed("put", lambda: table.put(rows))
+        self._timed("put", lambda: table.put(rows, token=ingest.Token("stream", number)))
+        if number % self._every:
+            return
         self._timed("get", lambda: table.get(rows.column("id")[:2].to_pylist()))
         if "fts" in self._indexes:
             self._timed("match", lambda: table.match("body", str(draw.choice(_VOCABULARY)), k=5))
@@ -87,9 +115,9 @@ class Client:
             taken.clear()
         return found
 
-    def _timed(self, name: str, work: object) -> None:
+    def _timed(self, name: str, work: Callable[[], object]) -> None:
         began = time.perf_counter()
-        work()  # type: ignore[operator]
+        work()
         self._taken[name].append(time.perf_counter() - began)
 
     def _batch(self) -> pa.Table:
@@ -101,45 +129,62 @@ class Client:
         return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
-def soak(at: Path, options: argparse.Namespace, show: object = None) -> list[Sample]:
-    """Run it on a new table below `at`; a sample after every share of the commits. Raises: what the table raises."""
+def soak(at: Path, options: argparse.Namespace, show: Callable[[Sample], None] = lambda _: None) -> list[Sample]:
+    """Run it on a new table below `at`; a sample after every share of the micro-batches."""
     indexes = {COLUMNS[kind]: kind for kind in options.index}
-    settings = {"commit": {"interval": "0s", "optimize_interval": "1s", "compact_interval": "1s"}}
-    found: list[Sample] = []
-    with ingest.open(at / "table", schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=settings) as table:
+    samples: list[Sample] = []
+    with (
+        counted() as requests,
+        ingest.open(at / "table", schema=SCHEMA, key="id", indexes=indexes, settings=TINY) as table,
+    ):
         client, began = Client(table, options), time.perf_counter()
         for share in range(options.samples):
-            upto = options.commits * (share + 1) // options.samples
-            committing = threading.Thread(target=_commit, args=(table, upto - (found[-1].commits if found else 0)))
-            committing.start()
-            while committing.is_alive():
-                client.turn()
-            committing.join()
-            found.append(_sample(upto, time.perf_counter() - began, client))
-            if callable(show):
-                show(found[-1])
-    return found
+            done = samples[-1].batches if samples else 0
+            upto = options.batches * (share + 1) // options.samples
+            for number in range(done, upto):
+                client.turn(number)
+            seconds, asked = time.perf_counter() - began, requests.total() / max(1, upto - done)
+            requests.clear()
+            version = table.status()["base_version"]
+            took = {"requests": asked, **client.medians()}
+            samples.append(Sample(upto, seconds, version, *_process(at), **took))
+            show(samples[-1])
+    return samples
 
 
-def _commit(table: ingest.Table, times: int) -> None:
-    for _ in range(times):
-        table.flush()
-        table.commit()
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Counts what is asked of local storage meanwhile."""
+    found: Counter[str] = Counter()
+
+    def counting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any) -> Any:
+            found[name] += 1
+            return method(*args)
+
+        return asked
+
+    with ExitStack() as patches:
+        for name in REQUESTS:
+            patches.enter_context(patch.object(wal.LocalStore, name, counting(name, getattr(wal.LocalStore, name))))
+        yield found
 
 
-def _sample(commits: int, seconds: float, client: Client) -> Sample:
+def _process(at: Path) -> tuple[int, int, int, int]:
+    """Bytes of memory, threads and descriptors of this process, files below `at`."""
     gc.collect()
     memory = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     threads, descriptors = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))  # noqa: PTH208
-    return Sample(commits, seconds, memory, threads, descriptors, **client.medians())
+    return memory, threads, descriptors, sum(len(names) for _, _, names in os.walk(at))
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__.partition("\n")[0])
-    parser.add_argument("--commits", type=int, default=COMMITS, help="commits in all (%(default)s)")
-    parser.add_argument("--rows", type=int, default=ROWS, help="rows of a put (%(default)s)")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="micro-batches in all (%(default)s)")
+    parser.add_argument("--rows", type=int, default=ROWS, help="rows of a micro-batch (%(default)s)")
     parser.add_argument("--keys", type=int, default=KEYS, help="distinct keys (%(default)s)")
+    parser.add_argument("--read-every", type=int, default=READ_EVERY, help="micro-batches between reads (%(default)s)")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="lines printed (%(default)s)")
     parser.add_argument("--index", choices=INDEXES, nargs="*", default=list(INDEXES), help="indexes of the table (all)")
     parser.add_argument("--json", action="store_true", help="one JSON object per sample")
@@ -153,8 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def show(each: Sample) -> None:
         line = (
-            f"{each.commits:>8} commits {each.seconds:>7.0f} s  {each.memory >> 20:>6} MiB {each.threads:>5} threads "
-            f"{each.descriptors:>5} descriptors   put {each.put:.1f}, get {each.get:.1f}, match {each.match:.1f}, "
+            f"{each.batches:>8,} micro-batches {each.seconds:>6.0f} s, version {each.version:>6,}  "
+            f"{each.memory >> 20:>6,} MiB {each.threads:>4} threads {each.descriptors:>4} descriptors {each.files:>6,} "
+            f"files {each.requests:>5.1f} requests   put {each.put:.1f}, get {each.get:.1f}, match {each.match:.1f}, "
             f"search {each.search:.1f} ms"
         )
         print(json.dumps(asdict(each)) if options.json else line, flush=True)

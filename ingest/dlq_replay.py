@@ -31,7 +31,7 @@ from ingest.bad_rows import unfit_of
 from ingest.dead_letters import DeadLetters, Replay, quoted
 from ingest.dlq_sources import Map
 from ingest.errors import Invalid
-from ingest.receipts import Receipt
+from ingest.receipts import Applied, Receipt
 from ingest.source import DELETE
 from ingest.spark_tasks import Target, conformed_to
 from ingest.tokens import Token
@@ -53,6 +53,10 @@ class Puts(Protocol):
 
     def delete(self, keys: pa.Table, *, token: Token) -> Receipt:
         """As `Table.delete`."""
+        ...
+
+    def applied(self, producer: str) -> Applied:
+        """As `Table.applied`."""
         ...
 
 
@@ -133,28 +137,30 @@ class Replaying:
         if not reserved.ids:
             return None
         ids, rows = self._fitting(reserved.ids, tell=False)
+        token = Token(f"dlq-{self._letters.name}", reserved.sequence)
+        # Not by the receipt alone: of a put that was sent again it cannot say which time it was applied.
+        newest = self._table.applied(token.producer).newest
+        before = newest is not None and newest >= token.sequence
         try:
             if rows.num_rows:
-                self._put(reserved, ids, rows)
-            refused = None
+                before |= not self._put(token, rows).applied
         except Invalid as error:
-            refused = error
+            self._letters.reserve((), reserved)
+            return error
+        if before:  # then all that was reserved, whatever of it still fits
+            self._letters.refresh()
+            # Where another replay has finished this one, and maybe the next, it knows what became of the letters.
+            ids = list(reserved.ids) if self._letters.replay() == reserved else []
+        if ids:
+            self._outcome.replayed += self._letters.delete(among(ids))
         self._letters.reserve((), reserved)
-        return refused
+        return None
 
-    def _put(self, reserved: Replay, ids: Sequence[str], rows: pa.RecordBatch) -> None:
-        token = Token(f"dlq-{self._letters.name}", reserved.sequence)
+    def _put(self, token: Token, rows: pa.RecordBatch) -> Receipt:
         given = pa.Table.from_batches([rows]).select([name for name in rows.schema.names if name != DELETE])
         if _deletes(rows)[0]:
-            receipt = self._table.delete(given.select(list(self._target.base.key)), token=token)
-        else:
-            receipt = self._table.put(given, token=token)
-        if not receipt.applied:  # before, then: all that was reserved, whatever of it still fits
-            self._letters.refresh()
-            if self._letters.replay() != reserved:
-                return  # another replay has finished this one, and maybe the next; it knows what became of the letters
-            ids = reserved.ids
-        self._outcome.replayed += self._letters.delete(among(ids))
+            return self._table.delete(given.select(list(self._target.base.key)), token=token)
+        return self._table.put(given, token=token)
 
     def _fitting(self, ids: Sequence[str], *, tell: bool = True) -> tuple[list[str], pa.RecordBatch]:
         """Step 1: rows of those letters that fit, and their ids, in order. `tell`: count why the others do not."""

@@ -1,4 +1,4 @@
-"""A process that commits, puts and reads for long keeps no more files and threads than it began with."""
+"""A process that puts, commits, collects and reads for long keeps no more files and threads than it began with."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMITS, SAMPLES = 48, 6
-DESCRIPTORS, THREADS = 12, 40
-"""What may come and go: files that are read at that moment, threads of Lance's pool for blocking calls."""
+BATCHES, SAMPLES = 900, 6
+DESCRIPTORS, THREADS, FILES = 40, 40, 400
+"""What may come and go: files that are read at that moment or wait to be collected, Lance's threads for calls that
+block."""
 
 
-def test_descriptors_and_threads_stay_where_they_were(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.soak",
-        "--json",
-        "--workdir",
-        str(tmp_path),
-        "--keys",
-        "1000",
-        "--rows",
-        "100",
-    ]
-    asked = [*command, "--commits", str(COMMITS), "--samples", str(SAMPLES)]
+def test_descriptors_threads_and_files_stay_where_they_were(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.soak", "--json", "--workdir", str(tmp_path), "--keys", "1000"]
+    asked = [*command, "--batches", str(BATCHES), "--samples", str(SAMPLES)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True)
     samples = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["commits"] for each in samples][-1] == COMMITS
+    assert samples[-1]["batches"] == BATCHES
     middle, end = samples[SAMPLES // 2 - 1], samples[-1]
-    assert end["descriptors"] <= middle["descriptors"] + DESCRIPTORS, samples
-    assert end["threads"] <= middle["threads"] + THREADS, samples
+    for name, most in (("descriptors", DESCRIPTORS), ("threads", THREADS), ("files", FILES)):
+        assert end[name] <= middle[name] + most, samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class Dying:
     """A table at which the process dies: before the put, or after it."""
 
     def __init__(self, table: Any, after: bool) -> None:
-        self._table, self._after = table, after
+        self._table, self._after, self.applied = table, after, table.applied
 
     def put(self, rows: pa.Table, *, token: Any) -> Any:
         if self._after:
@@ -138,6 +139,36 @@ def test_a_replay_that_was_cut_off_is_finished_by_the_next_one(world: Callable[.
     assert at.replay().replayed == 0
 
 
+@pytest.mark.parametrize("fit", [0, 4], ids=["none fits now", "some fit now"])
+def test_what_was_applied_before_is_gone_though_less_of_it_fits_now(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, fit: int
+) -> None:
+    """And though the put of the second replay is answered as the first that applies: an attempt had no answer."""
+    at = world(key=())
+    at.write(*({"id": n, "n": n} for n in range(20)))
+    with pytest.raises(KeyboardInterrupt):
+        at.replay(Dying(at.table, after=True))
+
+    class Unanswered:
+        applied = at.table.applied
+
+        def put(self, rows: pa.Table, *, token: Any) -> Any:
+            return replace(at.table.put(rows, token=token), applied=True)
+
+    fitting = Replaying._fitting
+
+    def fewer(replaying: Replaying, ids: Any, *, tell: bool = True) -> Any:
+        names, rows = fitting(replaying, ids, tell=tell)
+        return names[:fit], rows.slice(0, fit)
+
+    monkeypatch.setattr(Replaying, "_fitting", fewer)
+    at.replay(Unanswered())
+    monkeypatch.undo()
+    at.replay()
+    assert at.left() == []
+    assert at.ids() == list(range(20))
+
+
 def test_a_replay_that_dies_before_it_deletes_leaves_letters_that_are_not_put_again(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +193,8 @@ def test_two_replays_at_once_put_each_letter_once(world: Callable[..., World]) -
     at.write(*({"id": n, "n": n} for n in range(20)))
 
     class BesideAnother:
+        applied = at.table.applied
+
         def put(self, rows: pa.Table, *, token: Any) -> Any:
             at.replay()  # from its beginning to its end
             return at.table.put(rows, token=token)
@@ -176,6 +209,8 @@ def test_rows_that_their_region_refuses_are_found_and_the_others_are_put(world: 
     at.write(*({"id": n, "n": n} for n in range(16)))
 
     class Refuses:
+        applied = at.table.applied
+
         def put(self, rows: pa.Table, *, token: Any) -> Any:
             if not {3, 11}.isdisjoint(rows["id"].to_pylist()):
                 raise ingest.Invalid("neither 3 nor 11")
