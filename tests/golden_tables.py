@@ -1,0 +1,113 @@
+"""Tables that earlier versions wrote, as archives in tests/golden/tables: each must be read and written for ever.
+
+`python -m tests.golden_tables` makes those that are not there yet by the code of now; none is ever made anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import ingest
+
+ARCHIVES = Path(__file__).parent / "golden" / "tables"
+WIDTH = 8
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("score", pa.float64()),
+        pa.field("place", pa.struct([("city", pa.string()), ("at", pa.list_(pa.float64()))])),
+        pa.field("embedding", pa.list_(pa.float32(), WIDTH)),
+    ]
+)
+COMMITTED, FLUSHED, LOGGED = range(300), range(300, 330), range(330, 340)
+"""Ids of the rows of each level."""
+CHANGED, DELETED = 5, 6
+"""Of a table with a key: committed ids whose newest version is in the log."""
+TOKEN = ingest.Token("loader", 7)
+"""Of the put of `LOGGED`."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a golden table was made."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    key: str | tuple[()] = "id"
+    indexes: dict[str, str] = field(default_factory=dict)
+
+
+KINDS = (
+    Kind("keyed", indexes={"embedding": "ivf_pq", "name": "fts", "score": "btree"}),
+    Kind("arrow", {"wal": {"format": "arrow"}}),
+    Kind("append_only", key=()),
+)
+
+
+def rows(ids: range, said: str = "row") -> pa.Table:
+    """Rows of these ids, the same for ever."""
+    numbers = np.arange(ids.start, ids.stop)
+    angles = numbers[:, None] * np.linspace(0.1, 1.7, WIDTH)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.sin(angles).ravel(), pa.float32()), WIDTH)
+    columns = [
+        pa.array(numbers),
+        pa.array([f"{said} number{n}" for n in ids]),
+        pa.array([n / 4 for n in ids]).cast(pa.decimal128(10, 2)),
+        pa.array([None if n % 11 == 0 else n / 3 for n in ids]),
+        pa.array(
+            [None if n % 7 == 0 else {"city": f"c{n % 3}", "at": [n / 2, None]} for n in ids],
+            SCHEMA.field("place").type,
+        ),
+        vectors,
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def make(kind: Kind, at: Path) -> None:
+    """Write the table: rows of each level, and the log as a process leaves it that ends without a flush."""
+    settings = {"regions": {"count": 2}, "commit": {"interval": "0s"}, "memtable": {"vector_train_rows": 256}}
+    with ingest.open(at, schema=SCHEMA, key=kind.key, indexes=kind.indexes, settings=settings | kind.settings) as table:
+        table.put(rows(COMMITTED))
+        table.flush()
+        table.commit()
+        table.put(rows(FLUSHED))
+        table.flush()
+        table.put(rows(LOGGED), token=TOKEN)
+        if kind.key:
+            table.put(rows(range(CHANGED, CHANGED + 1), "changed"))
+            table.delete([DELETED])
+
+
+def main() -> int:
+    """Make the archives that are not there; returns the exit code."""
+    ARCHIVES.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        archive = ARCHIVES / f"{kind.name}.tar.xz"
+        if archive.exists():
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            make(kind, Path(directory) / "table")
+            with tarfile.open(archive, "w:xz") as packed:
+                packed.add(Path(directory) / "table", "table", filter=_nobodys)
+        print(f"{archive.name}: {archive.stat().st_size:,} bytes")
+    return 0
+
+
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+if __name__ == "__main__":
+    sys.exit(main())
