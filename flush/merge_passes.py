@@ -23,7 +23,7 @@ from lance.dataset import MergeInsertBuilder
 from lance.mem_wal import CompactedSsTable
 
 from flush.errors import CountMismatch
-from wal.lance_arrays import importable_table
+from wal.codec.lance_arrays import importable_table
 
 
 class Written(NamedTuple):

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from flush.field_ids import column_ids, with_field_ids
 from memtable import IndexSpec, InvalidRows, check_indexes, row_schema
-from wal.entry_columns import field_ids
+from wal.codec.columns import field_ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ from flush.sst_indexes import SstIndexes
 from flush.table_manifest import renumber_fields
 from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, LocalStore, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
-from wal.entry_columns import field_ids, sources
+from wal.codec.columns import field_ids, sources
 from wal.layout import sst_key, sst_name
 from wal.panics import RustPanic, panics_as_errors
 

@@ -3,7 +3,7 @@
 Where no row was superseded nothing is copied. Else batches that hold superseded rows beside others are, one at a time:
 a flush needs the memory of one batch and of Lance's pages, not of all rows once more. Large batches are handed over in
 slices (SLICE_BYTES): each is then still in the processor's cache when Lance writes it, which halves the time. Columns
-that Lance cannot import as slices (`wal.lance_arrays`) are copied slice by slice.
+that Lance cannot import as slices (`wal.codec.lance_arrays`) are copied slice by slice.
 
 On a local disk the file is synced while it grows, so that `sync_tree` at the end of the flush, which alone makes it
 durable, finds little left to write.
@@ -24,7 +24,7 @@ from flush.file_options import FileOptions
 from memtable import Snapshot
 from memtable.arrays import Mask
 from wal import ObjectStore
-from wal.lance_arrays import delicate_columns, importable
+from wal.codec.lance_arrays import delicate_columns, importable
 
 SLICE_BYTES = 4 << 20
 SYNC_EVERY = 0.003

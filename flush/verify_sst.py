@@ -31,7 +31,7 @@ from flush.key_sidecar import PAGE_ROWS, SIDECAR_DIR
 from flush.restored import taken_back
 from flush.row_diff import Mask, repeated
 from wal import RegionStatus, SsTable
-from wal.entry_columns import field_ids, sources
+from wal.codec.columns import field_ids, sources
 from wal.layout import manifest_prefix, sst_key
 
 _RESTORE = "restore the directory from a backup"

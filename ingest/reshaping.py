@@ -20,7 +20,7 @@ from flush import BaseTable
 from flush.shape import Shape
 from ingest.region_context import RegionContext
 from memtable import TOMBSTONE, row_schema
-from wal.entry_columns import EntryColumns
+from wal.codec.columns import EntryColumns
 
 
 def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import flush.durability
-import wal.store_local
+import wal.store.local
 from wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
 
 _Keys = list[str]

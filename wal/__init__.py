@@ -3,9 +3,10 @@ protocol."""
 
 from wal.appender import WalAppender
 from wal.clock import Clock, FakeClock, Ids, SeededIds, SystemClock, SystemIds
-from wal.codec import WAL_FORMATS, EntryCodec, WalFormat, codec_for
-from wal.codec_arrow import ArrowCodec
-from wal.codec_lance import LanceCodec
+from wal.codec.arrow import ArrowCodec
+from wal.codec.lance import LanceCodec
+from wal.codec.port import WAL_FORMATS, EntryCodec, WalFormat, codec_for
+from wal.epoch import EpochGuard
 from wal.errors import (
     ConcurrentUse,
     Corrupt,
@@ -19,7 +20,7 @@ from wal.errors import (
     StoreUnavailable,
     WalError,
 )
-from wal.fence import Claim, EpochGuard, claim
+from wal.fence import Claim, claim
 from wal.garbage import WalCollector, WalGarbage
 from wal.invariants import InvariantViolation, check_succession
 from wal.layout import bucket_region, regions
@@ -29,10 +30,10 @@ from wal.manifest_garbage import ManifestCollector, ManifestGarbage
 from wal.options import WalOptions
 from wal.records import BatchPart, Entry, EntryHeader
 from wal.replay import find_tip, read_tail, replay
-from wal.store import ObjectInfo, ObjectStore, PutOutcome
-from wal.store_local import LocalStore
-from wal.store_memory import MemoryStore
-from wal.store_open import open_store, probe
+from wal.store.local import LocalStore
+from wal.store.memory import MemoryStore
+from wal.store.open import open_store, probe
+from wal.store.port import ObjectInfo, ObjectStore, PutOutcome
 from wal.tail import WalTailer
 
 __all__ = [

@@ -22,16 +22,16 @@ import pyarrow as pa
 
 from wal.applied import AppliedMap
 from wal.clock import Clock, Ids
-from wal.codec import EntryCodec
+from wal.codec.port import EntryCodec
+from wal.epoch import EpochGuard
 from wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
-from wal.fence import EpochGuard
 from wal.layout import entry_key
 from wal.manifest import ManifestStore
 from wal.options import WalOptions
 from wal.records import BatchPart, EntryHeader
 from wal.slot import settle
 from wal.snapshots import write_snapshot
-from wal.store import ObjectStore
+from wal.store.port import ObjectStore
 
 _PROOF_LASTS = 5.0
 """Seconds after which an append looks at the manifest again: a busy region reads it twelve times a minute, an idle one

@@ -13,11 +13,11 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
-from wal.codec import EntryCodec
+from wal.codec.port import EntryCodec
 from wal.errors import Corrupt
 from wal.layout import entry_key
 from wal.records import Entry, EntryHeader
-from wal.store import ObjectStore
+from wal.store.port import ObjectStore
 
 _BYTES_AHEAD = 64 << 20
 _AHEAD_PER_READER = 2

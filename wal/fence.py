@@ -46,17 +46,16 @@ While storage is unavailable, each read is tried again within the retry budget (
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NoReturn
 from uuid import UUID
 
 from wal.applied import AppliedMap
 from wal.clock import Clock, Ids
-from wal.codec import EntryCodec
+from wal.codec.port import EntryCodec
 from wal.entry_reader import EntryReader
-from wal.errors import Corrupt, Fenced, Resized, Sealed
+from wal.epoch import EpochGuard
+from wal.errors import Corrupt, Resized, Sealed
 from wal.layout import manifest_prefix, wal_prefix
 from wal.manifest import ManifestStore, RegionManifest, RegionStatus
 from wal.options import CLOCK_RATE, WalOptions
@@ -65,41 +64,7 @@ from wal.records import Entry, EntryHeader
 from wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
 from wal.slot import settle
 from wal.snapshots import write_snapshot
-from wal.store import ObjectStore
-
-
-class EpochGuard:
-    """One claim's right to act for a region, until a higher epoch is seen.
-
-    Thread safety. Any thread.
-    Invariants. (1) The epoch never changes. (2) Once fenced, fenced for ever.
-    """
-
-    def __init__(self, region_id: UUID, epoch: int, claimed: tuple[int, str] | None = None) -> None:
-        """`claimed`: version and edit id of the manifest that this claim wrote; an epoch alone does not tell this table
-        from one that was made anew in its place."""
-        self.region_id = region_id
-        self.epoch = epoch
-        self.claimed = claimed
-        self._lock = threading.Lock()
-        self._theirs = 0
-
-    @property
-    def fenced(self) -> bool:
-        """Whether a higher epoch has been seen."""
-        return self._theirs > 0
-
-    def check(self) -> None:
-        """Raise Fenced where a higher epoch has been seen. Asks no storage."""
-        if self._theirs:
-            raise Fenced(self.region_id, self.epoch, self._theirs)
-
-    def fenced_by(self, theirs: int) -> NoReturn:
-        """Record that epoch `theirs` (above ours) owns the region, and raise Fenced."""
-        assert theirs > self.epoch, f"epoch {theirs} does not fence epoch {self.epoch}"
-        with self._lock:
-            self._theirs = max(self._theirs, theirs)
-        raise Fenced(self.region_id, self.epoch, self._theirs)
+from wal.store.port import ObjectStore
 
 
 @dataclass

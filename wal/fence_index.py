@@ -20,7 +20,7 @@ from uuid import UUID
 from wal.errors import Corrupt, WalError
 from wal.layout import fences_key
 from wal.records import EntryHeader
-from wal.store import ObjectStore
+from wal.store.port import ObjectStore
 
 _NO_CHECKSUM = "0" * 8
 

@@ -26,7 +26,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from wal.clock import Clock
-from wal.codec import EntryCodec
+from wal.codec.port import EntryCodec
 from wal.entry_reader import EntryReader
 from wal.errors import Corrupt
 from wal.fence_index import FenceIndex
@@ -36,7 +36,7 @@ from wal.manifest import ManifestStore
 from wal.options import WalOptions
 from wal.records import EntryHeader
 from wal.snapshots import superseded
-from wal.store import ObjectInfo, ObjectStore
+from wal.store.port import ObjectInfo, ObjectStore
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")

@@ -35,7 +35,7 @@ it, has none: each read proves ownership first.
 from __future__ import annotations
 
 from wal.clock import Clock
-from wal.fence import EpochGuard
+from wal.epoch import EpochGuard
 from wal.manifest import ManifestStore, RegionManifest
 
 Instant = tuple[float, float]

@@ -21,10 +21,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from wal.clock import Clock, Ids, SystemClock, SystemIds
+from wal.epoch import EpochGuard
 from wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from wal.invariants import check_succession
 from wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
@@ -33,10 +33,7 @@ from wal.patience import patient
 from wal.probing import newest_from
 from wal.region_manifest import RegionManifest, RegionStatus, SsTable
 from wal.slot import settle
-from wal.store import ObjectStore, PutOutcome
-
-if TYPE_CHECKING:
-    from wal.fence import EpochGuard
+from wal.store.port import ObjectStore, PutOutcome
 
 __all__ = ["Change", "ManifestStore", "RegionManifest", "RegionStatus", "SsTable"]
 

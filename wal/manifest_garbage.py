@@ -35,7 +35,7 @@ from uuid import UUID
 from wal.clock import Clock
 from wal.layout import manifest_prefix, parse_manifest_key, pruned_key
 from wal.manifest import ManifestStore, RegionManifest
-from wal.store import ObjectInfo, ObjectStore
+from wal.store.port import ObjectInfo, ObjectStore
 
 _KEPT = 64
 """Newest versions that stay: a look at a running region needs no fresh start."""

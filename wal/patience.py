@@ -15,7 +15,7 @@ from typing import TypeVar
 from wal.clock import Clock, Ids
 from wal.errors import StoreUnavailable
 from wal.options import WalOptions
-from wal.store import ObjectInfo, ObjectStore, PutOutcome
+from wal.store.port import ObjectInfo, ObjectStore, PutOutcome
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from uuid import UUID
 
 from wal.applied import AppliedMap
 from wal.assembler import BatchAssembler
 from wal.clock import Clock, SystemClock
-from wal.codec import EntryCodec
+from wal.codec.port import EntryCodec
 from wal.entry_reader import EntryReader
+from wal.epoch import EpochGuard
 from wal.errors import Corrupt, Overtaken
 from wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
 from wal.manifest import ManifestStore, RegionManifest
@@ -30,10 +31,7 @@ from wal.patience import patient
 from wal.probing import first_beyond, newest_from
 from wal.records import Entry, EntryHeader
 from wal.snapshots import read_snapshot
-from wal.store import ObjectStore
-
-if TYPE_CHECKING:
-    from wal.fence import EpochGuard
+from wal.store.port import ObjectStore
 
 Progress = Callable[[int, int], None]
 """Told of entries read so far, and of how many there are."""

@@ -21,7 +21,7 @@ from wal.clock import Clock
 from wal.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from wal.options import WalOptions
 from wal.patience import Patience
-from wal.store import ObjectStore, PutOutcome
+from wal.store.port import ObjectStore, PutOutcome
 
 
 @dataclass

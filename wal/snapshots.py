@@ -45,7 +45,7 @@ from wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable
 from wal.layout import parse_snapshot_key, snapshot_key, snapshot_prefix
 from wal.options import WalOptions
 from wal.slot import settle
-from wal.store import ObjectInfo, ObjectStore
+from wal.store.port import ObjectInfo, ObjectStore
 
 _CRC = 9
 

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from wal.assembler import BatchAssembler
 from wal.clock import Clock
-from wal.codec import EntryCodec
+from wal.codec.port import EntryCodec
 from wal.entry_reader import EntryReader
 from wal.errors import Corrupt, WalError
 from wal.manifest import ManifestStore
@@ -30,7 +30,7 @@ from wal.options import WalOptions
 from wal.patience import patient
 from wal.records import Entry
 from wal.replay import missing
-from wal.store import ObjectStore
+from wal.store.port import ObjectStore
 
 _MANIFEST_EVERY = 5.0
 """Seconds without news after which the manifest is read, and between two such reads."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("ingest", "flush", "wal", "memtable", "bench")
-_NAME = re.compile(r"`([a-z_0-9]+)(?:\.py)?`")
+_NAME = re.compile(r"`([a-z_0-9/]+)(?:\.py)?`")
 
 
 def named_modules(text: str) -> list[str]:
@@ -28,12 +28,13 @@ def named_modules(text: str) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_readme_of_a_package_names_each_of_its_modules_once(root: Path, package: str) -> None:
-    modules = sorted(path.stem for path in (root / package).glob("*.py") if not path.stem.startswith("__"))
+    paths = (path.relative_to(root / package) for path in (root / package).rglob("*.py"))
+    modules = sorted(path.with_suffix("").as_posix() for path in paths if not path.stem.startswith("__"))
     assert sorted(named_modules((root / package / "README.md").read_text(encoding="utf-8"))) == modules
 
 
 def test_the_rule_reads_the_column_of_modules_only() -> None:
     text = (
-        "| error | what |\n|---|---|\n| `a` | |\n\n|  | modules |\n|---|---|\n| `b` | `c.py`, `d` (`E`) |\n\n| `f` |\n"
+        "| error | what |\n|---|---|\n| `a` | |\n\n| | modules |\n|---|---|\n| `b` | `c.py`, `r/d` (`E`) |\n\n| `f` |\n"
     )
-    assert named_modules(text) == ["c", "d"]
+    assert named_modules(text) == ["c", "r/d"]

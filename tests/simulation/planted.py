@@ -18,7 +18,7 @@ import flush.swap
 import wal.appender
 import wal.fence
 import wal.slot
-import wal.store_local
+import wal.store.local
 from flush import BaseTable, FlushAttempts, SstCollector
 from flush.append_pass import AppendedRows, mark
 from flush.garbage import Verdict
@@ -184,7 +184,7 @@ def _looks_behind_the_link(self: LocalStore, directory: Any, name: str, data: by
     """`LocalStore._create` that looks only behind the link whether the directory is in its place."""
     with patch.object(type(directory), "check_in_place", lambda _: None):
         outcome = _create(self, directory, name, data)
-    wal.store_local._Directory.check_in_place(directory)
+    wal.store.local._Directory.check_in_place(directory)
     return outcome
 
 

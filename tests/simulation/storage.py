@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 from unittest.mock import patch
 
-import wal.store_local
+import wal.store.local
 from tests.simulation.scheduler import START, Host, Killed, Scheduler
 from wal import LocalStore, ObjectInfo, PutOutcome, StoreRefused, StoreUnavailable
 from wal.layout import parse_entry_key, parse_manifest_key, parse_rev, regions

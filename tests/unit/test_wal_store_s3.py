@@ -26,8 +26,8 @@ from tests import fault_proxy as faults
 from tests.conftest import wait_until
 from tests.unit.test_wal_store import StoreContract
 from wal import ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, SystemIds, open_store, probe
-from wal.s3_answers import Meaning, meaning_of
-from wal.s3_options import S3Options, read_options
+from wal.store.s3_answers import Meaning, meaning_of
+from wal.store.s3_options import S3Options, read_options
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "_mem_wal/r/wal/0001.lance"
@@ -44,7 +44,7 @@ class TestS3Store(StoreContract):
         names = [f"many/{number}/x" for number in range(17)]
         for name in names:
             store.put_if_absent(name, b"")
-        monkeypatch.setattr("wal.store_s3._PAGE", 5)
+        monkeypatch.setattr("wal.store.s3._PAGE", 5)
         assert sorted(store.list("many/")) == sorted(names)
         assert len(store.children("many/")) == 17
 

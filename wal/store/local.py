@@ -36,7 +36,7 @@ from typing import NoReturn
 
 from wal.errors import StoreRefused, StoreUnavailable
 from wal.layout import is_in_sst
-from wal.store import ObjectInfo, PutOutcome
+from wal.store.port import ObjectInfo, PutOutcome
 
 _TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64

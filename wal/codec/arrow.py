@@ -8,7 +8,7 @@
 
     schema metadata         writer_epoch, generation, and what the base table has as schema metadata; in a sentinel
                             writer_epoch, fence_sentinel, memwal:generation, and the keys of the next line
-    metadata of the batch   memwal:entry_id, memwal:applied, memwal:part; see wal.entry_metadata
+    metadata of the batch   memwal:entry_id, memwal:applied, memwal:part; see wal.codec.metadata
     field metadata          that of the base table, and lance:field_id = decimal id
     trailer                 CRC-32 of every byte before it
 
@@ -33,8 +33,8 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from wal.entry_columns import EntryColumns, field_ids
-from wal.entry_metadata import Metadata, lances_keys, our_keys, parse_foreign_header, parse_header
+from wal.codec.columns import EntryColumns, field_ids
+from wal.codec.metadata import Metadata, lances_keys, our_keys, parse_foreign_header, parse_header
 from wal.errors import Corrupt
 from wal.records import Entry, EntryHeader
 

@@ -1,9 +1,9 @@
 """Objects in an S3 bucket, below a prefix.
 
 put-if-absent is one PUT with `If-None-Match: *`: S3 creates the object whole, or answers 412. What every other answer
-means stands in `wal.s3_answers`. Two clients per set of options, on the process's event loop: the one for conditional
-PUTs sends each request exactly once, since a hidden second attempt would hide that the first one landed; the other
-tries reads, lists, deletes and hints again by itself.
+means stands in `wal.store.s3_answers`. Two clients per set of options, on the process's event loop: the one for
+conditional PUTs sends each request exactly once, since a hidden second attempt would hide that the first one landed;
+the other tries reads, lists, deletes and hints again by itself.
 
 Integrity. A PUT carries the CRC-32 of its bytes, which the server checks before it creates the object and keeps with
 it; a GET asks for it back and compares.
@@ -29,10 +29,10 @@ from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
 from wal.errors import StoreRefused, StoreUnavailable
-from wal.event_loop import event_loop
-from wal.s3_answers import Answer, Meaning, meaning_of
-from wal.s3_options import S3Options
-from wal.store import ObjectInfo, PutOutcome
+from wal.store.event_loop import event_loop
+from wal.store.port import ObjectInfo, PutOutcome
+from wal.store.s3_answers import Answer, Meaning, meaning_of
+from wal.store.s3_options import S3Options
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 An entry is a complete Lance file (format version 2.1) of the rows in the row schema. Everything else is in
 its schema metadata, which any Lance reader shows:
 
-    writer_epoch, generation, fence_sentinel, memwal:entry_id, memwal:applied, memwal:part   see wal.entry_metadata
+    writer_epoch, generation, fence_sentinel, memwal:entry_id, memwal:applied, memwal:part   see wal.codec.metadata
     memwal:field_ids {"column": id, …}  JSON; absent where the row schema's fields carry no lance:field_id
     memwal:crc32     8 hex digits: CRC-32 of the whole object, computed with these digits as "00000000"
 
@@ -29,13 +29,13 @@ from collections.abc import Mapping
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileSession
 
-from wal.entry_columns import TOMBSTONE, EntryColumns
-from wal.entry_metadata import lances_keys, our_keys, parse_header
+from wal.codec.columns import TOMBSTONE, EntryColumns
+from wal.codec.lance_arrays import delicate_columns, importable
+from wal.codec.metadata import lances_keys, our_keys, parse_header
+from wal.codec.scratch_file import ScratchFile
 from wal.errors import Corrupt
-from wal.lance_arrays import delicate_columns, importable
 from wal.panics import panics_as_errors
 from wal.records import Entry, EntryHeader
-from wal.scratch_file import ScratchFile
 
 _VERSION = "2.1"
 _CRC_KEY = "memwal:crc32"

@@ -6,8 +6,8 @@ from typing import Literal, Protocol, get_args
 
 import pyarrow as pa
 
-from wal.codec_arrow import ArrowCodec
-from wal.codec_lance import LanceCodec
+from wal.codec.arrow import ArrowCodec
+from wal.codec.lance import LanceCodec
 from wal.records import Entry, EntryHeader
 
 WalFormat = Literal["lance", "arrow"]
