@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
 from flush import BaseTable
-from memtable.predicate import evaluate, referenced, translate
-from memtable.text_index import TextIndex
-from memtable.text_query import Clause, TextQuery
+from memtable.filter.predicate import evaluate, referenced, translate
+from memtable.text.index import TextIndex
+from memtable.text.query import Clause, TextQuery
 
 DISTANCE = "_distance"
 SCORE = "_score"

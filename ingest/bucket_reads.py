@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from flush import BaseTable
 from ingest.base_reads import BaseReads, Positions
-from memtable.text_query import TextQuery
+from memtable.text.query import TextQuery
 
 MARGIN = 1.5
 """Of the rows that are asked for at first, above what an even spread would need."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ingest.errors import Invalid
 from ingest.keys import nearest
 from memtable import IndexSpec, InvalidRows
-from memtable.text_query import TextParser, TextQuery
+from memtable.text.query import TextParser, TextQuery
 
 _ADD = {"ivf_pq": '"ivf_pq"', "fts": '"fts"'}
 

@@ -40,7 +40,7 @@ from ingest.sst_cache import CACHE_BYTES, SstCache, SstId
 from ingest.sst_loader import load_sst
 from ingest.top_k import concatenate, in_order, merge
 from memtable import TOMBSTONE, IndexSpec, Snapshot
-from memtable.text_query import TextParser
+from memtable.text.query import TextParser
 from wal import Corrupt, ObjectStore, SsTable
 
 _FILTERS_REMEMBERED = 1000
@@ -227,7 +227,7 @@ class Reader:
         """The `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
         `text`: `web server` any word; `+web -server` with, without; `"web server"` a phrase; `serv*` a prefix
-        (`memtable.text_query`). Scores are BM25 with the statistics of the level a row lies in, as in Lance's own
+        (`memtable.text.query`). Scores are BM25 with the statistics of the level a row lies in, as in Lance's own
         reads over several levels.
         """
         base, known = self._known()

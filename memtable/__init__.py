@@ -7,7 +7,7 @@ from memtable.index_spec import IndexSpec, check_indexes
 from memtable.schema import TOMBSTONE, emptied, key_columns, required_columns, row_schema, tombstones, with_tombstone
 from memtable.snapshot import Snapshot
 from memtable.table import Checked, MemTable
-from memtable.vector_model import VectorModel
+from memtable.vector.model import VectorModel
 
 __all__ = [
     "TOMBSTONE",

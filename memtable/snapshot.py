@@ -14,19 +14,19 @@ import pyarrow.compute as pc
 
 from memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memtable.batch_store import Batches
-from memtable.conditions import AnyOf, Condition, Narrowing
 from memtable.conversion import convert
 from memtable.errors import InvalidRows
-from memtable.filter_plan import plan
+from memtable.filter.conditions import AnyOf, Condition, Narrowing
+from memtable.filter.plan import plan
+from memtable.filter.predicate import evaluate
+from memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
 from memtable.index_spec import nearest
-from memtable.key_index import KeyIndex
-from memtable.no_keys import NoKeys, no_key
-from memtable.predicate import evaluate
-from memtable.scalar_index import Asked, ScalarIndex, sort_form
+from memtable.key.index import KeyIndex
+from memtable.key.none import NoKeys, no_key
 from memtable.schema import TOMBSTONE
-from memtable.text_index import TextIndex
-from memtable.text_query import TextQuery
-from memtable.vector_index import VectorIndex
+from memtable.text.index import TextIndex
+from memtable.text.query import TextQuery
+from memtable.vector.index import VectorIndex
 
 # An index is of use where it names less than this part of the rows: one row fetched costs as much as this many, or for
 # texts half as many, evaluated where they lie.

@@ -20,16 +20,16 @@ import pyarrow as pa
 from memtable.arrays import GrowableArray
 from memtable.batch_store import BatchStore
 from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
+from memtable.filter.scalar_index import ScalarIndex
 from memtable.index_spec import IndexSpec, check_indexes, vector_width
-from memtable.key_index import KeyIndex
-from memtable.no_keys import NoKeys
-from memtable.scalar_index import ScalarIndex
+from memtable.key.index import KeyIndex
+from memtable.key.none import NoKeys
 from memtable.schema import TOMBSTONE, is_key_type
 from memtable.snapshot import Indexes, Snapshot
-from memtable.text_index import TextIndex
-from memtable.vector_column import VectorBatch, read_vectors
-from memtable.vector_index import VectorIndex
-from memtable.vector_model import VectorModel
+from memtable.text.index import TextIndex
+from memtable.vector.column import VectorBatch, read_vectors
+from memtable.vector.index import VectorIndex
+from memtable.vector.model import VectorModel
 
 
 @dataclass(frozen=True)

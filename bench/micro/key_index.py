@@ -1,4 +1,4 @@
-"""Which structure maps keys to rows fastest, batch after batch: the evidence for memtable/key_index.py.
+"""Which structure maps keys to rows fastest, batch after batch: the evidence for memtable/key/index.py.
 
 `python -m bench.micro.key_index` prints a table. The work is that of a put: 1,000 int64 keys at a time, a tenth of them
 put before; find the row of each key so far (-1: none) and point the key at its new row. All candidates must find the

@@ -1,4 +1,4 @@
-"""Which structure answers ranges best while rows are put: the evidence for memtable/scalar_index.py.
+"""Which structure answers ranges best while rows are put: the evidence for memtable/filter/scalar_index.py.
 
 `python -m bench.micro.ordered_index` prints a table. A thousand rows are put, then one range is asked that a thousandth
 of all rows pass, and so on, a hundred times from nothing and a hundred times from 900,000 rows (less often for a
@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sortedcontainers import SortedList
 
-from memtable import scalar_index
-from memtable.scalar_index import Asked, ScalarIndex, sort_form
+from memtable.filter import scalar_index
+from memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
 from memtable.snapshot import WORTH
 
 Integers = npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ from flush import BaseTable
 from ingest.base_reads import BaseReads
 from ingest.errors import Invalid
 from memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
-from memtable.text_query import TextParser
+from memtable.text.query import TextParser
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("body", pa.string())])
 ROWS = row_schema(SCHEMA, ["id"])

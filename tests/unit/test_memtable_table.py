@@ -17,7 +17,7 @@ from memtable import (
     with_tombstone,
 )
 from memtable.batch_store import BATCH_OVERHEAD, MERGE_AT, SMALL_ROWS
-from memtable.text_index import TextIndex
+from memtable.text.index import TextIndex
 
 BASE = pa.schema(
     [

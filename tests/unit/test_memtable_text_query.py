@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtable import IndexSpec, InvalidRows, Snapshot, row_schema, with_tombstone
-from memtable.text_query import MAX_CHARACTERS, MAX_WORDS, TextParser
+from memtable.text.query import MAX_CHARACTERS, MAX_WORDS, TextParser
 from tests.index_modes import memtable_in
 
 ROWS = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())]), ["id"])

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memtable import IndexSpec, InvalidRows, VectorModel, vector_index
-from memtable.vector_column import VectorBatch, unit_length
-from memtable.vector_index import VectorIndex
-from memtable.vector_quantiser import Quantiser
+from memtable import IndexSpec, InvalidRows, VectorModel
+from memtable.vector import index as vector_index
+from memtable.vector.column import VectorBatch, unit_length
+from memtable.vector.index import VectorIndex
+from memtable.vector.quantiser import Quantiser
 
 ROWS, WIDTH, K = 100_000, 128, 10
 METRICS = ["l2", "cosine", "dot"]
@@ -255,8 +256,8 @@ import sys
 import numpy as np
 import psutil
 from memtable import IndexSpec
-from memtable.vector_column import VectorBatch
-from memtable.vector_index import VectorIndex
+from memtable.vector.column import VectorBatch
+from memtable.vector.index import VectorIndex
 
 def resident():  # without what is mapped from files: the system drops and brings back parts of libraries as it likes
     now = psutil.Process().memory_info()

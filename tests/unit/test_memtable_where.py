@@ -96,7 +96,7 @@ def build(data: pa.Table, indexed: tuple[str, ...] = ()) -> Snapshot:
 
 def use_every_index(patch: pytest.MonkeyPatch) -> None:
     """Sort rows at the first look, and narrow by what names all of them too."""
-    patch.setattr("memtable.scalar_index.LOOKS", 0)
+    patch.setattr("memtable.filter.scalar_index.LOOKS", 0)
     patch.setattr("memtable.snapshot.WORTH", 1)
     patch.setattr("memtable.snapshot.SCANNED", 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memtable.sql_tokens import NOTHING, Token
+from memtable.filter.tokens import NOTHING, Token
 
 _JOINS = frozenset(("and", "or"))
 

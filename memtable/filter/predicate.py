@@ -24,11 +24,11 @@ import pyarrow as pa
 
 from memtable.arrays import Mask, Positions
 from memtable.errors import InvalidRows
-from memtable.float_literals import cast_types
-from memtable.sql_paths import access_paths
-from memtable.sql_places import closing, is_truth
-from memtable.sql_tokens import Token, tokenize
-from memtable.struct_nulls import null_inside
+from memtable.filter.float_literals import cast_types
+from memtable.filter.sql_paths import access_paths
+from memtable.filter.sql_places import closing, is_truth
+from memtable.filter.struct_nulls import null_inside
+from memtable.filter.tokens import Token, tokenize
 
 if TYPE_CHECKING:
     from datafusion import SessionContext

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from memtable.errors import InvalidRows
 from memtable.index_spec import IndexSpec
-from memtable.text_analysis import analyzer, begins
+from memtable.text.analysis import analyzer, begins
 
 Occur = Literal["should", "must", "must_not"]
 Kind = Literal["any", "all", "phrase", "prefix"]

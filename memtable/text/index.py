@@ -19,8 +19,8 @@ from tantivy import Occur, Query
 from memtable.arrays import Mask, Positions, Scores
 from memtable.index_spec import IndexSpec
 from memtable.shielded import shielded
-from memtable.text_analysis import analyzer
-from memtable.text_query import Clause, TextParser, TextQuery
+from memtable.text.analysis import analyzer
+from memtable.text.query import Clause, TextParser, TextQuery
 
 _TEXT, _ROW, _TOKENIZER = "text", "row", "memtable"
 _OCCUR = {"should": Occur.Should, "must": Occur.Must, "must_not": Occur.MustNot}

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memtable.arrays import GrowableArray, Mask, Positions
-from memtable.code_table import Codes
+from memtable.key.code_table import Codes
 
 Words = npt.NDArray[np.uint64]
 

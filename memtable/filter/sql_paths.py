@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memtable.sql_places import closing
-from memtable.sql_tokens import Token
+from memtable.filter.sql_places import closing
+from memtable.filter.tokens import Token
 
 
 def access_paths(tokens: Sequence[Token], written: list[str]) -> None:

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from memtable.conditions import Narrowing
-from memtable.predicate import referenced, translate
+from memtable.filter.conditions import Narrowing
+from memtable.filter.predicate import referenced, translate
 from memtable.schema import TOMBSTONE
 
 # Plans kept, and from which length of the text on only a few are: together they bound what is held, which no memtable
@@ -41,7 +41,9 @@ def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterP
 
 
 def _plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
-    from memtable.narrowing import narrowing  # not above: sqlglot takes a tenth of a second, which a put has no use for
+    from memtable.filter.narrowing import (
+        narrowing,  # not above: sqlglot takes a tenth of a second, which a put has no use for
+    )
 
     base = pa.schema([f for f in schema if f.name != TOMBSTONE])
     sql = translate(predicate, base)

@@ -1,0 +1,1 @@
+"""Predicates: read, planned, and evaluated over the rows of a memtable."""

@@ -1,0 +1,1 @@
+"""Full text: the analysis, the index, the queries."""
