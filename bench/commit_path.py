@@ -21,7 +21,7 @@ import flush
 from bench.benchmark import Benchmark, Contender, Parameter, Sample, Values, Watch
 from bench.digest import rows_digest
 from bench.source_data import NARROW, NARROW_KEY, SEED, narrow_rows, newest
-from flush.durability import sync_tree
+from flush.base.fsync import sync_tree
 from memtable import MemTable, row_schema, with_tombstone
 from wal import Claim, LanceCodec, LocalStore, ManifestStore, SystemClock, SystemIds, bucket_region, claim
 

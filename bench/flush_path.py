@@ -34,7 +34,7 @@ from wal import SystemIds, bucket_region, open_store
 
 LOGGED: Mapping[str, Any] = {**LARGE, **lance_side.DURABLE_BEST, "durable_write": True}
 """Every put is in the log before it is acked, so that closing does nothing but flush."""
-SYNCS = ("flush.sst.sync_tree", "flush.sst_data.sync_files")
+SYNCS = ("flush.sst.files.sync_tree", "flush.sst.data.sync_files")
 
 
 def _digest(directory: Path, key: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ from bench.commit_path import linked, merged_digest
 from bench.result import BenchmarkResult
 from bench.rounds import run
 from bench.source_data import SEED
-from flush.durability import sync_tree
+from flush.base.fsync import sync_tree
 from ingest.settings import Settings, load
 from ingest.source import read_stream
 from ingest.spark_session import configuration, start_session

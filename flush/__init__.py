@@ -1,9 +1,10 @@
 """Frozen memtables to SSTs, SSTs into the base Lance table. See README.md for formats and protocols."""
 
-from flush.base_table import BaseTable
-from flush.bloom import bloom_bytes, contains
-from flush.commit_report import CommitReport
-from flush.committer import commit, prune
+from flush.base.setup import OnDuplicate, Upsert, WriteRules
+from flush.base.swap import swapped, unborn
+from flush.base.table import BaseTable
+from flush.commits.committer import commit, prune
+from flush.commits.report import CommitReport
 from flush.errors import (
     CommitConflict,
     CountMismatch,
@@ -17,19 +18,18 @@ from flush.errors import (
     TableExists,
     UnsupportedTable,
 )
-from flush.file_options import FileOptions
-from flush.flusher import FlushAttempts, flush
-from flush.garbage import SstCollector, SstGarbage, asks_for
-from flush.key_sidecar import write_key_sidecar
-from flush.orphans import OrphanGarbage, collect_orphans
-from flush.plan_garbage import PLANS_MIN, PlanCollector, PlanGarbage
-from flush.resize import BUCKETS_MAX, ResizeReport, being_resized, resize
-from flush.retained import BaseNeeds, base_needs
-from flush.routing import finish as finish_resize
-from flush.sst import read_sst, verify, write_sst
-from flush.sst_indexes import SstIndexes
-from flush.swap import swapped, unborn
-from flush.table_setup import OnDuplicate, Upsert, WriteRules
+from flush.garbage.orphans import OrphanGarbage, collect_orphans
+from flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
+from flush.garbage.retained import BaseNeeds, base_needs
+from flush.garbage.ssts import SstCollector, SstGarbage, asks_for
+from flush.resizing.routing import finish as finish_resize
+from flush.resizing.steps import BUCKETS_MAX, ResizeReport, being_resized, resize
+from flush.sst.bloom import bloom_bytes, contains
+from flush.sst.file_options import FileOptions
+from flush.sst.files import read_sst, verify, write_sst
+from flush.sst.flusher import FlushAttempts, flush
+from flush.sst.indexes import SstIndexes
+from flush.sst.key_sidecar import write_key_sidecar
 
 __all__ = [
     "BUCKETS_MAX",

@@ -1,4 +1,4 @@
-"""Maintenance of the base table on its schedule; what the steps do is told in `flush.maintenance`."""
+"""Maintenance of the base table on its schedule; what the steps do is told in `flush.commits.maintenance`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import lance
 
 import flush
-from flush.durability import sync_table
-from flush.maintenance import MaintenanceRules, clean_up, compact, merge_segments
+from flush.base.fsync import sync_table
+from flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments
 from ingest.errors import classify
 from wal import Clock
 from wal.panics import as_exception

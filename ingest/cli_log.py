@@ -17,10 +17,10 @@ from rich.text import Text
 
 import flush
 import wal
-from flush.finding import spans
-from flush.history import Action, Change, History, read_history
-from flush.table_state import versions
-from flush.version_diff import VersionDiff, diff_versions
+from flush.base.state import versions
+from flush.history.actions import Action, Change, History, read_history
+from flush.history.diff import VersionDiff, diff_versions
+from flush.verification.finding import spans
 from ingest.errors import Invalid
 from ingest.settings import Settings
 from wal.patience import patient

@@ -1,4 +1,4 @@
-"""`memwal regions resize`: another number of regions for a table; the protocol is told in `flush.resize`."""
+"""`memwal regions resize`: another number of regions for a table; the protocol is told in `flush.resizing.steps`."""
 
 from __future__ import annotations
 

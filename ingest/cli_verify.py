@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 import wal
-from flush.finding import Finding
-from flush.verification import Progress as OnProgress
-from flush.verification import Verified, verify_table
+from flush.verification.finding import Finding
+from flush.verification.runner import Progress as OnProgress
+from flush.verification.runner import Verified, verify_table
 from ingest.settings import Settings
 from wal.patience import patient
 

@@ -67,7 +67,7 @@ class CommitLoop:
 
     Thread safety. All methods from any thread, but `step`, which is the loop's. A step that fails is logged and tried
     again; `commit()` raises to its caller. Committers of other processes are kept apart on storage
-    (`flush.commit_plan`); this lock only saves the threads of one process from getting in each other's way, and a
+    (`flush.commits.plan`); this lock only saves the threads of one process from getting in each other's way, and a
     commit from meeting maintenance.
     """
 

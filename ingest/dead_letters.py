@@ -4,9 +4,9 @@ A micro-batch's letters are written by one task, before Spark hears that the mic
 
  1. **Write** the letters into data files, streamed. No version refers to them. *Crash here: files that Lance's clean-up
     of old versions removes; the replay of the micro-batch writes them again.*
- 2. **Append** by a compare-and-swap (`flush.swap`). The same version notes, in the schema's metadata, for the query:
-    the newest batch_id, and a digest of the ids of its letters. Whoever appends for the same micro-batch at the same
-    time (a task that Spark runs twice) fails, looks again and finds the note. *Crash here: both or none.*
+ 2. **Append** by a compare-and-swap (`flush.base.swap`). The same version notes, in the schema's metadata, for the
+    query: the newest batch_id, and a digest of the ids of its letters. Whoever appends for the same micro-batch at the
+    same time (a task that Spark runs twice) fails, looks again and finds the note. *Crash here: both or none.*
  3. Spark notes that the micro-batch is done, regions that failed are replayed. *Crash before: the micro-batch comes
     again; its letters have the digest that is noted, and nothing is written.*
 
@@ -32,8 +32,8 @@ from lance.fragment import write_fragments
 
 import wal
 from flush import swapped, unborn
-from flush.lance_dataset import open_dataset
-from flush.maintenance import compact
+from flush.base.open import open_dataset
+from flush.commits.maintenance import compact
 from ingest.errors import Invalid, Unavailable
 from wal.panics import panics_as_errors
 

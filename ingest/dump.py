@@ -16,9 +16,9 @@ from rich.text import Text
 
 import wal
 from flush import BaseTable
-from flush.bloom import BLOOM_NAME
-from flush.commit_plan import parse_plan_key
-from flush.key_sidecar import SIDECAR_DIR
+from flush.commits.plan import parse_plan_key
+from flush.sst.bloom import BLOOM_NAME
+from flush.sst.key_sidecar import SIDECAR_DIR
 from ingest.dump_parts import columns, fields, first_rows, size, tombstones
 from ingest.dump_place import CAN_BE_INSPECTED, Place, locate
 from ingest.dump_sst import bloom, sidecar, sst

@@ -14,9 +14,9 @@ from lance.file import LanceFileReader
 from rich.console import Group, RenderableType
 
 import wal
-from flush.bloom import BLOOM_NAME
-from flush.finding import unreadable
-from flush.key_sidecar import PAGE_ROWS, SIDECAR_DIR
+from flush.sst.bloom import BLOOM_NAME
+from flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
+from flush.verification.finding import unreadable
 from ingest.dump_parts import FIRST_ROWS, columns, fields, first_rows, size
 from ingest.dump_place import Place
 from memtable import TOMBSTONE
@@ -25,7 +25,7 @@ from wal import layout
 _DATA, _LOOKUP = "page_data.lance", "page_lookup.lance"
 _FIRST_PAGES = 10
 _HASHED = (pa.int32(), pa.int64(), pa.string(), pa.binary())
-"""Types of key columns that Lance's filter tells apart; see flush.key_encoding."""
+"""Types of key columns that Lance's filter tells apart; see flush.sst.key_encoding."""
 _BLOCK_BYTES, _WORDS_OF_A_BLOCK, _BITS_OF_A_WORD = 32, 8, 32
 
 

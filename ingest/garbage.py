@@ -1,8 +1,8 @@
 """`memwal gc`, and what a table does by itself at intervals: delete what nobody can need again.
 
 What stays and why is told where it is decided: entries of the WAL in `wal.garbage`, old region manifests in
-`wal.manifest_garbage`, SST directories in `flush.garbage`,
-commit plans in `flush.plan_garbage`, files of the base table that no version refers to in `flush.orphans`.
+`wal.manifest_garbage`, SST directories in `flush.garbage.ssts`,
+commit plans in `flush.garbage.plans`, files of the base table that no version refers to in `flush.garbage.orphans`.
 """
 
 from __future__ import annotations

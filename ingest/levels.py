@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.shape import Shape
+from flush.base.shape import Shape
 from ingest.errors import Invalid, Unavailable
 from ingest.keys import nearest
 from memtable import Snapshot

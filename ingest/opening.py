@@ -15,8 +15,8 @@ import pyarrow as pa
 
 import flush
 import wal
-from flush.lance_caches import LanceCaches
-from flush.maintenance import MaintenanceRules
+from flush.base.caches import LanceCaches
+from flush.commits.maintenance import MaintenanceRules
 from ingest import arguments
 from ingest.access import Access
 from ingest.commit_policy import CommitLimits

@@ -20,7 +20,7 @@ from uuid import UUID
 from pydantic import SecretStr
 
 import wal
-from flush.side_by_side import each
+from flush.parallel_map import each
 from ingest.processes import Process
 from ingest.references import resolve
 from wal.layout import owner_key

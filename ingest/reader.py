@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flush import BaseTable
-from flush.shape import Shape, version_without
+from flush.base.shape import Shape, version_without
 from ingest.base_reads import DISTANCE, SCORE, BaseReads
 from ingest.bucket_reads import BucketReads
 from ingest.errors import Invalid

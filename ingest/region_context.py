@@ -13,9 +13,9 @@ import pyarrow as pa
 
 import wal
 from flush import FileOptions, SstIndexes, WriteRules
-from flush.carried import RouteInto
-from flush.maintenance import MaintenanceRules
-from flush.shape import Shape
+from flush.base.shape import Shape
+from flush.commits.maintenance import MaintenanceRules
+from flush.resizing.carried import RouteInto
 from ingest.commit_policy import CommitLimits
 from ingest.garbage import Ages
 from ingest.levels import RegionView

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import wal
 from flush import FlushAttempts
-from flush.shape import Shape
+from flush.base.shape import Shape
 from ingest.errors import Unavailable
 from ingest.flight_wire import BUSY
 from ingest.levels import RegionView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flush.carried import left_over, settle, with_exceptions
+from flush.resizing.carried import left_over, settle, with_exceptions
 from ingest.admission import Admission
 from ingest.errors import Invalid
 from ingest.write_queue import Write

@@ -17,7 +17,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from flush import BaseTable
-from flush.shape import Shape
+from flush.base.shape import Shape
 from ingest.region_context import RegionContext
 from memtable import TOMBSTONE, row_schema
 from wal.codec.columns import EntryColumns

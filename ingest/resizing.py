@@ -1,4 +1,5 @@
-"""What a process that serves a table sees of a resize of it, made by another (`flush.resize` tells the protocol).
+"""What a process that serves a table sees of a resize of it, made by another (`flush.resizing.steps` tells the
+protocol).
 
 It begins by sealing the regions, which fences their writers: to a caller that is a pause, unlike a fence by somebody
 who keeps the region. Once the new routing is decided the regions of this process are of no use any more; those of the
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 import wal
-from flush.routing import decided
+from flush.resizing.routing import decided
 from ingest.errors import FencedError, MemWalError, Unavailable
 from ingest.flight_wire import NOT_OWNER
 from ingest.region_set import RegionSet

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from flush.row_hash import is_hashed
-from flush.table_definition import is_version_type
+from flush.base.definition import is_version_type
+from flush.base.row_hash import is_hashed
 from ingest.addresses import expanded
 from ingest.column_types import parse_type
 from ingest.kafka_checks import of_kafka

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from flush.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
-from flush.lance_caches import CACHE_BYTES
+from flush.base.caches import CACHE_BYTES
+from flush.sst.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
 from ingest.column_types import parse_type
 from ingest.references import check_only_reference, check_reference, resolve
 from ingest.units import parse_duration, parse_size

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.sharding import Routing
+from flush.base.sharding import Routing
 from ingest.rows import check_encoding
 from ingest.write_rules import first_of_each_key
 from memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombstones, with_tombstone

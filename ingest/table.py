@@ -21,8 +21,8 @@ import pyarrow as pa
 
 import wal
 from flush import BaseTable, CommitReport, Upsert
-from flush.shape import Shape
-from flush.side_by_side import AT_ONCE, each
+from flush.base.shape import Shape
+from flush.parallel_map import AT_ONCE, each
 from ingest.commit_loop import CommitLoop
 from ingest.edge import at_the_edge
 from ingest.errors import Invalid, MemWalError

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from flush import BaseTable
-from flush.shape import Shape
+from flush.base.shape import Shape
 from ingest.admission import Admission
 from ingest.errors import Invalid
 from ingest.reader import Reader

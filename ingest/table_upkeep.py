@@ -15,7 +15,7 @@ from uuid import UUID
 import flush
 import wal
 from flush import BaseTable, CommitReport
-from flush.held_back import HeldBack
+from flush.commits.held_back import HeldBack
 from ingest.base_upkeep import BaseUpkeep
 from ingest.commit_policy import Waiting
 from ingest.errors import MemWalError, classify

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.shape import Shape
+from flush.base.shape import Shape
 from ingest.levels import RegionView
 from ingest.pending import Pending
 from ingest.receipts import RegionCounts

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 import ingest
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from tests.conftest import toml
 from wal import open_store
 

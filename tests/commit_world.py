@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 import flush
-from flush import BaseTable, CommitReport, committer
-from flush.changes import read_changes
+from flush import BaseTable, CommitReport
+from flush.commits import committer
+from flush.commits.changes import read_changes
 from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from wal import (
     Claim,

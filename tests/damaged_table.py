@@ -1,4 +1,4 @@
-"""A table with everything in it that `flush.verification` looks at, and copies of it to be damaged."""
+"""A table with everything in it that `flush.verification.runner` looks at, and copies of it to be damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lance.mem_wal import CompactedSsTable
 
 import ingest
 from flush import BaseTable, bloom_bytes, write_key_sidecar
-from flush.verification import Verified, verify_table
+from flush.verification.runner import Verified, verify_table
 from wal import (
     ManifestStore,
     RegionManifest,

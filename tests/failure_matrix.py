@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import flush.durability
+import flush.base.fsync
 import wal.store.local
 from wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
 

@@ -27,7 +27,8 @@ The claim, in steps:
  6. Replay from `replay_after`+1 to the sentinel.
  7. Look for a manifest newer than that: an epoch above ours means fenced.
 
-A resize of the table (flush.resize) claims in two other ways, so that no writer of an old routing gets in between:
+A resize of the table (flush.resizing.steps) claims in two other ways, so that no writer of an old routing gets in
+between:
 
  * `seal`: the manifest of step 2 is SEALED, whether it was before or not. The claim and the seal are one write:
    from then on only another resize may claim. A region that is not there yet is created sealed.

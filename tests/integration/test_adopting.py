@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush.adoptable
+import flush.base.adoptable
 import ingest
 from flush import BaseTable
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from ingest.configured_table import initialise
 from ingest.errors import Invalid
 from ingest.settings import load
@@ -201,21 +201,21 @@ def test_keys_are_compared_a_part_at_a_time(
     numbers = pa.array(range(count))
     keys = (numbers if pa.types.is_integer(kind) else numbers.cast(pa.string())).cast(kind)
     dataset = lance.write_dataset(pa.table({"a": keys, "b": pa.array([7] * count)}), tmp_path / "t")
-    flush.adoptable.expect_key("t", dataset, ["a"])
-    flush.adoptable.expect_key("t", dataset, ["b", "a"])
+    flush.base.adoptable.expect_key("t", dataset, ["a"])
+    flush.base.adoptable.expect_key("t", dataset, ["b", "a"])
     with pytest.raises(InvalidRows, match=f"t: {count - 1} of {count} rows repeat a key of b"):
-        flush.adoptable.expect_key("t", dataset, ["b"])
+        flush.base.adoptable.expect_key("t", dataset, ["b"])
     more = lance.write_dataset(pa.table({"a": keys.slice(3, 2), "b": pa.array([7, 8])}), tmp_path / "t", mode="append")
     with pytest.raises(InvalidRows, match=f"2 of {count + 2} rows repeat a key of a"):
-        flush.adoptable.expect_key("t", more, ["a"])
+        flush.base.adoptable.expect_key("t", more, ["a"])
     with pytest.raises(InvalidRows, match=f"1 of {count + 2} rows repeat a key of a, b"):
-        flush.adoptable.expect_key("t", more, ["a", "b"])
+        flush.base.adoptable.expect_key("t", more, ["a", "b"])
 
 
 def test_keys_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = lance.write_dataset(pa.table({"a": ["x", "y", "z"]}), tmp_path / "t")
     monkeypatch.setattr(flush.adoptable, "_hash", lambda keys: np.zeros(keys.num_rows, np.uint64))
-    flush.adoptable.expect_key("t", dataset, ["a"])
+    flush.base.adoptable.expect_key("t", dataset, ["a"])
 
 
 def test_the_keys_of_a_large_table_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_the_keys_of_a_large_table_are_not_all_in_memory(tmp_path: Path, monkeyp
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     most = 0
-    batches = flush.adoptable._batches
+    batches = flush.base.adoptable._batches
 
     def watched(*given: Any) -> Any:
         nonlocal most
@@ -237,7 +237,7 @@ def test_the_keys_of_a_large_table_are_not_all_in_memory(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(flush.adoptable, "_batches", watched)
     try:
-        flush.adoptable.expect_key("t", dataset, ["a"])
+        flush.base.adoptable.expect_key("t", dataset, ["a"])
         assert tracemalloc.get_traced_memory()[1] < size / 2
     finally:
         tracemalloc.stop()
@@ -311,7 +311,7 @@ def test_verify_says_what_init_would_refuse(
     uri = str(tmp_path / "t.lance")
     make(uri)
     with monkeypatch.context() as before:
-        before.setattr("flush.table_creation.expect_fit", lambda *_: None)
+        before.setattr("flush.base.create.expect_fit", lambda *_: None)
         init(uri)
     (line,) = verified(uri)
     assert line.startswith("columns (base table): ")

@@ -15,7 +15,7 @@ import pytest
 import flush
 import ingest
 from flush import BaseTable
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from ingest.settings import load
 from ingest.stored_table import StoredTable
 from tests import fault_proxy as faults

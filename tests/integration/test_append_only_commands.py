@@ -15,8 +15,8 @@ import pytest
 
 import ingest
 from flush import BaseTable
-from flush.history import read_history
-from flush.verification import verify_table
+from flush.history.actions import read_history
+from flush.verification.runner import verify_table
 from ingest.cli import main
 from ingest.configured_table import initialise
 from ingest.settings import load

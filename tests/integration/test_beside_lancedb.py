@@ -15,7 +15,7 @@ import pytest
 
 import ingest
 from flush import BaseTable
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from wal import LocalStore
 
 SCHEMA = pa.schema(

@@ -152,7 +152,7 @@ def test_a_failed_flush_leaves_no_sst_behind(tmp_path: Path, monkeypatch: pytest
     with _open(tmp_path, settings={"commit": {"interval": 0}, "flush": {"retry_delay": "10ms"}}) as table:
         table.put([{"id": 1, "v": 1}])
         with monkeypatch.context() as patched:
-            patched.setattr("flush.sst.sync_tree", broken)
+            patched.setattr("flush.sst.files.sync_tree", broken)
             flushing = threading.Thread(target=table.flush)
             flushing.start()
             flushing.join(1.0)
@@ -236,7 +236,7 @@ def test_the_base_is_synced_before_its_ssts_are_forgotten(tmp_path: Path, monkey
         table.put([{"id": 1, "v": 1}])
         table.flush()
         with monkeypatch.context() as patched:
-            patched.setattr("flush.committer.sync_table", power_cut)
+            patched.setattr("flush.commits.committer.sync_table", power_cut)
             with pytest.raises(ingest.Unavailable):
                 table.commit()
         assert len(table.status()["regions"][0]["ssts"]) == 1

@@ -21,7 +21,7 @@ import flush
 import ingest
 import wal
 from flush import BaseTable
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from ingest.configured_table import initialise
 from ingest.garbage import Ages, TableCollector
 from ingest.settings import load

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pytest
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, LsmVectorSearchPlanner, ShardSnapshot
 
-import flush.committer
+import flush.commits.committer
 import ingest
 import wal
 from flush import BaseTable
@@ -141,7 +141,7 @@ def pairs(found: pa.Table) -> list[tuple[int, int]]:
 def between_passes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """What is put into the list runs between a commit's deletes pass and its upserts pass."""
     calls: list[Callable[[], None]] = []
-    upsert = flush.committer.upsert_pass
+    upsert = flush.commits.committer.upsert_pass
 
     def upsert_pass(*given: Any, **more: Any) -> Any:
         for call in calls:

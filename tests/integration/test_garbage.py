@@ -270,7 +270,7 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
 _KILLED_BEFORE_IT_PUBLISHES = """
 import os, signal, sys
 import flush, ingest
-flusher = sys.modules["flush.flusher"]
+flusher = sys.modules["flush.sst.flusher"]
 write = flusher.write_sst
 flusher.write_sst = lambda *args, **rest: (write(*args, **rest), os.kill(os.getpid(), signal.SIGKILL))
 table = ingest.open(sys.argv[1], settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}})

@@ -10,7 +10,7 @@ import pytest
 
 import ingest
 import wal
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from tests.golden_tables import (
     ARCHIVES,
     CHANGED,

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import flush
-import flush.committer
-import flush.sst_data
+import flush.commits.committer
+import flush.sst.data
 import ingest
 from ingest.errors import Internal, MemWalError, Unavailable
 from wal import LanceCodec, LocalStore, SsTable, bucket_region
@@ -57,7 +57,7 @@ def test_a_flush_that_panics_says_why_and_everything_else_goes_on(
     with opened(tmp_path) as table:
         table.put(rows(1, 2))
         with monkeypatch.context() as broken:
-            broken.setattr(flush.sst_data.lance, "write_dataset", panics)
+            broken.setattr(flush.sst.data.lance, "write_dataset", panics)
             with pytest.raises(Unavailable, match="PanicException: assertion failed: end <= self"):
                 table.flush()
             (region,) = table.status()["regions"]
@@ -72,7 +72,7 @@ def test_a_flush_that_panics_says_why_and_everything_else_goes_on(
 
 
 def test_a_table_whose_flushes_panic_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush.sst_data.lance, "write_dataset", panics_for_ssts(lance.write_dataset))
+    monkeypatch.setattr(flush.sst.data.lance, "write_dataset", panics_for_ssts(lance.write_dataset))
     with opened(tmp_path, memtable={"rows_max": 10}) as table:
         table.put(rows(*range(25)))
     for first in (100, 200):
@@ -138,7 +138,7 @@ def test_a_read_that_panics_is_one_of_the_six_kinds(tmp_path: Path, monkeypatch:
 def test_an_sst_over_which_lance_panics_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t").mkdir()
     store = LocalStore(str(tmp_path / "t"))
-    monkeypatch.setattr(flush.sst_data.lance, "dataset", panics)
+    monkeypatch.setattr(flush.sst.data.lance, "dataset", panics)
     with pytest.raises(flush.sst.Corrupt, match=r"cannot be read \(PanicException: assertion failed"):
         flush.read_sst(store, bucket_region(0), SsTable(1, "0a1b2c3d_gen_1"))
 

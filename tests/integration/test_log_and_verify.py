@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 import ingest
-from flush.history import read_history
-from flush.verification import verify_table
+from flush.history.actions import read_history
+from flush.verification.runner import verify_table
 from ingest import cli_log, cli_verify
 from ingest.cli import main
 from ingest.settings import load

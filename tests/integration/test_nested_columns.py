@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import flush.sst_data
+import flush.sst.data
 import ingest
 from ingest.flight_server import FlightService
 
@@ -96,7 +96,7 @@ def test_structs_inside_structs_are_logged_in_parts(tmp_path: Path, wal_format: 
 @pytest.mark.usefixtures("small_slices")
 def test_structs_inside_structs_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key a commit reads an SST in batches, which are slices of Lance's pages."""
-    monkeypatch.setattr("flush.sst._BATCH_ROWS", 100)
+    monkeypatch.setattr("flush.sst.files._BATCH_ROWS", 100)
     rows = nested(0, 2_000)
     settings = {"commit": {"interval": 0}}
     with ingest.open(tmp_path / "t.lance", schema=NESTED, key=(), regions=1, settings=settings) as table:

@@ -14,7 +14,7 @@ import pytest
 import flush
 import ingest
 import wal
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from ingest import table_writes
 from ingest.flight_server import FlightService
 from ingest.stored_table import StoredTable
@@ -276,7 +276,7 @@ def test_an_older_version_restored_before_its_ssts_were_pruned(
     """The SSTs that it does not hold are still listed: they are read, and committed again."""
     before = opened.lance.version
     with monkeypatch.context() as patched:
-        patched.setattr("flush.committer._prune_all", lambda *_: None)
+        patched.setattr("flush.commits.committer._prune_all", lambda *_: None)
         opened.drain()
     lance.dataset(opened.uri, version=before).restore()
     assert opened.there() == opened.expected(range(30))

@@ -12,11 +12,13 @@ import lance
 import pytest
 
 import ingest
-from flush import BaseTable, base_table, table_creation
-from flush.finding import Finding
-from flush.lance_caches import Session
-from flush.lance_dataset import open_dataset
-from flush.verification import verify_table
+from flush import BaseTable
+from flush.base import create as table_creation
+from flush.base import table as base_table
+from flush.base.caches import Session
+from flush.base.open import open_dataset
+from flush.verification.finding import Finding
+from flush.verification.runner import verify_table
 from ingest.moment import Moment
 from ingest.reader import Reader
 from tests.conftest import Made

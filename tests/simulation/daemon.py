@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import flush
 import wal
-from flush.routing import decided
+from flush.resizing.routing import decided
 from ingest.errors import Unavailable
 from ingest.levels import RegionView
 from ingest.reader import Reader

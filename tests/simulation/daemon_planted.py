@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import ingest.region_core
 import wal.garbage
-from flush.carried import PREFIX, carried
+from flush.resizing.carried import PREFIX, carried
 from ingest.write_queue import Write
 from tests.simulation.daemon_world import DaemonWorld
 from tests.simulation.world import SeedFailed, simulate
@@ -35,7 +35,7 @@ def cuts_the_rows_and_not_what_deletes() -> Planted:
 
 def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], dict[str, int]]) -> Planted:
     return patch.object(
-        import_module("flush.resize"), "begun_with", lambda maps: AppliedMap(change(maps, carried(maps)))
+        import_module("flush.resizing.steps"), "begun_with", lambda maps: AppliedMap(change(maps, carried(maps)))
     )
 
 

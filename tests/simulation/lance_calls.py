@@ -15,10 +15,10 @@ import lance
 import pyarrow as pa
 from lance.dataset import MergeInsertBuilder
 
-import flush.append_pass
-import flush.changes
-import flush.committer
-import flush.sst
+import flush.commits.append_pass
+import flush.commits.changes
+import flush.commits.committer
+import flush.sst.files.files
 import ingest.storage_reader
 from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
 from tests.simulation.storage import Weather
@@ -60,7 +60,7 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
         patches.enter_context(patch.object(ingest.storage_reader, "_READ_OPTIONS", one_reader))
         patches.enter_context(patch.object(flush.changes, "_READERS", 1))
-        patches.enter_context(patch.object(flush.append_pass.AppendedRows, "_reader", _read_before))
+        patches.enter_context(patch.object(flush.commits.append_pass.AppendedRows, "_reader", _read_before))
         for owner, attribute, faults in (
             (lance, "dataset", _READ_FAULTS),
             (lance, "write_dataset", _FAULTS),
@@ -78,7 +78,7 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
         yield
 
 
-def _read_before(rows: flush.append_pass.AppendedRows) -> pa.RecordBatchReader:
+def _read_before(rows: flush.commits.append_pass.AppendedRows) -> pa.RecordBatchReader:
     """All rows first, in the actor's own thread: Lance pulls them from one of its own, where no actor may pause."""
     return pa.Table.from_batches(list(rows._batches()), rows._base.schema).to_reader()
 

@@ -13,17 +13,17 @@ from unittest.mock import patch
 
 import lance
 
-import flush.flusher
-import flush.swap
+import flush.base.swap
+import flush.sst.flusher
 import wal.appender
 import wal.fence
 import wal.slot
 import wal.store.local
 from flush import BaseTable, FlushAttempts, SstCollector
-from flush.append_pass import AppendedRows, mark
-from flush.garbage import Verdict
-from flush.merge_passes import Written
-from flush.sst import discard
+from flush.commits.append_pass import AppendedRows, mark
+from flush.commits.merge_passes import Written
+from flush.garbage.ssts import Verdict
+from flush.sst.files import discard
 from ingest.region_core import RegionCore
 from ingest.region_levels import RegionLevels
 from tests.simulation.lease_world import LeaseWorld
@@ -211,7 +211,7 @@ def removes_an_sst_whose_publication_was_refused() -> Iterator[None]:
             kept.sst = None
             raise
 
-    original = flush.flusher._publish
+    original = flush.sst.flusher._publish
     with ExitStack() as both:
         both.enter_context(patch.object(LocalStore, "_create", create))
         both.enter_context(patch.object(flush.flusher, "_publish", publish))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import flush
 import wal
-from flush.maintenance import clean_up, compact, merge_segments
+from flush.commits.maintenance import clean_up, compact, merge_segments
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import EXPECTED

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import flush.changes
-import flush.committer
-import flush.flusher
-import flush.sst
+import flush.commits.changes
+import flush.commits.committer
+import flush.sst.files.files
+import flush.sst.files.flusher
 from flush import SstCollector
-from flush.commit_plan import RegionPlan
-from flush.garbage import Verdict
-from flush.newest import Newest, newest_per_key
+from flush.commits.changes import Newest, newest_per_key
+from flush.commits.plan import RegionPlan
+from flush.garbage.ssts import Verdict
 from tests.simulation.planted import Planted
 from tests.simulation.table_world import TableWorld
 from tests.simulation.world import SeedFailed, simulate
@@ -34,16 +34,16 @@ def prunes_before_the_sync() -> Iterator[None]:
         with patch.object(flush.committer, "sync_table", waiting.append):
             original(store, base, clock, ids)
         for dataset in waiting:
-            flush.committer.sync_table(dataset)
+            flush.commits.committer.sync_table(dataset)
 
-    original = flush.committer._prune_all
+    original = flush.commits.committer._prune_all
     with patch.object(flush.committer, "_prune_all", prune_all):
         yield
 
 
 def prunes_one_generation_too_many() -> Planted:
     """Off by one: the first generation that is not committed goes too."""
-    original = flush.committer._without
+    original = flush.commits.committer._without
     return patch.object(flush.committer, "_without", lambda manifest, done: original(manifest, done + 1))
 
 
@@ -64,10 +64,10 @@ def marker_on_the_deletes_pass() -> Iterator[None]:
     def upsert(dataset: Any, rows: Any, key: Any, marker: Mapping[Any, int]) -> Any:
         return upsert_original(dataset, rows, key, markers[-1])
 
-    write_original = flush.committer._Rounds._write
-    delete_original, upsert_original = flush.committer.delete_pass, flush.committer.upsert_pass
+    write_original = flush.commits.committer._Rounds._write
+    delete_original, upsert_original = flush.commits.committer.delete_pass, flush.commits.committer.upsert_pass
     with ExitStack() as patches:
-        patches.enter_context(patch.object(flush.committer._Rounds, "_write", write))
+        patches.enter_context(patch.object(flush.commits.committer._Rounds, "_write", write))
         patches.enter_context(patch.object(flush.committer, "delete_pass", delete))
         patches.enter_context(patch.object(flush.committer, "upsert_pass", upsert))
         yield
@@ -80,7 +80,7 @@ def commits_without_the_first_generation() -> Iterator[None]:
     def read(store: Any, plans: Sequence[RegionPlan], *rest: Any) -> Any:
         return original(store, [replace(plan, ssts=plan.ssts[-1:]) for plan in plans], *rest)
 
-    original = flush.committer.read_changes
+    original = flush.commits.committer.read_changes
     with patch.object(flush.committer, "read_changes", read):
         yield
 
@@ -111,11 +111,11 @@ def publishes_before_the_sidecar() -> Iterator[None]:
         manifest = original(store, manifests, guard, *args, **rest)
         for sst in manifest.ssts:
             if sst.path in waiting:
-                flush.sst.sync_tree("")  # takes its time
+                flush.sst.files.sync_tree("")  # takes its time
                 waiting.pop(sst.path)()
         return manifest
 
-    write, original = flush.sst.write_key_sidecar, flush.flush
+    write, original = flush.sst.files.write_key_sidecar, flush.flush
     with ExitStack() as patches:
         patches.enter_context(patch.object(flush.sst, "write_key_sidecar", write_later))
         patches.enter_context(patch.object(flush.sst, "verify", lambda *_: None))

@@ -30,9 +30,9 @@ import pyarrow as pa
 from lance.dataset import DatasetOptimizer, LanceDataset
 from lance.mem_wal import LsmScanner
 
-import flush.committer
+import flush.commits.committer
 import wal
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from ingest.stored_table import StoredTable
 from memtable.index_spec import IndexKind
 from tests.lance_scan import snapshots
@@ -123,7 +123,7 @@ class TableWorld(World):
             for region, generation in held[id(dataset)].items():
                 self.synced[region] = max(generation, self.synced.get(region, 0))
 
-        sync, prune_all = flush.committer.sync_table, flush.committer._prune_all
+        sync, prune_all = flush.commits.committer.sync_table, flush.commits.committer._prune_all
         with ExitStack() as patches:
             patches.enter_context(patch.object(flush.committer, "sync_table", synced))
             patches.enter_context(patch.object(flush.committer, "_prune_all", pruning))

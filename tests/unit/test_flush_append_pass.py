@@ -11,10 +11,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable, CommitConflict, CountMismatch, append_pass, committer
-from flush.history import read_history
-from flush.orphans import collect_orphans
-from flush.verification import verify_table
+from flush import BaseTable, CommitConflict, CountMismatch
+from flush.commits import append_pass, committer
+from flush.garbage.orphans import collect_orphans
+from flush.history.actions import read_history
+from flush.verification.runner import verify_table
 from memtable import IndexSpec
 from tests.append_world import AppendWorld
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed

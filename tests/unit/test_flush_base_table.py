@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules, table_creation
-from flush.field_ids import column_ids, first_ids
-from flush.lance_dataset import open_dataset
+from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules
+from flush.base import create as table_creation
+from flush.base.field_ids import column_ids, first_ids
+from flush.base.open import open_dataset
 from memtable import IndexSpec, InvalidRows
 from wal import Corrupt, bucket_region
 

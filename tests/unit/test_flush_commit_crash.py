@@ -10,7 +10,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import CommitReport, committer
+from flush import CommitReport
+from flush.commits import committer
 from tests.clean import assert_clean, assert_collected
 from tests.commit_world import World
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed

@@ -11,9 +11,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable, committer
-from flush.retained import _tags
-from flush.strangers import Beside, look_back
+from flush import BaseTable
+from flush.commits import committer
+from flush.commits.foreign_writes import Beside, look_back
+from flush.garbage.retained import _tags
 from memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World, before_writing
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.commit_plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
+from flush.commits.plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
 from wal import (
     Corrupt,
     FakeClock,

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import flush
-from flush import CommitReport, CountMismatch, changes, committer, merge_passes
+from flush import CommitReport, CountMismatch
+from flush.commits import changes, committer, merge_passes
 from tests.commit_world import World
 from wal import FakeClock, SystemClock
 

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 import flush
-from flush import BaseTable, CommitConflict, CommitReport, CountMismatch, committer
-from flush.changes import read_changes
-from flush.commit_plan import agree, uncommitted
-from flush.merge_passes import Written, delete_pass, upsert_pass
+from flush import BaseTable, CommitConflict, CommitReport, CountMismatch
+from flush.commits import committer
+from flush.commits.changes import read_changes
+from flush.commits.merge_passes import Written, delete_pass, upsert_pass
+from flush.commits.plan import agree, uncommitted
 from memtable import IndexSpec
 from tests.commit_world import World, before_writing, crash
 from wal import Corrupt, FakeClock, bucket_region

@@ -13,7 +13,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush.durability import sync_table
+from flush.base.fsync import sync_table
 from tests.conftest import Made
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import flush
 from flush import FlushAttempts, FlushOutOfOrder, read_sst
-from flush.sst import discard
+from flush.sst.files import discard
 from memtable import MemTable, row_schema, with_tombstone
 from wal import (
     Claim,

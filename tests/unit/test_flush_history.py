@@ -1,4 +1,4 @@
-"""`flush.history`: what each version of a table did, told without reading a row; and `flush.version_diff`."""
+"""`flush.history`: what each version of a table did, told without reading a row; and what lies between two."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush.history
-from flush.history import Change, History, change, read_history
-from flush.table_state import Fragment, TableState, Transaction, read_state, versions
-from flush.version_diff import diff_versions
+import flush.history.actions
+from flush.base.state import Fragment, TableState, Transaction, read_state, versions
+from flush.history.actions import Change, History, change, read_history
+from flush.history.diff import diff_versions
 from wal import Corrupt, bucket_region, open_store
 
 ONE, TWO = str(bucket_region(0)), str(bucket_region(1))
@@ -191,7 +191,7 @@ def test_a_version_that_is_cleaned_up_while_it_is_read_is_named(uri: str, monkey
             next(Path(uri).glob(f"_versions/*{2**64 - 3}.manifest")).unlink()
         return read_state(store, version)
 
-    monkeypatch.setattr(flush.history, "read_state", read)
+    monkeypatch.setattr(flush.history.actions, "read_state", read)
     history = read_history(store)
     assert history.gone == (2,)
     assert [each.state.version for each in history.changes] == [5, 4, 3, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flush.index_catchup import ivf_pq_parameters, sub_vectors
+from flush.commits.index_catchup import ivf_pq_parameters, sub_vectors
 from memtable import IndexSpec
 
 

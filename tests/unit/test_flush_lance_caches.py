@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable, lance_caches
-from flush.lance_caches import LanceCaches
+from flush import BaseTable
+from flush.base import caches as lance_caches
+from flush.base.caches import LanceCaches
 from memtable import IndexSpec
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flush import BaseTable
-from flush.lance_dataset import open_dataset, read_again
+from flush.base.open import open_dataset, read_again
 from wal import Corrupt, LocalStore, MemoryStore, StoreUnavailable
 
 ROWS = pa.table({"id": [1, 2, 3]})

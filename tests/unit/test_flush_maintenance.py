@@ -14,8 +14,8 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 from flush import BaseTable
-from flush.index_catchup import catch_up
-from flush.maintenance import MaintenanceRules, clean_up, compact, merge_segments, together
+from flush.commits.index_catchup import catch_up
+from flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, together
 from ingest import base_upkeep
 from ingest.base_upkeep import BaseUpkeep
 from memtable import IndexSpec
@@ -121,7 +121,7 @@ def test_as_many_belong_together_as_the_largest_is_no_larger_than_the_rest(sizes
 
 @pytest.mark.parametrize("seed", range(4))
 def test_fragments_and_rewrites_grow_with_the_logarithm_of_the_commits(seed: int) -> None:
-    """The arithmetic of `flush.maintenance`, without Lance."""
+    """The arithmetic of `flush.commits.maintenance`, without Lance."""
     rng = np.random.default_rng(seed)
     sizes, written, rows, most = [], 0, 0, 0
     for _ in range(5000):

@@ -225,7 +225,7 @@ def test_an_index_counts_while_it_lags(table: Any, monkeypatch: pytest.MonkeyPat
     fill(table, 1, 2)
     assert needs(table.base.uri, 3e9).indexed == {}
     with monkeypatch.context() as crashing:
-        crashing.setattr("flush.committer.catch_up", lambda *_: False)
+        crashing.setattr("flush.commits.committer.catch_up", lambda *_: False)
         fill(table, 3)
     found = needs(table.base.uri, 3e9)
     assert found.indexed == {"price_idx": {REGION: 2}}

@@ -8,9 +8,11 @@ from typing import Any
 import lance
 import pytest
 
-from flush import PlanCollector, PlanGarbage, commit_plan, committer
-from flush.commit_plan import parse_plan_key, plan_key, plan_prefix
-from flush.table_manifest import compacted_generations, set_up_generations
+from flush import PlanCollector, PlanGarbage
+from flush.base.manifest import compacted_generations, set_up_generations
+from flush.commits import committer
+from flush.commits import plan as commit_plan
+from flush.commits.plan import parse_plan_key, plan_key, plan_prefix
 from tests.commit_world import World
 from wal import Corrupt, FakeClock, LocalStore, StoreUnavailable, bucket_region
 
@@ -33,7 +35,7 @@ def starts(world: World) -> list[int]:
 
 
 def clean_up(world: World) -> None:
-    """Old versions go, but those from before the set-up, as in `flush.maintenance`."""
+    """Old versions go, but those from before the set-up, as in `flush.commits.maintenance`."""
     dataset = lance.dataset(world.uri)
     set_up = next(
         each["version"]
@@ -102,7 +104,7 @@ def test_a_collector_that_goes_on_reads_each_version_once(world: World, monkeypa
         reads.append(version)
         return set_up_generations(store, version)
 
-    monkeypatch.setattr("flush.plan_garbage.set_up_generations", read)
+    monkeypatch.setattr("flush.garbage.plans.set_up_generations", read)
     collector.collect(REGION)
     first = len(reads)
     collector.collect(REGION)
@@ -121,7 +123,7 @@ def test_a_version_that_is_cleaned_up_meanwhile_counts_no_more(world: World, mon
         return set_up_generations(store, version)
 
     collector = PlanCollector(world.store)
-    monkeypatch.setattr("flush.plan_garbage.set_up_generations", slow)
+    monkeypatch.setattr("flush.garbage.plans.set_up_generations", slow)
     collector.collect(REGION)
     assert collector.collect(REGION).needed == 0
     assert starts(world) == []

@@ -20,9 +20,10 @@ import pytest
 import flush
 import ingest
 import wal
-from flush import BaseTable, ResizeReport, being_resized, resize, routing
-from flush.routing import routing_key
-from flush.verification import verify_table
+from flush import BaseTable, ResizeReport, being_resized, resize
+from flush.resizing import routing
+from flush.resizing.routing import routing_key
+from flush.verification.runner import verify_table
 from ingest import opening
 from ingest.stored_status import status_from_storage
 from tests.clean import assert_clean, assert_collected

@@ -1,4 +1,4 @@
-"""`flush.row_diff`: which rows of two tables differ, by key, whatever the types."""
+"""`flush.history.row_diff`: which rows of two tables differ, by key, whatever the types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flush.row_diff import compare_rows, repeated
+from flush.history.row_diff import compare_rows, repeated
 
 NAN = float("nan")
 VECTOR = pa.list_(pa.float32(), 2)

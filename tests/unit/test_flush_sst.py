@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from flush import SstInvalid, contains, read_sst, verify, write_sst
-from flush.sst import _Scan, sst_batches
+from flush.sst.files import _Scan, sst_batches
 from memtable import MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from wal import (
     Corrupt,
@@ -144,7 +144,7 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was(
     store: LocalStore, sst: SsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = both_ways(store, sst)[1]
-    monkeypatch.setattr("flush.sst._rows_at_once", lambda _: 2)
+    monkeypatch.setattr("flush.sst.files._rows_at_once", lambda _: 2)
     monkeypatch.setattr(SystemClock, "sleep", lambda *_: None)
     real, broken = _Scan._opened, list[int]()
 

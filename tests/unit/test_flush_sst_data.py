@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 import flush
-import flush.sst_data
+import flush.sst.data
 import ingest
 from flush import FileOptions, read_sst, write_sst
-from flush.index_catchup import catch_up
+from flush.commits.index_catchup import catch_up
 from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from wal import LocalStore, SeededIds, SsTable, bucket_region
 
@@ -62,7 +62,7 @@ def test_rows_of_all_kinds_of_batches_come_out_newest_and_in_order(tmp_path: Pat
     table.apply(tombstones(pa.table({"id": [1, 2, 99_999]}), ROWS))
     snapshot = table.snapshot()
     expected = snapshot.take(np.flatnonzero(snapshot.newest()), ROWS.names)
-    assert rows(list(range(40_000))).nbytes > 2 * flush.sst_data.SLICE_BYTES
+    assert rows(list(range(40_000))).nbytes > 2 * flush.sst.data.SLICE_BYTES
     store, sst = written(tmp_path, table)
     found = read_sst(store, REGION, sst)
     assert found.combine_chunks().equals(expected.replace_schema_metadata(None).combine_chunks())
@@ -86,8 +86,8 @@ def test_a_flush_of_upserts_needs_no_second_copy_of_its_rows() -> None:
 
 def test_a_file_is_synced_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr("flush.sst_data.SYNC_EVERY", 0.001)
-    monkeypatch.setattr("flush.sst_data.sync_files", lambda path: seen.append(len(list(Path(path).glob("*")))))
+    monkeypatch.setattr("flush.sst.data.SYNC_EVERY", 0.001)
+    monkeypatch.setattr("flush.sst.data.sync_files", lambda path: seen.append(len(list(Path(path).glob("*")))))
     table = MemTable(ROWS, ["id"], [], 1)
     for start in range(0, 40_000, 5_000):
         table.apply(rows(list(range(start, start + 5_000))))
@@ -101,8 +101,8 @@ def test_a_sync_that_fails_fails_the_flush(tmp_path: Path, monkeypatch: pytest.M
     def failing(path: str) -> None:
         raise OSError(5, "Input/output error", path)
 
-    monkeypatch.setattr("flush.sst_data.SYNC_EVERY", 0.0)
-    monkeypatch.setattr("flush.sst_data.sync_files", failing)
+    monkeypatch.setattr("flush.sst.data.SYNC_EVERY", 0.0)
+    monkeypatch.setattr("flush.sst.data.sync_files", failing)
     table = MemTable(ROWS, ["id"], [], 1)
     table.apply(rows(list(range(5_000))))
     with pytest.raises(OSError, match="Input/output error"):

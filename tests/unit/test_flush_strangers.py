@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from flush import BaseTable, CountMismatch, committer, strangers
-from flush.merge_passes import upsert_pass
-from flush.strangers import lance_tells_apart, look_back
+from flush import BaseTable, CountMismatch
+from flush.commits import committer
+from flush.commits import foreign_writes as strangers
+from flush.commits.foreign_writes import lance_tells_apart, look_back
+from flush.commits.merge_passes import upsert_pass
 from tests.commit_world import World, crash
 from wal import bucket_region
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from flush import WriteRules
-from flush.table_definition import check_definition
-from flush.table_setup import Setup
+from flush.base.definition import check_definition
+from flush.base.setup import Setup
 from memtable import IndexSpec, InvalidRows
 
 SCHEMA = pa.schema(

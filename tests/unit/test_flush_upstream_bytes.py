@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
-from flush.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
-from flush.key_sidecar import PAGE_ROWS, sidecar_rows, write_key_sidecar
+from flush.sst.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
+from flush.sst.key_sidecar import PAGE_ROWS, sidecar_rows, write_key_sidecar
 from wal import bucket_region
 
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}

@@ -11,7 +11,7 @@ import pytest
 from lance.file import LanceFileReader
 
 from flush import BaseTable
-from flush.vector_models import vector_models
+from flush.base.vector_models import vector_models
 from memtable import IndexSpec, row_schema, with_tombstone
 from memtable.vector.column import unit_length
 from tests.index_modes import memtable_in

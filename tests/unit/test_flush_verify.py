@@ -1,4 +1,4 @@
-"""`flush.verification`: a table is clean at every stage of its life; each kind of damage is found and named, alone."""
+"""`flush.verification`: a table is clean at every stage of its life; each kind of damage is found, named, and alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 
 import ingest
 from flush import BaseTable
-from flush.commit_plan import plan_key
-from flush.finding import Finding, View, take_view
-from flush.verification import verify_table
+from flush.commits.plan import plan_key
+from flush.verification.finding import Finding, View, take_view
+from flush.verification.runner import verify_table
 from tests.damaged_table import SCHEMA, SETTINGS, Damaged, cut, flip, found_in, grow, opened, rows, verify
 from wal import (
     FakeClock,
@@ -112,7 +112,7 @@ def test_only_what_is_found_again_on_a_table_at_rest_is_reported(grown: Path, mo
             yield Finding("index", "passing", "1 is wrong", "wait")
         yield Finding("index", "lasting", f"{len(asked)} are wrong", "mend it")
 
-    monkeypatch.setattr("flush.verification.check_indexes", unsteady)
+    monkeypatch.setattr("flush.verification.runner.check_indexes", unsteady)
     found = verify(str(grown), deep=False).findings
     assert [str(each) for each in found] == ["lasting: 2 are wrong; mend it"]
     assert asked[0] is not asked[1]

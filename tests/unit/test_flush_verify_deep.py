@@ -1,4 +1,4 @@
-"""`flush.verification` with all data: damage that only rows show is found by that alone."""
+"""`flush.verification.runner` with all data: damage that only rows show is found by that alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader, LanceFileWriter
 
-from flush.verify_sst import check_keys
+from flush.verification.sst import check_keys
 from tests.damaged_table import Damaged, flip, found_in
 from wal.layout import (
     sst_key,

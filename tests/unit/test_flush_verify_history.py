@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import flush
-from flush.verification import verify_table
+from flush.verification.runner import verify_table
 from wal import LocalStore
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])

@@ -20,11 +20,11 @@ import pytest
 
 import ingest
 from flush import BaseTable
-from flush.commit_plan import RegionPlan, agree, plan_key
-from flush.routing import Decision, decide, decided, routing_key
-from flush.table_manifest import indexed_generations, manifest_file, manifest_names, progress
-from flush.table_setup import metadata_of, read_setup
-from flush.table_state import read_state
+from flush.base.manifest import indexed_generations, manifest_file, manifest_names, progress
+from flush.base.setup import metadata_of, read_setup
+from flush.base.state import read_state
+from flush.commits.plan import RegionPlan, agree, plan_key
+from flush.resizing.routing import Decision, decide, decided, routing_key
 from memtable import IndexSpec
 from wal import (
     EntryHeader,

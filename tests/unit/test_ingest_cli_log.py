@@ -1,4 +1,4 @@
-"""How `memwal log` words what `flush.history` found."""
+"""How `memwal log` words what `flush.history.actions` found."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flush.history import Action, Change, History
-from flush.table_state import TableState, Transaction
+from flush.base.state import TableState, Transaction
+from flush.history.actions import Action, Change, History
 from ingest.cli_log import render
 
 NAMES = {"r0": "bucket-0", "r1": "bucket-1", "r2": "bucket-2", "r3": "bucket-3"}

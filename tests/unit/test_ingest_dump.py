@@ -16,7 +16,7 @@ import flush
 import ingest
 import wal
 from flush import bloom_bytes, contains
-from flush.commit_plan import plan_key
+from flush.commits.plan import plan_key
 from ingest.dump import describe
 from ingest.errors import Invalid
 from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone

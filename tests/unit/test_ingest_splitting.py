@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flush import BaseTable
-from flush.sharding import Routing
+from flush.base.sharding import Routing
 
 SCHEMA = pa.schema(
     [

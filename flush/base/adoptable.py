@@ -1,0 +1,125 @@
+"""Which Lance tables rows can be put into beside MemWAL, and whether their key is one.
+
+Found by running pylance 14.0.2, for columns that are fine as such:
+
+    file format 0.1               values of nested columns come back as others
+    file format 2.0, a struct     a null struct cannot be written, and a delete is a row of nulls
+    a blob column                 a scan gives where the bytes lie, and not the bytes
+
+The key is read once, and of each key 64 bits are held, of _HELD keys at a time: a larger table is read several times.
+Keys whose hash stands twice are compared as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from flush.base.row_hash import Hashes, row_hashes
+from flush.errors import UnsupportedTable
+from memtable import InvalidRows
+
+_HELD = 1 << 23
+"""Hashes held at once: 64 MiB, and as much again to sort them."""
+_COMPARED = 100_000
+"""Rows with a hash that stands twice, of which the keys are held."""
+_BATCH_ROWS, _READ_AHEAD, _READ_BUFFER = 1 << 16, 4, 64 << 20
+_BLOB = b"lance-encoding:blob"
+
+
+def unfit(dataset: lance.LanceDataset) -> str | None:
+    """Why rows cannot be put into the table beside MemWAL, in one line without its name; None where they can."""
+    version, copy = dataset.data_storage_version, "copy its rows into a new table"
+    if version == "0.1":
+        return f"its files have the format {version}, whose values do not come back as they were: {copy}"
+    for field in dataset.schema:
+        if _BLOB in (field.metadata or {}) or _is_blob(field.type):
+            return f"column {field.name!r} is a blob column, of which scans do not give the bytes: {copy}"
+        if version == "2.0" and _has_struct(field.type):
+            return (
+                f"column {field.name!r} has the type {field.type}, and files of the format 2.0 hold no null structs, "
+                f"which a delete needs: {copy}"
+            )
+    return None
+
+
+def expect_fit(uri: str, dataset: lance.LanceDataset) -> None:
+    """Raise UnsupportedTable where `unfit` says something."""
+    if (reason := unfit(dataset)) is not None:
+        raise UnsupportedTable(f"{uri}: {reason}")
+
+
+def expect_key(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> None:
+    """Raise InvalidRows where a row has no value in a column of `key`, or the key of another row."""
+    rows = dataset.count_rows()
+    parts = max(1, -(-rows // _HELD))
+    suspects = [_twice(np.concatenate([*_hashes(uri, dataset, key, part, parts)])) for part in range(parts)]
+    twice = np.concatenate(suspects)
+    if not len(twice):
+        return
+    found = _with_hash(dataset, key, np.sort(twice))
+    doubled = found.num_rows - found.group_by(list(key)).aggregate([]).num_rows
+    if doubled:
+        least = "at least " if found.num_rows >= _COMPARED else ""
+        raise InvalidRows(
+            f"{uri}: {least}{doubled} of {rows} rows repeat a key of {', '.join(key)}; remove them first, or choose "
+            "another key"
+        )
+
+
+def _hashes(uri: str, dataset: lance.LanceDataset, key: Sequence[str], part: int, parts: int) -> Iterator[Hashes]:
+    """Hashes of the keys, of each batch those that belong to `part`."""
+    yield np.empty(0, np.uint64)
+    for batch in _batches(dataset, key):
+        for name in key:
+            if count := batch.column(name).null_count:
+                raise InvalidRows(
+                    f"{uri}: column {name!r} is null in {count} or more rows, and a key is never null; give these rows "
+                    "a value, or choose another key",
+                    column=name,
+                )
+        found = _hash(batch)
+        yield found if parts == 1 else found[found % np.uint64(parts) == part]
+
+
+def _with_hash(dataset: lance.LanceDataset, key: Sequence[str], wanted: Hashes) -> pa.Table:
+    """The keys whose hash is among `wanted` (sorted), _COMPARED of them at least where there are so many."""
+    kept, rows = [dataset.schema.empty_table().select(list(key))], 0
+    for batch in _batches(dataset, key):
+        found = _hash(batch)
+        at = np.minimum(np.searchsorted(wanted, found), len(wanted) - 1)
+        kept.append(pa.Table.from_batches([batch]).filter(pa.array(wanted[at] == found)).cast(kept[0].schema))
+        rows += kept[-1].num_rows
+        if rows >= _COMPARED:
+            break
+    return pa.concat_tables(kept)
+
+
+def _batches(dataset: lance.LanceDataset, key: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    scanner: Any = dataset.scanner(
+        columns=list(key), batch_size=_BATCH_ROWS, batch_readahead=_READ_AHEAD, io_buffer_size=_READ_BUFFER
+    )
+    yield from scanner.to_batches()
+
+
+def _hash(keys: pa.RecordBatch) -> Hashes:
+    return row_hashes(enumerate(keys.columns), keys.num_rows)
+
+
+def _twice(hashes: Hashes) -> Hashes:
+    hashes.sort()
+    return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+
+
+def _is_blob(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("lance.blob")
+
+
+def _has_struct(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_struct(kind.storage_type)
+    return bool(pa.types.is_struct(kind)) or any(_has_struct(kind.field(n).type) for n in range(kind.num_fields))

@@ -1,0 +1,230 @@
+"""How a base table comes to be: made empty, or a Lance table that is there set up for ingestion.
+
+In steps, so that any crash leaves one to repeat:
+
+ 1. The dataset, empty, with key and set-up in its schema: one version, so a table without set-up is not ours.
+    It is made in memory first, so that what Lance refuses leaves nothing behind.
+    A table that is there gets them by metadata edits.
+ 2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.commits.index_catchup.
+ 3. Lance's MemWAL index, last: where it exists the set-up is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from flush.base.adoptable import expect_fit, expect_key
+from flush.base.definition import check_definition
+from flush.base.existing_indexes import taken_over
+from flush.base.field_ids import column_ids, field_id, first_ids
+from flush.base.manifest import COMMITTED
+from flush.base.open import open_dataset
+from flush.base.setup import Setup, setup_metadata
+from flush.base.sharding import published_regions
+from flush.errors import NotALanceTable, TableExists, UnsupportedTable
+from memtable import IndexSpec, InvalidRows
+from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
+from wal import ObjectStore, SystemClock, regions
+from wal.panics import panics_as_errors
+
+SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
+"""Lance's names of our kinds of index that need no training."""
+_LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
+"""What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
+_BEGUN = 0.5
+"""Seconds for which a creation that another process has begun is waited for."""
+
+
+def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
+    """An empty table at `uri`, the root of `store`. Raises: as `BaseTable.create`."""
+    keyed = _keyed_schema(schema, key)
+    check_definition(keyed, key, setup)
+    keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema)))
+    if existing(store, uri) is not None:
+        raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")
+    _rehearse(uri, keyed, key, setup)
+    try:
+        dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
+    except OSError as error:
+        if open_dataset(store, uri) is not None:
+            raise TableExists(f"{uri}: another process created the table just now; open it") from error
+        raise OSError(f"{uri}: {error}") from error
+    complete(dataset, setup)
+
+
+@panics_as_errors
+def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
+    """Make the table in memory. Raises InvalidRows where Lance cannot, or gives back columns that cannot be held."""
+    try:
+        made = lance.write_dataset(schema.empty_table(), "memory://", schema=schema)
+        create_scalar_indexes(made, setup.indexes)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].split(", /")[0]
+        raise InvalidRows(f"{uri}: Lance cannot make such a table: {reason}; correct its columns or indexes") from error
+    check_definition(pa.schema(list(made.schema)), key, setup)
+
+
+def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setup, *, any_format: bool) -> None:
+    """Step 1 for a table that is there and is not set up; the others are `complete`'s.
+
+    Where another program initialised the table's MemWAL it keeps its regions, and its log the format it has: that must
+    be the one of `setup`, unless `any_format` will do.
+    Raises: as `BaseTable.adopt`.
+    """
+    expect_fit(uri, dataset)
+    key, schema = _key_of(uri, dataset, key, appends=setup.append_by is not None), dataset.schema
+    setup = setup._replace(indexes=taken_over(uri, dataset, setup.indexes))
+    details = dataset.mem_wal_index_details()
+    if details is None:
+        schema = _keyed_schema(schema, key)
+    else:
+        setup = _setup_beside(uri, dataset, details, key, setup, any_format=any_format)
+    check_definition(schema, key, setup)
+    if key:
+        expect_key(uri, dataset, key)
+    if details is None:
+        _declare(dataset, key, setup)
+    else:
+        # Its schema, which declares the key, stays as it is.
+        dataset.update_config(dict(setup_metadata(setup, column_ids(dataset))))
+
+
+def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
+    """What is at `uri`, the root of `store`; None where a table may be created.
+
+    Another process may be creating it just now, as daemons do that are started together: milliseconds lie between its
+    first file and its first version, so what has begun is looked at again for a while.
+    Raises: NotALanceTable where something else is there.
+    """
+    clock = SystemClock()
+    until = clock.monotonic() + _BEGUN
+    while True:
+        last = clock.monotonic() > until  # before the look: it may take its time
+        if (dataset := open_dataset(store, uri)) is not None:
+            return dataset
+        if is_vacant(store):
+            return None
+        if "_versions" not in store.children("") or last:
+            raise NotALanceTable.at(uri)
+        clock.sleep(0.02)
+
+
+def is_vacant(store: ObjectStore) -> bool:
+    """Whether nothing that counts is at the table's path, so that a table may be created there."""
+    if set(store.children("")) - _LEFTOVERS:
+        return False
+    top = {key.partition("/")[0] for key in store.list("")}
+    return not top - _LEFTOVERS and "_versions" not in top and not regions(store)
+
+
+def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
+    """Steps 2 and 3, whatever of them is left to do.
+
+    Other processes may take the same steps at this moment, as daemons do that are started together. A conflict is known
+    by the version that somebody made meanwhile: it is looked at, and what is left to do is done.
+    """
+    while True:
+        try:
+            return _complete(dataset, setup)
+        except (OSError, RuntimeError):
+            newest = dataset.latest_version
+            if newest <= dataset.version:
+                raise
+            dataset = dataset.checkout_version(newest)
+
+
+@panics_as_errors
+def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
+    create_scalar_indexes(dataset, setup.indexes)
+    if dataset.mem_wal_index_details() is None:
+        if COMMITTED.encode() in (dataset.schema.metadata or {}):
+            # Rows copied from another table bring its metadata along: its generations are none of this table's.
+            dataset.update_schema_metadata({COMMITTED: None})
+        # In lance format no sharding spec, so that nobody routes rows of Lance's own writer into our regions; in arrow
+        # format the spec by which that writer computes the regions that we do. Maintained inside SSTs are all indexes,
+        # those built later too: the default, which names none, since a vector index does not exist yet.
+        routes: dict[str, Any] = {}
+        if setup.wal_format == "arrow":
+            routes = {"bucket_column": key_columns(dataset.schema)[0], "num_buckets": setup.buckets}
+        dataset.initialize_mem_wal(**routes)
+
+
+def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
+    """Create the B-tree and full-text indexes that are missing; they work on an empty table."""
+    present = {index.name for index in dataset.describe_indices()}
+    for spec in indexes:
+        if spec.kind in SCALAR_KINDS and spec.name not in present:
+            dataset.create_scalar_index(spec.column, SCALAR_KINDS[spec.kind], name=spec.name, **spec.parameters)
+
+
+def _keyed_schema(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """The columns of `schema`, those of the key not null and declared as Lance's (unenforced) primary key."""
+
+    def keyed(field: pa.Field) -> pa.Field:
+        if field.name not in key:
+            return field
+        return field.with_nullable(False).with_metadata({**(field.metadata or {}), **_key_metadata(key, field.name)})
+
+    return pa.schema([keyed(field) for field in schema])
+
+
+def _key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:
+    """Field metadata of the key column `name`; the position says the key's order where there is more than one
+    column.
+    """
+    position = {PRIMARY_KEY_POSITION: str(key.index(name) + 1).encode()} if len(key) > 1 else {}
+    return {PRIMARY_KEY: b"true", **position}
+
+
+def _declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> None:
+    """Step 1 for a table that is there: not null and primary-key metadata on the key, then the set-up."""
+    nullable = [name for name in key if dataset.schema.field(name).nullable]
+    if nullable:
+        alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]
+        dataset.alter_columns(*alterations)
+    if key and not key_columns(dataset.schema):  # Lance sets a primary key once, and refuses the same one again
+        dataset.update_field_metadata(
+            {name: {k.decode(): v.decode() for k, v in _key_metadata(key, name).items()} for name in key}
+        )
+    dataset.update_schema_metadata(dict(setup_metadata(setup, column_ids(dataset))))
+
+
+def _key_of(uri: str, dataset: lance.LanceDataset, key: Sequence[str], *, appends: bool) -> tuple[str, ...]:
+    """The key to adopt a table by: the primary key it declares, which Lance never changes, else `key`."""
+    declared = key_columns(dataset.schema)
+    if declared and appends:
+        raise InvalidRows(
+            f"{uri}: it declares the primary key {', '.join(declared)}, so its rows cannot only be appended; leave "
+            "append_only out, or copy the rows into a new table"
+        )
+    if declared and tuple(key) not in ((), declared):
+        raise InvalidRows(f"{uri}: its primary key is {', '.join(declared)}, not {', '.join(key)}; name that one")
+    return declared or tuple(key)
+
+
+def _setup_beside(
+    uri: str,
+    dataset: lance.LanceDataset,
+    details: Mapping[str, Any],
+    key: Sequence[str],
+    setup: Setup,
+    *,
+    any_format: bool,
+) -> Setup:
+    """`setup` for a table whose MemWAL another program initialised, as the `details` say."""
+    if setup.wal_format == "lance" and not any_format:
+        raise UnsupportedTable(
+            f"{uri}: its MemWAL was initialised by another program, whose regions hold entries in arrow format; "
+            "set wal.format = 'arrow', or copy the rows into a new table"
+        )
+    if not key_columns(dataset.schema):
+        raise UnsupportedTable(
+            f"{uri}: its MemWAL was initialised by another program, and it has no primary key; copy the rows into a "
+            "new table"
+        )
+    published = published_regions(uri, details, key[0], field_id(dataset, key[0]))
+    return setup._replace(buckets=len(published), wal_format="arrow")

@@ -1,0 +1,116 @@
+"""Indexes that a table has when it is adopted: their names and parameters are taken over.
+
+Rows on their way are searched by indexes of our own, with the parameters of the table's set-up. Were these others than
+those of the index that is there, the same row would be found before its commit and not after it, or at another
+distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import lance
+
+from flush.base.field_ids import field_id
+from memtable import IndexSpec, InvalidRows
+
+_FTS: Mapping[str, Any] = {
+    "with_position": False,
+    "base_tokenizer": "simple",
+    "min_ngram_length": 3,
+    "max_ngram_length": 3,
+    "prefix_only": False,
+    "language": "English",
+    "max_token_length": 40,
+    "lower_case": True,
+    "stem": True,
+    "remove_stop_words": True,
+    "custom_stop_words": None,
+    "ascii_folding": True,
+}
+"""Parameters that ours have too, and what they are where nothing is said."""
+_FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
+    "lance_tokenizer": (None, "text"),
+    "split_identifiers": (False,),
+    "split_on_numerics": (False,),
+    "preserve_original": (False,),
+    "index_operators": (False,),
+    "document_granularity": ("row",),
+}
+"""Parameters that ours do not have, with the values under which both find the same."""
+
+
+def taken_over(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
+    """`wanted`, those on a column that has such an index with the name and the parameters of that one.
+
+    Raises InvalidRows where a wanted parameter is another than there, where ours cannot do what the index does, and
+    where an index of another kind has the name.
+    """
+    built = list(dataset.describe_indices())
+    return tuple(_taken_over(uri, dataset, spec, built) for spec in wanted)
+
+
+def has_files(segment: Any) -> bool:
+    """Whether a segment of an index (`IndexDescription.segments`) must have files: not where it covers no fragment, as
+    of a vector index over nulls only, and Lance has recorded no size.
+    """
+    return bool(segment.size_bytes) or bool(segment.fragment_ids)
+
+
+def _taken_over(uri: str, dataset: lance.LanceDataset, spec: IndexSpec, built: Sequence[Any]) -> IndexSpec:
+    if spec.column not in dataset.schema.names:
+        return spec  # what the check of all definitions says
+    number = field_id(dataset, spec.column)
+    there = [index for index in built if list(index.fields) == [number]]
+    of_kind = [index for index in there if _kind(index) == spec.kind]
+    if not of_kind:
+        for index in built:
+            if index.name == spec.name and (spec.kind != "btree" or index not in there):
+                raise InvalidRows(
+                    f"{uri}: its index {index.name} is {index.index_type} on {', '.join(index.field_names)}, not "
+                    f"{spec.kind} on {spec.column}; drop it, or leave {spec.column!r} out of the indexes",
+                    column=spec.column,
+                )
+        return spec
+    index = next((index for index in of_kind if index.name == spec.name), of_kind[0])
+    found = _parameters(uri, spec, index)
+    for name, value in spec.parameters.items():
+        if name in found and found[name] != value:
+            raise InvalidRows(
+                f"{uri}: its index {index.name} on {spec.column!r} has {name} = {found[name]!r}, not {value!r}; "
+                "correct the parameter, or drop the index first",
+                column=spec.column,
+            )
+    plain = _FTS if spec.kind == "fts" else {"metric": "l2"}
+    others = {name: value for name, value in found.items() if name not in plain or plain[name] != value}
+    called = "" if index.name == replace(spec, called="").name else index.name
+    return replace(spec, parameters={**others, **spec.parameters}, called=called)
+
+
+def _kind(index: Any) -> str:
+    """Our word for the kind of an index, Lance's where we have none."""
+    name = str(index.index_type)
+    if name.upper().startswith("IVF"):
+        return "ivf_pq"
+    return {"Inverted": "fts", "BTree": "btree"}.get(name, name)
+
+
+def _parameters(uri: str, spec: IndexSpec, index: Any) -> dict[str, Any]:
+    """What the index was built with, by our names."""
+    said = index.details or {}
+    if spec.kind == "ivf_pq":
+        metric = str(said.get("metric_type", "l2")).lower()
+        codes = (said.get("compression") or {}).get("num_sub_vectors")
+        return {"metric": metric, **({} if codes is None else {"num_sub_vectors": int(codes)})}
+    if spec.kind != "fts":
+        return {}
+    for name, same in _FTS_ONLY_LANCES.items():
+        if said.get(name, same[0]) not in same:
+            raise InvalidRows(
+                f"{uri}: its index {index.name} on {spec.column!r} has {name} = {said[name]!r}, by which rows that are "
+                f"not committed cannot be searched; drop the index, or leave {spec.column!r} out of the indexes",
+                column=spec.column,
+            )
+    return {name: said[name] for name in _FTS if name in said}

@@ -1,0 +1,284 @@
+"""What pylance does not do with the manifest file of a table version: read the commit progress of the base table, and
+give the fields of an SST the ids of the base table.
+
+pylance exposes the MemWAL index of a table but not which generations it has compacted, and numbers the fields of what
+it writes from 0. So the file itself is read, and written again:
+
+    ... | u32 length | IndexSection | ... | u32 length | Manifest | u64 its position | u16 0 | u16 2 | LANC
+
+    Manifest.fields = 1, .fragments = 2, .schema_metadata = 5, .index_section = 6 (u64 position)
+    Field.id = 3, .parent_id = 4 (-1 at the top); DataFragment.files = 2; DataFile.fields = 2 (packed int32)
+    IndexSection.indices = 1; IndexMetadata.name = 3, .index_details = 6 (google.protobuf.Any)
+    MemWalIndexDetails.compacted_sstables = 9, .index_catchup = 10; CompactedSsTable: 1 UUID{1 bytes(16)}, 2 u64
+    generation; IndexCatchupProgress: 1 index_name, 2 repeated CompactedSsTable
+    A map is read as what it is on the wire: repeated entries of key = 1, value = 2
+
+A commit into a table without a key cannot set Lance's marker in the version that appends the rows, so it says the same
+in that version's schema metadata (flush.commits.append_pass): `memwal:committed` = JSON {region uuid: generation}.
+Committed is what the higher of the two says.
+
+The file is `_versions/{2**64-1 - version, 20 digits}.manifest`, `_versions/{version}.manifest` in older
+tables. Source: table.proto and index.proto of Lance, checked against pylance 14.0.2. The classes live in a
+descriptor pool of their own, so that they never collide with another library's copy of Lance's messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from wal import Corrupt, ObjectStore
+
+MEM_WAL_INDEX = "__lance_mem_wal"
+COMMITTED = "memwal:committed"
+
+_FOOTER = struct.Struct("<QHH4s")
+_MAGIC = b"LANC"
+_MANIFEST_KEY = re.compile(r"_versions/(?P<number>[0-9]{1,20})\.manifest")
+_REVERSED_DIGITS = 20
+_Field = descriptor_pb2.FieldDescriptorProto
+MessageFields = Mapping[str, tuple[tuple[int, str, int | str], ...]]
+_FIELDS: MessageFields = {
+    "UUID": ((1, "uuid", _Field.TYPE_BYTES),),
+    "CompactedSsTable": ((1, "shard_id", "UUID"), (2, "generation", _Field.TYPE_UINT64)),
+    "IndexCatchupProgress": ((1, "index_name", _Field.TYPE_STRING), (2, "caught_up_sstables", "CompactedSsTable[]")),
+    "MemWalIndexDetails": (
+        (9, "compacted_sstables", "CompactedSsTable[]"),
+        (10, "index_catchup", "IndexCatchupProgress[]"),
+    ),
+    "Any": ((1, "type_url", _Field.TYPE_STRING), (2, "value", _Field.TYPE_BYTES)),
+    "IndexMetadata": ((3, "name", _Field.TYPE_STRING), (6, "index_details", "Any")),
+    "IndexSection": ((1, "indices", "IndexMetadata[]"),),
+    "Field": ((3, "id", _Field.TYPE_INT32), (4, "parent_id", _Field.TYPE_INT32)),
+    "DataFile": ((2, "fields", "int32[]"),),
+    "DataFragment": ((2, "files", "DataFile[]"),),
+    "Entry": ((1, "key", _Field.TYPE_STRING), (2, "value", _Field.TYPE_BYTES)),
+    "Manifest": (
+        (1, "fields", "Field[]"),
+        (2, "fragments", "DataFragment[]"),
+        (5, "schema_metadata", "Entry[]"),
+        (6, "index_section", "optional u64"),
+    ),
+}
+
+
+class Progress(NamedTuple):
+    """Per region the highest generation that a version holds; regions never committed are absent."""
+
+    committed: dict[UUID, int]
+    marked: dict[UUID, int]
+    """By Lance's own marker alone, which may be behind where a table has no key."""
+
+
+def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
+    """Per region the highest generation that base-table version `version` holds; regions never committed are
+    absent.
+
+    `store` has the table's directory for its root. Raises Corrupt where the manifest is missing or cannot be
+    parsed; StoreUnavailable, StoreRefused.
+    """
+    return read_progress(store, version).committed
+
+
+def read_progress(store: ObjectStore, version: int) -> Progress:
+    """As `compacted_generations`, and what Lance's own marker says."""
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        return progress(data)
+
+
+def set_up_generations(store: ObjectStore, version: int) -> dict[UUID, int] | None:
+    """As `compacted_generations`, but None for a version from before the table was set up for ingestion."""
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        details = _mem_wal_details(data)
+        return None if details is None else _generations(details.compacted_sstables)
+
+
+def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID, int]]:
+    """Per index and region the highest generation whose rows the index was last extended by, as Lance records it.
+
+    An index that was built anew and not extended since is absent. Raises as `compacted_generations`.
+    """
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        details = _mem_wal_details(data)
+        progress = () if details is None else details.index_catchup
+        return {each.index_name: _generations(each.caught_up_sstables) for each in progress}
+
+
+def mem_wal_details(store: ObjectStore, version: int) -> tuple[str, bytes]:
+    """Type and bytes of the details of Lance's MemWAL index, in a version that has one. Raises as
+    `compacted_generations`."""
+    key, data = manifest_file(store, "", version)
+    with named_errors(key):
+        found = _mem_wal_index(data)
+        if found is None:
+            raise ValueError("it has no MemWAL index")
+        return str(found.type_url), bytes(found.value)
+
+
+def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> None:
+    """Give the fields of version 1 of the dataset at the key `directory`, depth first, the ids `ids`.
+
+    Nobody may have opened it yet. Raises Corrupt where the file is not as pylance writes it; StoreUnavailable,
+    StoreRefused.
+    """
+    key, data = manifest_file(store, f"{directory}/", 1)
+    with named_errors(key):
+        renumbered = _renumbered(data, ids)
+    if renumbered != data:
+        store.put(key, renumbered)
+
+
+def manifest_version(key: str) -> int | None:
+    """The version whose manifest is at `key`, a key of a store with the table's directory for its root; None: another
+    object's.
+    """
+    found = _MANIFEST_KEY.fullmatch(key)
+    if found is None:
+        return None
+    number = int(found["number"])
+    return 2**64 - 1 - number if len(found["number"]) == _REVERSED_DIGITS else number
+
+
+def manifest_names(version: int) -> tuple[str, str]:
+    """What the manifest file of `version` may be called: as newer tables do, and as older ones."""
+    return f"{2**64 - 1 - version:020}.manifest", f"{version}.manifest"
+
+
+def manifest_file(store: ObjectStore, prefix: str, version: int) -> tuple[str, bytes]:
+    """Key and bytes of the manifest of `version` of the dataset below `prefix`, which is "" or ends in "/".
+
+    Raises Corrupt where there is none.
+    """
+    keys = [f"{prefix}_versions/{name}" for name in manifest_names(version)]
+    for key in keys:
+        if (data := store.get(key)) is not None:
+            return key, data
+    raise Corrupt(f"{keys[0]}: table version {version} has no manifest; was it cleaned up meanwhile?")
+
+
+@contextmanager
+def named_errors(key: str) -> Iterator[None]:
+    """Whatever parsing raises becomes Corrupt, naming `key`."""
+    try:
+        yield
+    except (DecodeError, ValueError, KeyError, struct.error) as error:
+        raise Corrupt(f"{key}: cannot be parsed as a Lance table manifest: {error}") from error
+
+
+def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
+    position, manifest = _manifest(data)
+    new = dict(zip((field.id for field in manifest.fields), ids, strict=True))
+    for field in manifest.fields:
+        field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
+    for file in (file for fragment in manifest.fragments for file in fragment.files):
+        file.fields[:] = [new[each] for each in file.fields]
+    message = manifest.SerializeToString()
+    return b"".join((data[:position], struct.pack("<I", len(message)), message, data[-_FOOTER.size :]))
+
+
+def _manifest(data: bytes) -> tuple[int, Any]:
+    """The position of the manifest message in the file, and the message."""
+    position = manifest_position(data)
+    return position, message_at(_MANIFEST, data, position)
+
+
+def manifest_position(data: bytes) -> int:
+    """Where the manifest message of a manifest file begins. Raises ValueError, struct.error."""
+    position, _, _, magic = _FOOTER.unpack(data[-_FOOTER.size :])
+    if magic != _MAGIC:
+        raise ValueError(f"it ends in {magic!r}, not in {_MAGIC!r}")
+    return int(position)
+
+
+def progress(data: bytes) -> Progress:
+    """As `read_progress`, of the bytes of a manifest file. Raises what `named_errors` names."""
+    details, (_, manifest) = _mem_wal_details(data), _manifest(data)
+    if details is None:
+        return Progress({}, {})  # not set up: the metadata came with rows that were copied from another table
+    marked = _generations(details.compacted_sstables)
+    said = next((each.value for each in manifest.schema_metadata if each.key == COMMITTED), b"{}")
+    appended = {UUID(region): int(generation) for region, generation in json.loads(said).items()}
+    return Progress(highest(marked, appended), marked)
+
+
+def highest(one: Mapping[UUID, int], two: Mapping[UUID, int]) -> dict[UUID, int]:
+    """The higher generation of each region. Pure."""
+    return {region: max(one.get(region, 0), two.get(region, 0)) for region in (*one, *two)}
+
+
+def _mem_wal_details(data: bytes) -> Any:
+    """The message MemWalIndexDetails of a manifest file, None where it has none."""
+    found = _mem_wal_index(data)
+    return None if found is None else _DETAILS.FromString(found.value)
+
+
+def _mem_wal_index(data: bytes) -> Any:
+    """The same as it is stored: type and bytes."""
+    _, manifest = _manifest(data)
+    # Position 0 is a place like any other: the section usually comes first in the file.
+    if manifest.HasField("index_section"):
+        for index in message_at(_INDEX_SECTION, data, manifest.index_section).indices:
+            if index.name == MEM_WAL_INDEX:
+                return index.index_details
+    return None
+
+
+def _generations(sstables: Iterable[Any]) -> dict[UUID, int]:
+    return {UUID(bytes=each.shard_id.uuid): each.generation for each in sstables}
+
+
+def message_at(kind: Any, data: bytes, position: int) -> Any:
+    """The message of class `kind` that stands, behind its length, at `position`."""
+    (length,) = struct.unpack_from("<I", data, position)
+    message = kind()
+    message.ParseFromString(data[position + 4 : position + 4 + length])
+    return message
+
+
+def message_classes(package: str, messages: MessageFields, names: Sequence[str]) -> list[Any]:
+    """Protobuf classes of `names`, of the `messages` described by number, name and kind of their fields.
+
+    A kind is a protobuf type, "optional u64", "int32[]", a message's name, or that with "[]". `package`: a descriptor
+    pool's own.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for message_name, fields in messages.items():
+        message = file.message_type.add(name=message_name)
+        for number, name, kind in fields:
+            field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
+            _set_type(package, message, field, kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in names]
+
+
+def _set_type(package: str, message: Any, field: Any, kind: int | str) -> None:
+    if isinstance(kind, int):
+        field.type = kind
+    elif kind == "optional u64":
+        # Absence differs from zero; proto3 spells that as a one-member oneof.
+        field.type, field.proto3_optional = _Field.TYPE_UINT64, True
+        field.oneof_index = len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{field.name}")
+    elif kind == "int32[]":
+        field.type, field.label = _Field.TYPE_INT32, _Field.LABEL_REPEATED
+    else:
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{kind.removesuffix('[]')}"
+        if kind.endswith("[]"):
+            field.label = _Field.LABEL_REPEATED
+
+
+_MANIFEST, _INDEX_SECTION, _DETAILS = message_classes(
+    "memwal.lance_table", _FIELDS, ("Manifest", "IndexSection", "MemWalIndexDetails")
+)

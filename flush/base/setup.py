@@ -1,0 +1,137 @@
+"""What a table is set up for, and how the base table says so: as schema metadata.
+
+    memwal:table       random id of the table, 32 hex digits: another table at the same path has another one
+    memwal:regions     number of buckets, decimal; in arrow format the sharding spec of Lance's MemWAL index says it
+    memwal:routing     version of the routing, decimal; absent in tables that were never resized: 1; in arrow format the
+                       id of the sharding spec (flush.resizing.routing)
+    memwal:indexes     JSON list of {"column", "kind", "parameters"}, and "called" where an index has another name
+    memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
+    memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
+    memwal:append_by   only where rows have no key and are appended: JSON {"columns": those to route by, [] = all that
+                       there were, "ids": their field ids, by which they are found whatever is added or renamed}
+    memwal:upsert      "replace", "insert" or "merge"; absent: replace
+    memwal:on_duplicate  "last", "first" or "fail"; absent: last
+    memwal:version     only where late rows are left out: JSON {"id": field id of the column that says how new a row is}
+
+Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
+config instead: Lance's ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key
+there would cut it off from the entries it wrote itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, get_args
+
+import lance
+
+from flush.errors import UnsupportedTable
+from memtable import IndexSpec
+from wal import WAL_FORMATS, SystemIds, WalFormat
+
+TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
+INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
+UPSERT, ON_DUPLICATE, VERSION = b"memwal:upsert", b"memwal:on_duplicate", b"memwal:version"
+ROUTING = b"memwal:routing"
+Upsert = Literal["replace", "insert", "merge"]
+OnDuplicate = Literal["last", "first", "fail"]
+
+
+class WriteRules(NamedTuple):
+    """What a put does to a key that is there already, and to a key that it names twice itself."""
+
+    upsert: Upsert = "replace"
+    """replace: the row takes the stored one's place. insert: the stored row stays as it is. merge: columns that the put
+    does not have keep what is stored."""
+    on_duplicate: OnDuplicate = "last"
+    """Rows of one put with the same key: the last or the first of them counts, or the put is refused."""
+    version: str = ""
+    """A row with a lower value of this column than the newest row of its key has is left out; "": none ever is."""
+
+    def chosen(self) -> dict[str, str]:
+        """The rules that are not the default, by their settings' names."""
+        return {name: rule for name, rule in self._asdict().items() if rule != self._field_defaults[name]}
+
+
+class Setup(NamedTuple):
+    """What a table is set up for."""
+
+    buckets: int
+    indexes: tuple[IndexSpec, ...]
+    wal_format: WalFormat
+    index_ids: Mapping[str, int] = MappingProxyType({})
+    """Field id of each column in `indexes`, {} where they are not recorded."""
+    append_by: tuple[str, ...] | None = None
+    """None: rows have a key. Else they are only appended, and routed by these columns, () for all there were."""
+    append_ids: tuple[int, ...] = ()
+    """Field ids of the columns that rows are routed by, where there is no key; known once the table is there."""
+    rules: WriteRules = WriteRules()
+    """Without the name of the version column, once the table is there: columns are renamed, ids stay."""
+    version_id: int | None = None
+    routing: int = 1
+    """Version of the routing; one more with every resize."""
+
+
+def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
+    """The set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
+    listed = [_listed(spec) for spec in setup.indexes]
+    by = setup.append_by
+    routed = {"columns": by, "ids": [ids[name] for name in by or ids]}
+    append = {} if by is None else {APPEND_BY.decode(): json.dumps(routed)}
+    version = setup.rules.version
+    return {
+        **append,
+        **({VERSION.decode(): json.dumps({"id": ids[version]})} if version else {}),
+        TABLE.decode(): SystemIds().entry_id(),
+        REGIONS.decode(): str(setup.buckets),
+        INDEXES.decode(): json.dumps(listed),
+        INDEX_IDS.decode(): json.dumps({s.column: ids[s.column] for s in setup.indexes if s.column in ids}),
+        FORMAT.decode(): setup.wal_format,
+        UPSERT.decode(): setup.rules.upsert,
+        ON_DUPLICATE.decode(): setup.rules.on_duplicate,
+    }
+
+
+def _listed(spec: IndexSpec) -> dict[str, Any]:
+    called = {"called": spec.called} if spec.called else {}
+    return {"column": spec.column, "kind": spec.kind, "parameters": dict(spec.parameters), **called}
+
+
+def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
+    """The metadata that holds the table's set-up: that of its schema, else its config; without it in neither."""
+    metadata: Mapping[bytes, bytes] = dataset.schema.metadata or {}
+    if REGIONS in metadata:
+        return metadata
+    return {key.encode(): value.encode() for key, value in dataset.config().items()}
+
+
+def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
+    """The set-up that `metadata` holds. Raises UnsupportedTable where unreadable."""
+    try:
+        listed, wal_format = json.loads(metadata.get(INDEXES, b"[]")), metadata.get(FORMAT, b"lance").decode()
+        if wal_format not in WAL_FORMATS:
+            raise ValueError(f"{wal_format!r} is no WAL format")
+        specs, ids = tuple(IndexSpec(**each) for each in listed), json.loads(metadata.get(INDEX_IDS, b"{}"))
+        routed = json.loads(metadata.get(APPEND_BY, b"null"))
+        by, by_ids = (None, ()) if routed is None else (tuple(routed["columns"]), tuple(routed["ids"]))
+        ids = {str(name): int(id) for name, id in ids.items()}
+        version = json.loads(metadata.get(VERSION, b"null"))
+        version_id = None if version is None else int(version["id"])
+        buckets, routing, rules = int(metadata[REGIONS]), int(metadata.get(ROUTING, b"1")), _read_rules(metadata)
+        return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnsupportedTable(
+            f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
+            "open it with the version of memwal that created it"
+        ) from error
+
+
+def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
+    """Raises: ValueError for a rule that this version does not know: writing by another one would lose rows."""
+    upsert, on_duplicate = metadata.get(UPSERT, b"replace").decode(), metadata.get(ON_DUPLICATE, b"last").decode()
+    for value, key, known in ((upsert, UPSERT, Upsert), (on_duplicate, ON_DUPLICATE, OnDuplicate)):
+        if value not in get_args(known):
+            raise ValueError(f"{value!r} is no {key.decode()}")
+    return WriteRules(upsert, on_duplicate)  # type: ignore[arg-type]  # checked just now

@@ -1,0 +1,166 @@
+"""Which bucket, and so which region, a row belongs to: a pure function of its key, or of the row where it has none.
+
+`Routing` is all that the function depends on: a client that never sees storage gets it from a daemon and routes alike.
+
+The bucket hash of Lance's MemWAL sharding over the *first* key column; Lance itself evaluates it, so that the
+regions are those its other users of the layout compute. Binary columns, which Lance's hash does not take, go
+by SipHash-1-3. Rows without a key go by `flush.base.row_hash`, of the columns that `regions.by` names or of them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance.mem_wal import ShardingField, ShardingSpec, evaluate_sharding_spec
+from lance.schema import LanceSchema
+
+from flush.base.row_hash import row_hashes
+from flush.base.siphash import siphash13
+from flush.errors import UnsupportedTable
+from wal import bucket_region
+from wal.layout import UNSHARDED_REGION
+
+Buckets = npt.NDArray[np.int32]
+_ROWS_AT_ONCE = 1 << 16
+
+
+class Routing(NamedTuple):
+    """What tells the bucket of a row, fit for JSON."""
+
+    buckets: int
+    column: str | None
+    """The first column of the key, None where rows have none."""
+    by: tuple[tuple[int, str], ...] = ()
+    """Without a key: field id and present name of each column that counts."""
+
+    @staticmethod
+    def by_columns(ids: Sequence[int], columns: Mapping[str, int], buckets: int) -> Routing:
+        """Of rows without a key, by the columns with `ids`; those that `columns` (ids by name) lacks count as null."""
+        names = {number: name for name, number in columns.items()}
+        return Routing(buckets, None, tuple((number, names[number]) for number in ids if number in names))
+
+    @staticmethod
+    def parse(described: Mapping[str, Any]) -> Routing:
+        """What `_asdict` and a way through JSON made of one."""
+        by = tuple((int(number), str(name)) for number, name in described["by"])
+        return Routing(int(described["buckets"]), described["column"], by)
+
+    def hash(self, schema: pa.Schema) -> BucketHash | RowHash:
+        """The function itself, for rows with the columns of `schema`."""
+        if self.column is None:
+            return RowHash(self.by, self.buckets)
+        return BucketHash(schema.field(self.column), self.buckets)
+
+
+class BucketHash:
+    """Rows to buckets 0 .. buckets-1 by one column. Thread safety: any thread; immutable."""
+
+    def __init__(self, field: pa.Field, buckets: int) -> None:
+        """`field`: a column that is never null."""
+        self.columns: tuple[str, ...] = (field.name,)
+        """The columns that count."""
+        self._column = field.name
+        self._buckets = buckets
+        # Only the column itself: the hash is of its values, whatever id it has and whatever stands beside it.
+        self._schema: Any = LanceSchema.from_pyarrow(pa.schema([pa.field(field.name, field.type, nullable=False)]))
+        self._binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        self._spec = _bucket_spec(self._schema, field.name, buckets)
+
+    def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
+        """Bucket of every row, int32 in row order."""
+        if not rows.num_rows or self._buckets == 1:
+            return np.zeros(rows.num_rows, dtype=np.int32)
+        column = rows.column(self._column)
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        evaluate = self._by_siphash if self._binary else self._by_lance
+        return np.concatenate([evaluate(chunk) for chunk in chunks if len(chunk)])
+
+    def _by_lance(self, values: pa.Array) -> Buckets:
+        batch = pa.RecordBatch.from_arrays([values], names=[self._column])
+        evaluated = evaluate_sharding_spec(batch, self._spec, self._schema)
+        return np.asarray(evaluated.column(0).to_numpy(zero_copy_only=False), dtype=np.int32)
+
+    def _by_siphash(self, values: pa.Array) -> Buckets:
+        return _scaled(siphash13(values.cast(pa.binary())), self._buckets)
+
+
+class RowHash:
+    """Rows to buckets 0 .. buckets-1 by several columns. Thread safety: any thread; immutable."""
+
+    def __init__(self, by: Sequence[tuple[int, str]], buckets: int) -> None:
+        """`by`: field id and name of each column that counts."""
+        self._fields, self._buckets = by, buckets
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that count, as they are called now."""
+        return tuple(name for _, name in self._fields)
+
+    def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
+        """Bucket of every row, int32 in row order. A column that `rows` lacks counts as null."""
+        found = np.zeros(rows.num_rows, dtype=np.int32)
+        if self._buckets == 1 or not rows.num_rows:
+            return found
+        fields = [(number, name) for number, name in self._fields if name in rows.schema.names]
+        named = rows.select([name for _, name in fields])
+        batches, at = (named.to_batches(_ROWS_AT_ONCE) if isinstance(named, pa.Table) else _parts(named)), 0
+        for batch in batches:
+            columns = zip((number for number, _ in fields), batch.columns, strict=True)
+            found[at : at + batch.num_rows] = _scaled(row_hashes(columns, batch.num_rows), self._buckets)
+            at += batch.num_rows
+        return found
+
+
+def _parts(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [batch.slice(at, _ROWS_AT_ONCE) for at in range(0, batch.num_rows, _ROWS_AT_ONCE)]
+
+
+def _scaled(hashes: npt.NDArray[np.uint64], buckets: int) -> Buckets:
+    """Hashes to 0 .. buckets-1, by their upper half."""
+    return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int32)
+
+
+def _bucket_spec(schema: Any, column: str, buckets: int) -> ShardingSpec:
+    (source,) = (field.id() for field in schema.fields() if field.name() == column)
+    transform = ShardingField("bucket", [source], "bucket", None, "int32", {"num_buckets": str(buckets)})
+    return ShardingSpec(1, [transform])
+
+
+Regions = tuple[UUID, ...]
+"""Ids of a table's regions: that of bucket n at n."""
+
+
+def bucket_regions(buckets: int) -> Regions:
+    """The regions of `buckets` buckets of the first key column."""
+    return tuple(map(bucket_region, range(buckets)))
+
+
+def published_regions(uri: str, details: Mapping[str, Any], key: str, key_field_id: int) -> Regions:
+    """The regions of the table at `uri` by the sharding spec in the `details` of its MemWAL index.
+
+    `key`: its first key column, which has the field id `key_field_id`. Raises UnsupportedTable where rows are not
+    sharded by buckets of that column, and not unsharded.
+    """
+    specs = details["sharding_specs"]
+    if len(specs) != 1 or len(specs[0]["fields"]) != 1:
+        raise _unsupported(uri, f"has {len(specs)} sharding specs", key)
+    (field,) = specs[0]["fields"]
+    if field["transform"] == "unsharded":
+        return (UNSHARDED_REGION,)
+    if field["transform"] != "bucket":
+        raise _unsupported(uri, f"is sharded by {field['transform'] or 'an expression'}", key)
+    if field["source_ids"] != [key_field_id]:
+        raise _unsupported(uri, f"is sharded by the columns with the field ids {field['source_ids']}", key)
+    return bucket_regions(int(field["parameters"]["num_buckets"]))
+
+
+def _unsupported(uri: str, what: str, key: str) -> UnsupportedTable:
+    return UnsupportedTable(
+        f"{uri}: its MemWAL was initialised by another program and {what}; memwal needs buckets of the first key "
+        f"column {key!r}, or no sharding: copy the rows into a new table"
+    )

@@ -1,0 +1,390 @@
+"""The base Lance table as one immutable view: schema, key, buckets, indexes, and what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+
+from flush.base.caches import LanceCaches, Session
+from flush.base.create import adopt, complete, create, existing
+from flush.base.field_ids import column_ids, field_id, row_field_ids
+from flush.base.manifest import read_progress
+from flush.base.open import open_dataset
+from flush.base.setup import REGIONS, TABLE, Setup, WriteRules, metadata_of, read_setup
+from flush.base.shape import Shape, present_indexes, shape_of
+from flush.base.sharding import BucketHash, Buckets, Regions, Routing, RowHash, bucket_regions, published_regions
+from flush.base.vector_models import vector_models
+from flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
+from memtable import IndexSpec, VectorModel, key_columns, required_columns
+from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
+from wal import regions as regions_of
+from wal.layout import ROOT, manifest_prefix
+from wal.panics import panics_as_errors
+
+_LOOK_BACK = 1_000
+"""Versions among which the one with the set-up is looked for, where the newest has none."""
+_OPENINGS = 10
+"""Tries to open the newest version; each but the first takes a commit and a clean-up within milliseconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class BaseTable:
+    """One version of the base table.
+
+    Thread safety. Any thread. Read from `dataset`, do not write through it: pylance would move it to the new
+    version.
+    Invariants. Everything here is of `version`; `latest()` gives a newer view.
+    """
+
+    uri: str
+    """Absolute, so that it names this table from whatever directory it is used later."""
+    dataset: lance.LanceDataset
+    version: int
+    schema: pa.Schema
+    """Base schema, the key's field metadata included, schema metadata left out."""
+    key: tuple[str, ...]
+    """Its columns; () where the table has none and rows are only appended."""
+    append_by: tuple[str, ...] | None
+    """None where there is a key. Else the columns that rows are routed by, () for all that there were at its set-up."""
+    indexes: tuple[IndexSpec, ...]
+    regions: Regions
+    """Ids of the regions; rows of bucket n go to region n."""
+    routing_version: int
+    """Version of the routing of rows to regions: 1, and one more with every resize."""
+    wal_format: WalFormat
+    """How the entries of its log are written, fixed when it was set up."""
+    rules: WriteRules
+    """What its puts do to keys that are there, fixed when it was set up; the version column by its name of now."""
+    committed: Mapping[UUID, int]
+    """Per region the highest generation this version holds; absent = none."""
+    marked: Mapping[UUID, int]
+    """The same by Lance's own marker, which is behind for a moment where there is no key
+    (flush.commits.append_pass)."""
+    storage_version: str
+    """Lance file version of new data files, such as "2.2"; SSTs use the same."""
+    storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
+    routing: Routing
+    """What tells the bucket of a row."""
+    routes_alike: bool
+    """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
+    _hash: BucketHash | RowHash
+    caches: LanceCaches = field(default_factory=LanceCaches, repr=False)
+    """What the views that follow this one are opened with."""
+    session: Session | None = field(default=None, repr=False)
+    """What this one was opened with; None for a session of its own, which ends with it."""
+
+    @staticmethod
+    @panics_as_errors
+    def create(
+        uri: str,
+        schema: pa.Schema,
+        key: Sequence[str],
+        buckets: int,
+        indexes: Sequence[IndexSpec],
+        storage_options: Mapping[str, str] | None = None,
+        wal_format: WalFormat = "lance",
+        append_by: Sequence[str] | None = None,
+        rules: WriteRules | None = None,
+    ) -> BaseTable:
+        """Create an empty table with its key, its indexes and `buckets` regions.
+
+        `append_by`: for a table without a key, whose rows are only appended (`key` is empty then): the columns they are
+        routed by, () for all.
+        The vector indexes among `indexes` are built by the first commit that has rows enough for them.
+        Raises TableExists; NotALanceTable where something else is there; InvalidRows for schema, key, or
+        indexes.
+        """
+        setup = _setup(buckets, indexes, wal_format, append_by, rules)
+        create(open_store(uri, storage_options), uri, schema, key, setup)
+        return BaseTable.open(uri, storage_options)
+
+    @staticmethod
+    @panics_as_errors
+    def adopt(
+        uri: str,
+        key: Sequence[str],
+        buckets: int,
+        indexes: Sequence[IndexSpec],
+        storage_options: Mapping[str, str] | None = None,
+        wal_format: WalFormat | None = None,
+        append_by: Sequence[str] | None = None,
+        rules: WriteRules | None = None,
+    ) -> BaseTable:
+        """Set up a Lance table that is there for ingestion, and build its indexes; its rows stay as they are.
+
+        `wal_format`: None for lance, or arrow where another program initialised the table's MemWAL; such a table
+        keeps its key and its regions, whatever `buckets` says. Also completes a set-up that crashed; a complete one
+        is returned as it is. The key must be without nulls and duplicates, which is checked by reading its columns.
+        `append_by`: as for `create`; the table must not have a primary key.
+        Raises NotALanceTable; UnsupportedTable; InvalidRows.
+        """
+        store = open_store(uri, storage_options)
+        dataset = _existing(store, uri, None)
+        if dataset.mem_wal_index_details() is None:
+            _refuse_written_over(uri, dataset, store)
+        if REGIONS not in metadata_of(dataset):
+            _refuse_wiped(uri, dataset, store)
+            setup = _setup(buckets, indexes, wal_format or "lance", append_by, rules)
+            adopt(uri, dataset, key, setup, any_format=wal_format is None)
+        complete(dataset, read_setup(metadata_of(dataset)))
+        return BaseTable.open(uri, storage_options)
+
+    @staticmethod
+    @panics_as_errors
+    def find(uri: str, storage_options: Mapping[str, str] | None = None) -> BaseTable | None:
+        """The table at `uri`, or None where nothing is there. Completes a creation that crashed half way.
+
+        Raises NotALanceTable where something else is there; NotInitialised; UnsupportedTable.
+        """
+        store = open_store(uri, storage_options)
+        store.children("")  # Our client first: it says at once, in one line, what is wrong; Lance's tries for seconds.
+        dataset = existing(store, uri)
+        if dataset is None:
+            return None
+        metadata = metadata_of(dataset)
+        if REGIONS in metadata and dataset.mem_wal_index_details() is None:
+            _refuse_written_over(uri, dataset, store)
+            complete(dataset, read_setup(metadata))
+            return BaseTable.open(uri, storage_options)
+        opened = [dataset]  # on S3 opening it again takes as long as claiming a region
+        return _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
+
+    @staticmethod
+    @panics_as_errors
+    def open(
+        uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        version: int | None = None,
+        caches: LanceCaches | None = None,
+    ) -> BaseTable:
+        """The table at its newest version, or at `version`. Writes nothing.
+
+        `caches`: those of a process that opens the table again and again; None for its own.
+        Raises NotALanceTable; NotInitialised; UnsupportedTable; Corrupt where its manifest cannot be parsed.
+        """
+        store = open_store(uri, storage_options)
+        if version is not None:
+            return _view(uri, _existing(store, uri, version), store)
+        return _shared_view(uri, store, caches or LanceCaches(), lambda session: _existing(store, uri, None, session))
+
+    @property
+    def table_id(self) -> str:
+        """Random id that the table got at its creation: a table made anew at the same path has another one."""
+        return metadata_of(self.dataset).get(TABLE, b"").decode()
+
+    @property
+    def buckets(self) -> int:
+        """Number of regions."""
+        return len(self.regions)
+
+    @property
+    def routed_by(self) -> tuple[str, ...]:
+        """The columns that tell the region of a row."""
+        return self.key or self._hash.columns
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Columns outside the key which every row that is put must give a value."""
+        declared, version = required_columns(self.schema, self.key), self.rules.version
+        return (*declared, version) if version and version not in declared else declared
+
+    @property
+    def codec(self) -> EntryCodec:
+        """A codec for the entries of this table's log."""
+        return codec_for(self.wal_format, self.shape.rows)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Its columns and indexes, which may be others in another version."""
+        return shape_of(self.dataset, self.key, self.indexes)
+
+    @property
+    def row_field_ids(self) -> tuple[int, ...] | None:
+        """Field ids that its SSTs must have, None where they count from 0 without a gap, as Lance numbers them."""
+        ids = row_field_ids(self.dataset)
+        return None if ids == tuple(range(len(ids))) else ids
+
+    @panics_as_errors
+    def latest(self) -> BaseTable:
+        """The newest version: this very object where it still is. It and those that follow share their caches.
+
+        Raises UnsupportedTable where another table was made at its path meanwhile; what `open` raises.
+        """
+        if self.session is self.caches.session and self.dataset.latest_version == self.version:
+            return self
+        store = open_store(self.uri, self.storage_options)
+        # Not by Lance alone: what it says where storage does not answer is no more than a ValueError.
+        newest = _shared_view(self.uri, store, self.caches, lambda session: _existing(store, self.uri, None, session))
+        if newest.table_id != self.table_id:
+            raise UnsupportedTable(f"{self.uri}: another table was made here while this one was open; open it again")
+        if newest.shape == self.shape:
+            vars(newest)["shape"] = self.shape  # reads compare shapes, which takes nothing where they are one object
+        return newest
+
+    def vector_models(self) -> dict[str, VectorModel]:
+        """By column, what its vector indexes were trained to; columns without an index that serves are absent."""
+        return vector_models(self.dataset, self.indexes, self.storage_options)
+
+    def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
+        """Bucket of every row, int32 in row order: a pure function of the key, or of the row where there is none.
+        `rows` need hold the columns only by which that is told.
+        """
+        return self._hash(rows)
+
+    def route_into(self, buckets: int, rows: pa.Table | pa.RecordBatch) -> Buckets:
+        """As `route`, where the table had so many regions: before a resize, or after it."""
+        return self.routing._replace(buckets=buckets).hash(self.schema)(rows)
+
+
+def _setup(
+    buckets: int,
+    indexes: Sequence[IndexSpec],
+    wal_format: WalFormat,
+    append_by: Sequence[str] | None,
+    rules: WriteRules | None,
+) -> Setup:
+    by = None if append_by is None else tuple(append_by)
+    return Setup(buckets, tuple(indexes), wal_format, append_by=by, rules=rules or WriteRules())
+
+
+def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
+    """A view of the newest version. Another program may supersede it and clean it up before its manifest is read, which
+    is no damage: the version after it is there.
+    """
+    for _ in range(_OPENINGS):
+        dataset = opened()
+        try:
+            return _view(uri, dataset, store)
+        except Corrupt:
+            if dataset.latest_version == dataset.version:
+                raise
+    return _view(uri, opened(), store)
+
+
+def _shared_view(
+    uri: str, store: ObjectStore, caches: LanceCaches, opened: Callable[[Session], lance.LanceDataset]
+) -> BaseTable:
+    """As `_newest_view`, opened with the session of `caches`."""
+    session = caches.session
+    newest = replace(_newest_view(uri, store, lambda: opened(session)), caches=caches, session=session)
+    caches.opened(newest.dataset)
+    return newest
+
+
+def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTable:
+    metadata, details = metadata_of(dataset), dataset.mem_wal_index_details()
+    if details is None or REGIONS not in metadata:
+        if details is None:
+            _refuse_written_over(uri, dataset, store)
+        if REGIONS not in metadata:
+            _refuse_wiped(uri, dataset, store)
+        raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
+    setup, schema, columns = read_setup(metadata), pa.schema(list(dataset.schema)), column_ids(dataset)
+    # What is said of a primary key later means nothing to a table that was set up without one.
+    key = key_columns(schema) if setup.append_by is None else ()
+    whole = set(setup.append_ids) <= set(columns.values())
+    _expect_routed_columns(uri, dataset, setup, there=bool(key) if setup.append_by is None else whole)
+    rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
+    regions, version = bucket_regions(setup.buckets), setup.routing
+    if setup.wal_format == "arrow":
+        regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
+        version = int(details["sharding_specs"][0]["spec_id"])
+    done = read_progress(store, dataset.version)
+    routing = Routing(len(regions), key[0]) if key else Routing.by_columns(setup.append_ids, columns, setup.buckets)
+    return BaseTable(
+        uri=uri if "://" in uri else store.url(""),
+        dataset=dataset,
+        version=dataset.version,
+        schema=schema,
+        key=key,
+        append_by=tuple(name for _, name in routing.by) if setup.append_by else setup.append_by,
+        indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
+        regions=regions,
+        routing_version=version,
+        wal_format=setup.wal_format,
+        rules=rules,
+        committed=done.committed,
+        marked=done.marked,
+        storage_version=dataset.data_storage_version,
+        storage_options=store.storage_options,
+        routing=routing,
+        routes_alike=whole,
+        _hash=routing.hash(schema),
+    )
+
+
+def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, there: bool) -> None:
+    """Refuse a version in which the columns that tell the region of a row are not `there`; () is all, whichever."""
+    if not there and setup.append_by != ():
+        raise UnsupportedTable(
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
+            f"{dataset.version}; restore a version that has them"
+        )
+
+
+def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | None) -> str:
+    if version_id is None:
+        return ""
+    for name, number in column_ids(dataset).items():
+        if number == version_id:
+            return name
+    raise UnsupportedTable(
+        f"{uri}: its version column is gone from version {dataset.version}; restore a version that has it"
+    )
+
+
+def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
+    """A table without Lance's MemWAL index whose regions were claimed: by the protocol they never are before it exists.
+
+    What is committed went with the index, so nobody can tell which SSTs the rows that are there hold. Where the index
+    was made and a region claimed since `dataset` was opened, it is moved to the newest version, and nothing is refused.
+    """
+    if not _has_claims(store):
+        return
+    dataset.checkout_latest()  # type: ignore[no-untyped-call]
+    if dataset.mem_wal_index_details() is not None:
+        return
+    raise UnsupportedTable(
+        f"{uri}: version {dataset.version} was written over by another program, and the progress of its regions is "
+        "gone; restore the version before that (LanceDataset.restore), or, to keep its rows as they are and give up "
+        f"those that were not committed, move {store.url(ROOT.rstrip('/'))} away and run `memwal init`"
+    )
+
+
+def _has_claims(store: ObjectStore) -> bool:
+    """Whether a region on storage was ever claimed."""
+    return any(list(store.list(manifest_prefix(region))) for region in regions_of(store))
+
+
+def _refuse_wiped(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
+    """A table whose set-up another program wiped out of the schema's metadata: an older version still has it.
+
+    Its regions may hold rows that are acknowledged and not committed, which only the table with its set-up finds. Where
+    there are no regions any more, the table was left on purpose (`flush/beside_lancedb.md`).
+    """
+    if not _has_claims(store):
+        return
+    older = sorted((each["version"] for each in dataset.version_refs()), reverse=True)
+    for version in older[:_LOOK_BACK]:
+        try:
+            before = version < dataset.version and REGIONS in metadata_of(dataset.checkout_version(version))
+        except (OSError, ValueError):  # cleaned up meanwhile
+            continue
+        if before:
+            raise UnsupportedTable(
+                f"{uri}: another program wiped the metadata of the schema, and with it the table's set-up, in version "
+                f"{version + 1}; restore version {version} (LanceDataset.restore) and open it again. Do not copy its "
+                f"rows elsewhere: acknowledged rows that are not committed yet are below {uri}/{ROOT} only"
+            )
+
+
+def _existing(store: ObjectStore, uri: str, version: int | None, session: Session | None = None) -> lance.LanceDataset:
+    dataset = open_dataset(store, uri, version, session)
+    if dataset is None:
+        raise NotALanceTable.at(uri, version)
+    return dataset

@@ -1,0 +1,150 @@
+"""The two writes of a commit into a table without a key: its rows are appended, none is looked for.
+
+    invariant: the rows of a range of generations, and that the range is committed, are in one version, or in none.
+
+ 1. **Write** the rows of the SSTs into data files of the base, streamed: some batches are in memory, never a whole SST.
+    No version refers to the files. *Crash here: orphans, see flush.garbage.orphans.*
+ 2. **Append** by a compare-and-swap (`flush.base.swap`), which carries `memwal:committed` in the schema's metadata:
+    whoever commits the same range at the same time fails, whatever files he wrote. (A merge-insert carries Lance's own
+    marker, but has to match rows.) *Crash here: there or not. The next commit reads `memwal:committed` in the
+    manifest.*
+ 3. **Mark**: an empty merge-insert carries Lance's own marker of the same generations, by which Lance records how far
+    its indexes are. *Crash before: the next commit does it. Refused, with nothing lost, where somebody wrote it first.*
+
+No row of the base is read, so a commit costs as much as what it appends (and one list of the base's fragments).
+Index builds and changes of the table's config may come in between; Lance puts 2 on top of them, and keeps them.
+
+What others meet: an append or compaction of theirs that was planned below ours fails with Lance's "please retry".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+from lance.fragment import FragmentMetadata, write_fragments
+from lance.mem_wal import CompactedSsTable
+
+from flush.base.field_ids import row_field_ids
+from flush.base.manifest import COMMITTED, highest
+from flush.base.swap import swapped, unborn
+from flush.base.table import BaseTable
+from flush.commits.merge_passes import Written
+from flush.commits.plan import RegionPlan
+from flush.errors import CountMismatch
+from flush.sst.files import sst_batches
+from wal import ObjectStore
+from wal.panics import panics_as_errors
+
+
+class AppendedRows:
+    """Steps 1 and 2 for the SSTs of `plans`.
+
+    What is written once serves as often as it takes, since at most one append of a range ever passes: after a conflict
+    with a stranger the files are not written again.
+    Thread safety. One thread.
+    """
+
+    def __init__(self, store: ObjectStore, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
+        self._store, self._base, self._plans = store, base, tuple(plans)
+        self._rows = 0
+        self._error: BaseException | None = None
+        self.failed_at: UUID | None = None
+        """The region whose SSTs could not be read."""
+        self._fragments: list[FragmentMetadata] | None = None
+
+    def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
+        """Whether all rows of `plans` are written, in the columns of `base`; False where `write` raised."""
+
+        def ssts(each: Sequence[RegionPlan]) -> list[object]:
+            return [(plan.region, plan.ssts) for plan in each]
+
+        def form(each: BaseTable) -> tuple[object, ...]:
+            return each.schema, tuple(row_field_ids(each.dataset)), each.storage_version
+
+        return self._fragments is not None and ssts(plans) == ssts(self._plans) and form(base) == form(self._base)
+
+    def write(self) -> None:
+        """Step 1: files that no version refers to yet.
+
+        Raises Corrupt where an SST is missing or short; StoreUnavailable, StoreRefused, OSError of storage.
+        """
+        base, version = self._base, self._base.storage_version
+        version_of_files: Any = version  # any string there, a list of literals here
+        try:
+            with panics_as_errors:
+                written = write_fragments(
+                    self._reader(),
+                    base.dataset,
+                    schema=base.schema,
+                    mode="append",
+                    data_storage_version=version_of_files,
+                    storage_options=dict(base.storage_options),
+                )
+        except Exception as error:
+            # Lance hands on the text of what reading raised, not the exception.
+            raise self._error or error from error
+        assert not isinstance(written, lance.Transaction)
+        found = sum(each.physical_rows for each in written)
+        if found != self._rows:
+            raise CountMismatch(
+                f"{base.uri}: {found} rows were written of {self._rows}; nothing was appended, commit again"
+            )
+        self._fragments = unborn(written)
+
+    def append(self, base: BaseTable) -> Written:
+        """Step 2, on top of the version of `base`, whose dataset stays there. Requires: `write`.
+
+        Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the deed, where the new version
+        does not hold these rows more than the one below it.
+        """
+        if self._fragments is None:
+            raise RuntimeError("the rows to append are not written")
+        done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
+        said = json.dumps({str(region): generation for region, generation in sorted(done.items())})
+        made = swapped(base.dataset, self._fragments, {COMMITTED: said.encode()}, base.storage_options)
+        before = base.dataset.count_rows()  # nobody may have changed rows since
+        if made.count_rows() != before + self._rows:
+            raise CountMismatch(
+                f"{base.uri}: version {made.version} holds {made.count_rows()} rows; {before} before and {self._rows} "
+                f"appended make another number; compare it with version {base.version}, and stop other writers"
+            )
+        sizes = [file.file_size_bytes or 0 for each in self._fragments for file in each.files]
+        return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
+
+    def _reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        region: UUID | None = None
+        try:
+            for plan in self._plans:
+                region = plan.region
+                for sst in plan.ssts:
+                    for batch in sst_batches(self._store, plan.region, sst, self._base.schema, self._base.shape.rows):
+                        self._rows += batch.num_rows
+                        yield batch
+        except GeneratorExit:  # it is no longer wanted: Lance has failed by itself
+            raise
+        except BaseException as error:
+            self._error, self.failed_at = error, region
+            raise
+
+
+def unmarked(base: BaseTable) -> dict[UUID, int]:
+    """The generations that `base` holds and Lance's own marker does not say yet; {} where there is a key."""
+    return {region: done for region, done in base.committed.items() if base.marked.get(region, 0) < done}
+
+
+def mark(dataset: lance.LanceDataset, generations: Mapping[UUID, int]) -> None:
+    """Step 3. Moves `dataset` to the new version. Raises OSError on a conflict.
+
+    Which column it names is of no account: there is nothing to match.
+    """
+    done = [CompactedSsTable(str(region), generation) for region, generation in generations.items()]
+    builder = dataset.merge_insert([dataset.schema.names[0]]).when_not_matched_insert_all().use_index(False)
+    builder.conflict_retries(0).mark_sstables_as_compacted(done).execute(dataset.schema.empty_table())

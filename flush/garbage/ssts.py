@@ -1,0 +1,269 @@
+"""Deleting SST directories that nobody can need again.
+
+A collection looks first and judges then: it lists the directories, *then* reads the newest region manifest, *then*
+opens the base table. What is published, committed or pruned in between is seen in that order too, so that nothing which
+is kept is given a wrong reason. Safety does not rest on it: whatever is a reason to delete below, once true, stays
+true.
+
+What stays and what goes, and why. The name alone, `{8 hex}_gen_{generation}`, decides, never the content:
+
+ 1. In the manifest: stays, for every reader.
+ 2. Not there, of the current generation or a later one: a flush that may be under way. Stays, however old: the flush
+    may sleep. It becomes 3 once its generation is published under another name. It also goes when the region was
+    claimed since the directory was seen: its writer is older than the claim, and the edit that publishes is refused
+    to it (`SstCollector.outlived`). Without this a region whose flush always kills its process would fill the disk
+    with what it left, and never get so far as to publish.
+ 3. Not there, but another one of the same generation is, and that one is not committed: left by a flush that crashed or
+    was refused. Nobody can publish it: the edit wants the current generation, which is past, and the slot of the
+    manifest version that a late edit aims at is taken. Goes.
+    No other one there: no protocol leads here. The base table was put back to an older version, and the directory
+    may be the only copy of its rows. Stays, and is reported.
+ 4. Committed, so pruned, or a double of one that was. Goes when no reader under way, no index that lags and no tagged
+    version needs it (`flush.garbage.retained`). A tagged version needs what was published while it was the newest,
+    which is what had been published when the first generation above it was pruned: that is in the old region manifests,
+    and it never grows. A bound on time alone would not do, and "everything above a tag" would be all SSTs ever after.
+ 5. Whatever goes waits for a minimum age, counted from its newest object. Time delays here; it decides nothing.
+
+Deleting one directory, in steps:
+
+ 1. The dataset's manifests in `_versions/`, oldest version first. From the first deletion on the directory is either a
+    whole dataset of its newest version or none at all. The newest first would leave one of Lance's SSTs at the version
+    before its deletion vector, with rows that it hides; data first, one that opens and then fails.
+ 2. Everything else, in any order; on a local disk what killed puts left there, then the empty directories.
+
+A crash in between leaves a directory of the same name, which the next collection judges the same. Two collectors at
+once delete what is gone already, which is no error. A collector owns nothing and fences nobody.
+
+Old region manifests and commit plans (`flush.commits.plan`) are slots that are taken once and for all: a writer or a
+committer that sleeps since before may still aim at one, and would find it free. Their collectors say why that does no
+harm: `wal.manifest_garbage`, `flush.garbage.plans`. Rule 4 asks old manifests; `asks_for` says which stay for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from uuid import UUID
+
+from flush.garbage.retained import BaseNeeds
+from flush.sst.files import remove_leftovers
+from wal import Clock, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
+from wal.layout import parse_sst_dir, region_prefix, sst_key
+
+_VERSIONS = "/_versions/"
+
+
+class Verdict(Enum):
+    """What a directory is, by the rules of this module's text."""
+
+    LISTED = "listed"
+    UNPUBLISHED = "unpublished"
+    OUTLIVED = "outlived"
+    ABANDONED = "abandoned"
+    UNACCOUNTED = "unaccounted"
+    NEEDED = "needed"
+    COMMITTED = "committed"
+
+
+_GARBAGE = (Verdict.COMMITTED, Verdict.ABANDONED, Verdict.OUTLIVED)
+
+
+@dataclass(frozen=True)
+class SstGarbage:
+    """What one collection of a region's SST directories found, and deleted unless `dry_run`."""
+
+    region: UUID
+    committed: int = 0
+    """Directories deleted whose rows are in the base table."""
+    abandoned: int = 0
+    """Directories deleted that were never published."""
+    bytes: int = 0
+    """Size of all that was deleted."""
+    abandoned_bytes: int = 0
+    """What of that the abandoned ones had."""
+    listed: int = 0
+    """Directories kept because the newest manifest lists them."""
+    unpublished: int = 0
+    """Kept because a flush may still publish them."""
+    needed: int = 0
+    """Committed ones kept for readers under way, for an index that lags, or for a tagged version."""
+    unaccounted: int = 0
+    """Kept because their generation is neither published nor committed; memwal leaves none such."""
+    too_young: int = 0
+    """Garbage that has not reached the minimum age."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a region looked like: its SST directories, and its newest manifest, read after they were listed."""
+
+    names: tuple[str, ...]
+    manifest: RegionManifest | None
+
+
+class SstCollector:
+    """Collects the SST directories of one region, as often as it is asked.
+
+    Thread safety. One thread at a time; any number of collectors, in any number of processes.
+    Invariants. See the module's text. What a tagged version needs is looked up once.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        region_id: UUID,
+        clock: Clock,
+        workers: int = 8,
+        options: WalOptions | None = None,
+    ) -> None:
+        """`workers`: objects deleted at the same time; 1 starts no thread."""
+        self._store = store
+        self._region_id = region_id
+        self._clock = clock
+        self._workers = workers
+        self._manifests = ManifestStore(store, region_id, clock=clock, options=options)
+        self._outlived: dict[str, int] = {}
+        self._published_under: dict[int, int] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """The SST directories there are, published or not. Raises StoreUnavailable, StoreRefused."""
+        found = self._store.children(region_prefix(self._region_id))
+        return tuple(name for name in found if parse_sst_dir(name) is not None)
+
+    def outlived(self, names: Iterable[str], epoch: int) -> None:
+        """Remember that the directories `names` were there before writer epoch `epoch` was claimed."""
+        self._outlived |= dict.fromkeys(names, epoch)
+
+    def look(self) -> Sight:
+        """The first two parts of step 0; the base table is to be opened after this.
+
+        Raises Corrupt, StoreUnavailable, StoreRefused.
+        """
+        return Sight(self.names(), self._manifests.latest())
+
+    def collect(self, sight: Sight, needs: BaseNeeds, min_age: float, *, dry_run: bool = False) -> SstGarbage:
+        """Delete what is garbage and at least `min_age` seconds old; with `dry_run` only say what that is.
+
+        `needs`: of a base version opened after `sight` was taken. Raises StoreUnavailable, StoreRefused (what was
+        deleted by then is deleted; collect again), Corrupt where an old manifest cannot be decoded.
+        """
+        verdicts = self._verdicts(sight, needs)
+        counts = Counter(verdicts.values())
+        young: Counter[Verdict] = Counter()
+        freed: Counter[Verdict] = Counter()
+        for name in (name for name, verdict in verdicts.items() if verdict in _GARBAGE):
+            objects = self._store.describe(sst_key(self._region_id, name) + "/")
+            if max((each.modified for each in objects), default=0.0) > self._clock.now() - min_age:
+                young[verdicts[name]] += 1
+                continue
+            freed[verdicts[name]] += sum(each.size for each in objects)
+            if not dry_run:
+                self._remove(name, objects)
+        counts -= young
+        return SstGarbage(
+            region=self._region_id,
+            committed=counts[Verdict.COMMITTED],
+            abandoned=counts[Verdict.ABANDONED] + counts[Verdict.OUTLIVED],
+            bytes=freed.total(),
+            abandoned_bytes=freed.total() - freed[Verdict.COMMITTED],
+            listed=counts[Verdict.LISTED],
+            unpublished=counts[Verdict.UNPUBLISHED],
+            needed=counts[Verdict.NEEDED],
+            unaccounted=counts[Verdict.UNACCOUNTED],
+            too_young=young.total(),
+            dry_run=dry_run,
+        )
+
+    # ---- judging -------------------------------------------------------------------------------------------------
+
+    def _verdicts(self, sight: Sight, needs: BaseNeeds) -> Mapping[str, Verdict]:
+        if sight.manifest is None:
+            return dict.fromkeys(sight.names, Verdict.UNPUBLISHED)
+        return {name: self._verdict(name, sight.manifest, needs) for name in sight.names}
+
+    def _verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
+        """Rules 1 to 4."""
+        parsed = parse_sst_dir(name)
+        assert parsed is not None
+        generation = parsed.generation
+        if any(sst.path == name for sst in manifest.ssts):
+            return Verdict.LISTED
+        if generation >= manifest.current_generation:
+            outlived = self._outlived.get(name, manifest.writer_epoch + 1) <= manifest.writer_epoch
+            return Verdict.OUTLIVED if outlived else Verdict.UNPUBLISHED
+        if generation > needs.committed.get(self._region_id, 0):
+            double = any(sst.generation == generation for sst in manifest.ssts)
+            return Verdict.ABANDONED if double else Verdict.UNACCOUNTED
+        needed = generation > needs.settled(self._region_id) or self._is_tagged(generation, manifest, needs)
+        return Verdict.NEEDED if needed else Verdict.COMMITTED
+
+    def _is_tagged(self, generation: int, manifest: RegionManifest, needs: BaseNeeds) -> bool:
+        held = (view.get(self._region_id, 0) for view in needs.tagged)
+        return any(below < generation <= self._published_while(below, manifest) for below in held)
+
+    def _published_while(self, committed: int, manifest: RegionManifest) -> int:
+        """At least the highest generation that was published while `committed` was the highest one committed.
+
+        By bisection of the manifest versions up to `manifest`: the first without generation `committed` + 1 was written
+        after the commit of that one.
+        """
+        if committed not in self._published_under:
+            low, high, first = 1, manifest.version, manifest
+            while low < high:
+                middle = (low + high) // 2
+                found = self._manifests.read(middle)
+                if found is None:  # pruned, so older than any version that can be the answer: see `asks_for`
+                    low = middle + 1
+                elif _dropped(found, committed + 1):
+                    high, first = middle, found
+                else:
+                    low = middle + 1
+            if not _dropped(first, committed + 1):
+                return first.current_generation - 1
+            self._published_under[committed] = first.current_generation - 1
+        return self._published_under[committed]
+
+    # ---- deleting ------------------------------------------------------------------------------------------------
+
+    def _remove(self, name: str, objects: Sequence[ObjectInfo]) -> None:
+        keys = [each.key for each in objects]
+        manifests = [key for key in keys if _VERSIONS in key]
+        for key in sorted(manifests, key=_age_of_version):
+            self._store.delete(key)
+        self._each(self._store.delete, [key for key in keys if _VERSIONS not in key])
+        remove_leftovers(self._store, f"{sst_key(self._region_id, name)}/")
+
+    def _each(self, work: Callable[[str], None], items: Sequence[str]) -> None:
+        if self._workers == 1 or len(items) < 2:
+            for item in items:
+                work(item)
+            return
+        with ThreadPoolExecutor(min(self._workers, len(items))) as pool:
+            list(pool.map(work, items))
+
+
+def asks_for(settled: int) -> Callable[[RegionManifest], bool]:
+    """Which manifest versions rule 4 may ask: where every retained base version holds generation `settled`, those from
+    the first on that dropped the one above it. All that were published earlier are below every answer."""
+    return lambda manifest: _dropped(manifest, settled + 1)
+
+
+def _dropped(manifest: RegionManifest, generation: int) -> bool:
+    """Whether `generation` was published and is not listed any more."""
+    lowest = manifest.ssts[0].generation if manifest.ssts else manifest.current_generation
+    return lowest > generation
+
+
+def _age_of_version(key: str) -> tuple[int, int]:
+    """Sorts the objects of `_versions/`: hints, then manifests from the oldest version to the newest.
+
+    Lance names them so that the newest comes first, by 20 digits that count down; older releases counted up.
+    """
+    number = key.rpartition("/")[2].partition(".")[0]
+    if not number.isdigit():
+        return 0, 0
+    return 1, -int(number) if len(number) == len(str(2**64)) else int(number)

@@ -1,0 +1,1 @@
+"""What each version of the base table changed. Imports base."""

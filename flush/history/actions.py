@@ -1,0 +1,249 @@
+"""What each version of the base table changed, as a list of actions: `memwal log`.
+
+Pure: two neighbouring states of the table (`flush.base.state`) in, actions out. Rows are counted by what the manifests
+say of fragments, so no row is read:
+
+    added     rows of fragments that the version before did not have
+    removed   rows newly deleted in fragments that stayed, and all that lived in fragments that went
+
+An append, a delete and a compaction say what they are in their transaction. Any other change of rows is a merge: every
+row that it replaces is removed and added, so `min(added, removed)` were updated, the rest was inserted or deleted. That
+is exact for a commit of ours, whose passes either delete or upsert.
+
+A commit that deletes rows and upserts others is two versions (flush.commits.committer, steps 4 and 5). The first
+carries no progress; it is known by the second, which was planned on it. A commit into a table without a key is a
+version that inserts rows and says in its metadata what is committed, and one that only moves Lance's marker up to that
+("mark").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from flush.base.manifest import COMMITTED, MEM_WAL_INDEX
+from flush.base.state import Fragment, TableState, read_state, versions
+from wal import Corrupt, ObjectStore
+
+_READERS = 8
+_LANCES_OWN = "__lance_"
+_OPERATIONS_OF_ROWS = ("append", "delete", "overwrite", "rewrite")
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a version did. `details` are numbers and texts that JSON takes."""
+
+    kind: str
+    """create, append, insert, update, delete, overwrite, restore, commit, mark, compact, reserve, index built,
+    index extended, index dropped, column added, column dropped, column changed, columns rewritten, ingestion, settings,
+    other."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One version and what it did. `actions` is None where the version before it is not kept, so nobody can tell."""
+
+    state: TableState
+    actions: tuple[Action, ...] | None
+    part_of: int | None = None
+    """The version that completes the commit whose deletes this one is."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The newest versions of a table, newest first. `older`: how many kept ones come before them. `gone`: versions that
+    were cleaned up while they were being read."""
+
+    changes: tuple[Change, ...]
+    older: int
+    gone: tuple[int, ...] = ()
+
+
+def read_history(store: ObjectStore, limit: int | None = None) -> History:
+    """The newest `limit` versions (None: all) of the table at the root of `store`, newest first.
+
+    Reads about three small objects per version. Versions that are cleaned up meanwhile are named, not missed.
+    Raises Corrupt where a version that is there cannot be read; StoreUnavailable, StoreRefused.
+    """
+    kept = versions(store)
+    wanted = kept if limit is None else kept[-limit:]
+    # One more, to compare the oldest one with.
+    numbers = kept[max(0, len(kept) - len(wanted) - 1) :]
+    with ThreadPoolExecutor(_READERS, "history") as pool:
+        states = pool.map(lambda number: _state(store, number), numbers)
+        found = {number: state for number, state in zip(numbers, states, strict=True) if state is not None}
+    changes, following = [], None
+    for number in reversed(wanted):
+        if (state := found.get(number)) is not None:
+            changes.append(change(found.get(number - 1), state, following))
+            following = state
+    gone = tuple(number for number in wanted if number not in found)
+    return History(tuple(changes), len(kept) - len(wanted), gone)
+
+
+def change(before: TableState | None, after: TableState, following: TableState | None = None) -> Change:
+    """What `after` did to `before`, the version before it. `following`: the version after it, where there is one.
+
+    Pure. `before` is None for the first version, and where it is not kept.
+    """
+    if before is None and after.version > 1:
+        return Change(after, None)
+    actions = tuple(_actions(before, after))
+    completed = following is not None and before is not None and _is_deletes_pass(actions, after, following)
+    return Change(after, actions, following.version if completed and following is not None else None)
+
+
+def _state(store: ObjectStore, version: int) -> TableState | None:
+    """None where it was cleaned up meanwhile."""
+    try:
+        return read_state(store, version)
+    except Corrupt:
+        if version in versions(store):
+            raise
+        return None
+
+
+def _is_deletes_pass(actions: Sequence[Action], state: TableState, following: TableState) -> bool:
+    planned_on = following.transaction is not None and following.transaction.read_version == state.version
+    # Its rows may be gone already: then it changed nothing.
+    alone = [each.kind for each in actions] in (["delete"], ["other"])
+    return alone and planned_on and following.committed != state.committed
+
+
+def _actions(before: TableState | None, after: TableState) -> Iterator[Action]:
+    if before is None:
+        columns = [name for name, _ in after.columns.values()]
+        yield Action("create", {"columns": columns, "rows": after.rows})
+        return
+    found = [action for step in _STEPS for action in step(before, after)]
+    yield from found or [_nothing_seen(after)]
+
+
+def _operation(state: TableState) -> str:
+    return state.transaction.operation if state.transaction is not None else "unknown"
+
+
+def _rows(before: TableState, after: TableState) -> Iterator[Action]:
+    new = [each for id, each in after.fragments.items() if id not in before.fragments]
+    gone = [each for id, each in before.fragments.items() if id not in after.fragments]
+    stayed = [(before.fragments[id], each) for id, each in after.fragments.items() if id in before.fragments]
+    added = sum(each.live for each in new)
+    removed = sum(each.live for each in gone) + sum(max(0, new.deleted - old.deleted) for old, new in stayed)
+    operation = _operation(after)
+    if operation == "restore" and after.transaction is not None:
+        yield Action("restore", {"version": after.transaction.restored, "rows": after.rows})
+    elif operation == "overwrite":
+        yield Action("overwrite", {"rows": after.rows})
+    elif operation == "rewrite":
+        yield _compaction(before, after, new, gone)
+    elif operation == "append":
+        yield Action("append", {"rows": added})
+    else:
+        yield from _merge(added, removed)
+        yield from _rewritten_columns(before, after, stayed)
+
+
+def _merge(added: int, removed: int) -> Iterator[Action]:
+    updated = min(added, removed)
+    for kind, rows in (("insert", added - updated), ("update", updated), ("delete", removed - updated)):
+        if rows:
+            yield Action(kind, {"rows": rows})
+
+
+def _compaction(before: TableState, after: TableState, new: Sequence[Fragment], gone: Sequence[Fragment]) -> Action:
+    return Action(
+        "compact",
+        {
+            "fragments_before": len(gone),
+            "fragments_after": len(new),
+            "rows": sum(each.live for each in new),
+            "deleted_rows_dropped": sum(each.deleted for each in gone),
+            "bytes_before": before.bytes,
+            "bytes_after": after.bytes,
+        },
+    )
+
+
+def _rewritten_columns(
+    before: TableState, after: TableState, stayed: Sequence[tuple[Fragment, Fragment]]
+) -> Iterator[Action]:
+    """Values that were written into new files of old fragments. New columns do that too; they are named as such."""
+    touched = [new for old, new in stayed if set(new.files) - set(old.files)]
+    if touched and before.columns == after.columns:
+        rows = sum(each.live for each in touched)
+        yield Action("columns rewritten", {"fragments": len(touched), "rows": rows})
+
+
+def _progress(before: TableState, after: TableState) -> Iterator[Action]:
+    for region in sorted(after.committed, key=str):
+        first, last = before.committed.get(region, 0) + 1, after.committed[region]
+        if last >= first:
+            yield Action("commit", {"region": str(region), "first": first, "last": last})
+        elif before.marked.get(region, 0) < after.marked.get(region, 0):
+            yield Action("mark", {"region": str(region), "last": after.marked[region]})
+
+
+def _indexes(before: TableState, after: TableState) -> Iterator[Action]:
+    shown = _shown(after.indexes)
+    for name, segments in shown.items():
+        if name not in before.indexes:
+            yield Action("index built", {"index": name})
+        # A segment may go where nothing is left that it covers; and a compaction, which moves rows, writes an index
+        # again. Neither is news.
+        elif segments - before.indexes[name] and _operation(after) not in _OPERATIONS_OF_ROWS:
+            yield Action("index extended", {"index": name, "segments": len(segments)})
+    for name in _shown(before.indexes):
+        if name not in shown:
+            yield Action("index dropped", {"index": name})
+
+
+def _shown(indexes: Mapping[str, frozenset[UUID]]) -> dict[str, frozenset[UUID]]:
+    return {name: segments for name, segments in sorted(indexes.items()) if not name.startswith(_LANCES_OWN)}
+
+
+def _columns(before: TableState, after: TableState) -> Iterator[Action]:
+    for id, (name, kind) in after.columns.items():
+        old_name, old_kind = before.columns.get(id, ("", ""))
+        if id not in before.columns:
+            yield Action("column added", {"column": name, "type": kind})
+        elif (old_name, old_kind) != (name, kind):
+            yield Action("column changed", {"column": name, "type": kind, "was": f"{old_name} {old_kind}"})
+    for id, (name, kind) in before.columns.items():
+        if id not in after.columns:
+            yield Action("column dropped", {"column": name, "type": kind})
+
+
+def _settings(before: TableState, after: TableState) -> Iterator[Action]:
+    old, new = before.settings, after.settings
+    # What is committed is told as a commit.
+    changed = sorted(key for key in {*old, *new} - {COMMITTED} if old.get(key) != new.get(key))
+    if changed:
+        yield Action("settings", {"keys": changed})
+
+
+def _mem_wal(before: TableState, after: TableState) -> Iterator[Action]:
+    if MEM_WAL_INDEX in after.indexes and MEM_WAL_INDEX not in before.indexes:
+        yield Action("ingestion", {"state": "set up"})
+    if MEM_WAL_INDEX in before.indexes and MEM_WAL_INDEX not in after.indexes:
+        yield Action("ingestion", {"state": "removed"})
+
+
+def _nothing_seen(after: TableState) -> Action:
+    """A version that changed nothing that counts here: an empty pass, reserved fragment numbers."""
+    operation = _operation(after)
+    return Action("reserve" if operation == "reserve_fragments" else "other", {"operation": operation})
+
+
+_STEPS: tuple[Callable[[TableState, TableState], Iterator[Action]], ...] = (
+    _rows,
+    _progress,
+    _columns,
+    _indexes,
+    _mem_wal,
+    _settings,
+)

@@ -1,0 +1,1 @@
+"""Another number of regions. Imports base, sst and commits."""

@@ -1,0 +1,211 @@
+"""Which version of the routing a table has, decided once for everybody.
+
+    {table}/_mem_wal/{bucket-0}/routing/{rev(version)}.json
+        {"routing": 2, "buckets": 8, "applied": {"loader": 17}, "by": "1f3a90cc…", "retired": "base64"}
+        retired: as in wal.snapshots; absent where no name is
+
+The object is created once, by a conditional create, when all regions of the version before and of this one are sealed
+and drained (`flush.resizing.steps`): from then on this version follows, with so many buckets, and every one of its
+regions begins with this applied map. Whoever comes by may do what is left of it, any number at once:
+
+ 1. **Switch**: one version of the base table. In lance format `memwal:routing` and `memwal:regions` in its schema
+    metadata; in arrow format the sharding spec in the details of Lance's MemWAL index, whose id is the routing's
+    version, so that Lance's own writers and readers route by it too. Nothing else is changed, the progress included:
+    no generation is uncommitted, and no region publishes one before it is opened.
+ 2. **Open** every region of the new version: see `wal.fence`, `opening`. Others stay sealed.
+
+The switch is a compare-and-swap: Lance refuses it where the same metadata, or the index, was replaced since the version
+read. The objects stay for ever: they are few and small, and a resizer that sleeps aims at the same slot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import lance
+from google.protobuf import descriptor_pb2
+from lance.bitmap import Bitmap
+from lance.dataset import Index
+
+from flush.base.fsync import sync_table
+from flush.base.manifest import MEM_WAL_INDEX, MessageFields, mem_wal_details, message_classes
+from flush.base.setup import REGIONS, ROUTING
+from flush.base.table import BaseTable
+from flush.commits.patience import Patience
+from flush.parallel_map import AT_ONCE, each
+from wal import (
+    Clock,
+    Corrupt,
+    Fenced,
+    Ids,
+    ManifestStore,
+    ObjectStore,
+    RegionStatus,
+    Resized,
+    WalOptions,
+    bucket_region,
+    claim,
+)
+from wal.applied import AppliedMap, Snapshot
+from wal.layout import region_prefix, rev
+from wal.slot import settle
+from wal.snapshots import decoded_hashes, encoded_hashes
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_FIELDS: MessageFields = {
+    "Entry": ((1, "key", _Field.TYPE_STRING), (2, "value", _Field.TYPE_STRING)),
+    "ShardingField": ((6, "parameters", "Entry[]"),),
+    "ShardingSpec": ((1, "spec_id", _Field.TYPE_UINT32), (2, "fields", "ShardingField[]")),
+    "MemWalIndexDetails": ((2, "num_shards", _Field.TYPE_UINT32), (7, "sharding_specs", "ShardingSpec[]")),
+}
+_OPENINGS = 10
+"""Claims of one region, each of which another finisher may overtake."""
+_RETRIES = 10
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided of one version of the routing."""
+
+    routing: int
+    buckets: int
+    applied: Mapping[str, int]
+    by: str
+
+
+def routing_key(version: int) -> str:
+    """Key of what was decided of a version of the routing."""
+    return f"{region_prefix(bucket_region(0))}routing/{rev(version)}.json"
+
+
+def decided(store: ObjectStore, version: int) -> Decision | None:
+    """What was decided of `version`, None where nothing is. Raises Corrupt, StoreUnavailable, StoreRefused."""
+    data = store.get(routing_key(version))
+    return None if data is None else _parsed(routing_key(version), data)
+
+
+def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: WalOptions) -> Decision:
+    """What is decided of the version: `proposed`, or what another decided first.
+
+    Requires: every region of the version before and of `proposed` is sealed, and drained.
+    Raises Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused (harmless: resize again).
+    """
+    key = routing_key(proposed.routing)
+    said = {**vars(proposed), "applied": dict(proposed.applied)}
+    if len(retired := AppliedMap.of(proposed.applied).snapshot.retired):
+        said["retired"] = encoded_hashes(retired)
+    found = settle(store, key, json.dumps(said).encode(), clock=clock, options=options)
+    return proposed if found is None else _parsed(key, found)
+
+
+def finish(
+    base: BaseTable, store: ObjectStore, *, clock: Clock, ids: Ids, options: WalOptions, at_once: int = AT_ONCE
+) -> BaseTable:
+    """Do what is left of decided versions: switch, open; returns the newest base version, `base` where that is none.
+
+    `at_once`: regions that are opened side by side.
+    Raises CommitConflict; Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of
+    them finish again.
+    """
+    while (following := decided(store, base.routing_version + 1)) is not None:
+        base = _switched(base, store, following, clock, ids)
+    done = decided(store, base.routing_version)
+    if done is not None:
+        opened = partial(_open, base, store, done, clock=clock, ids=ids, options=options)
+        for _ in each(opened, base.regions, at_once):
+            continue
+    return base
+
+
+def _parsed(key: str, data: bytes) -> Decision:
+    try:
+        found = json.loads(data)
+        applied = {str(name): int(number) for name, number in found["applied"].items()}
+        begun = AppliedMap(applied, Snapshot(retired=decoded_hashes(found.get("retired", ""))))
+        return Decision(int(found["routing"]), int(found["buckets"]), begun, str(found["by"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Corrupt(f"{key}: {data[:80]!r} is no routing of a table; restore it from a backup") from error
+
+
+# ---- 1: switch -----------------------------------------------------------------------------------------------------
+
+
+def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
+    patience, base = Patience(base.uri, clock, _RETRIES), base.latest()
+    while base.routing_version < to.routing:
+        operation = _of_spec(base, store, to, ids) if base.wal_format == "arrow" else _of_metadata(to)
+        transaction = lance.Transaction(read_version=base.version, operation=operation)
+        try:
+            lance.LanceDataset.commit(
+                base.dataset, transaction, storage_options=dict(base.storage_options), max_retries=0
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            if base.dataset.latest_version == base.version:
+                raise
+            patience.wait(error)
+        base = BaseTable.open(base.uri, base.storage_options)
+    sync_table(base.dataset)  # regions that are opened count on it
+    return base
+
+
+def _of_metadata(to: Decision) -> Any:
+    updates: dict[str, str | None] = {ROUTING.decode(): str(to.routing), REGIONS.decode(): str(to.buckets)}
+    return lance.LanceOperation.UpdateConfig(
+        schema_metadata_updates=lance.LanceOperation.UpdateMap(updates=updates, replace=False)
+    )
+
+
+def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any:
+    """The MemWAL index with another sharding spec, under another id, in place of the one that is there."""
+    kind, stored = mem_wal_details(store, base.version)
+    details = _DETAILS.FromString(stored)
+    details.num_shards = to.buckets
+    (spec,) = details.sharding_specs
+    spec.spec_id = to.routing
+    for parameter in spec.fields[0].parameters:
+        if parameter.key == "num_buckets":
+            parameter.value = str(to.buckets)
+    (old,) = (index for index in base.dataset.describe_indices() if index.name == MEM_WAL_INDEX)
+    new = _segment(base, str(ids.uuid()), (kind, details.SerializeToString()))
+    return lance.LanceOperation.CreateIndex([new], [_segment(base, str(old.segments[0].uuid))])
+
+
+def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = None) -> Index:
+    """The MemWAL index, which covers no column and no fragment."""
+    return Index(uuid, MEM_WAL_INDEX, [], base.version, Bitmap(), 0, index_details=details)
+
+
+# ---- 2: open -------------------------------------------------------------------------------------------------------
+
+
+def _open(
+    base: BaseTable, store: ObjectStore, to: Decision, region: UUID, *, clock: Clock, ids: Ids, options: WalOptions
+) -> None:
+    """Open one region, unless that is done: by somebody else in this very moment, for one."""
+    manifests = ManifestStore(store, region, clock=clock, options=options)
+    for _ in range(_OPENINGS):
+        current = manifests.latest()
+        if current is None or current.spec_id >= to.routing or current.status is not RegionStatus.SEALED:
+            return  # not there: `verify` says so, and nobody can claim it by an older routing
+        try:
+            claim(
+                store,
+                region,
+                spec_id=to.routing,
+                codec=base.codec,
+                ids=ids,
+                clock=clock,
+                committed=base.committed.get(region, 0),
+                opening=to.applied,
+                options=options,
+            )
+        except (Fenced, Resized):
+            continue
+
+
+(_DETAILS,) = message_classes("memwal.lance_routing", _FIELDS, ("MemWalIndexDetails",))

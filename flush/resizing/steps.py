@@ -1,0 +1,314 @@
+"""Resize: another number of regions for a table, so that no key is ever in two regions that take writes.
+
+Routing version k with n regions becomes version k+1 with m. Every region manifest says by its spec id of which version
+it is, and the base table says which version holds.
+
+ 1. **Finish** what an earlier resize has left: a version that is decided is switched to and opened
+    (`flush.resizing.routing`).
+ 2. **Seal**, region by region, all of the n and of the m: a claim that raises the epoch and seals in one manifest
+    write. The region's writer is fenced by it, and only another resize may claim from then on. A region that was
+    never there is created sealed. *Crash here: some regions are sealed, the routing is k. The next resize goes
+    on; to stay with n, resize to n.*
+ 3. **Drain** each of the n as it is sealed: its log is replayed, and flushed generation by generation. Before that wait
+    until no older owner answers reads from memory any more (`wal.lease`): a key may move to a region that was never
+    its own.
+    *Crash here: as 2. The log, or an SST, has the rows.*
+ 4. **Commit** until no manifest lists an SST. *Crash here: as 2.*
+ 5. **Prove** it from storage, of all n under the claims of 2: still ours, still sealed, no SST listed, no row above
+    `replay_after`. And read the map of what was applied in each (`flush.resizing.carried`).
+    And wait until no owner of the m answers reads from memory any more, as in 3.
+ 6. **Decide** k+1, m and the map that all regions begin with, by one conditional create. *Before it nothing has
+    changed; after it nobody can go back.* Where another resize has decided first, its decision holds.
+ 7. **Switch** the base table to k+1 and m, in one version. *Crash here: regions are sealed, and whoever opens the
+    table, or resizes it again, does 7 and 8.*
+ 8. **Open** each of the m: a claim whose sentinel carries the map, then the manifest edit that makes it ACTIVE and of
+    version k+1. *Crash here: as 7.* Regions that fell away stay sealed, empty, and of their old version: growing again
+    opens them like the others.
+
+Invariants.
+
+ (1) A region that takes writes is of the version that the base table says, or of an older one of which all regions are
+     still to be sealed: between 6 and 8 every region is sealed or of k+1.
+ (2) Sealed, and drained, once true, stays true until k+1 is decided: a seal is only ever broken by 8.
+ (3) Who routes by k cannot write any more: his claims are fenced by 2, and later ones find SEALED or a newer version
+     (`Sealed`, `Resized`). So it does not matter when he notices.
+ (4) What was acknowledged is in the base table before 6, and a token that was applied is in the map of 6.
+
+Two resizes at once: the later seal fences the earlier resize, which gives up; where both have got as far as 6, one
+decides. A writer that opens the table meanwhile is refused, and what it was acknowledged for before lies below the
+sentinel of 2, and is drained. No clock has a part in any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from flush.base.sharding import bucket_regions
+from flush.base.table import BaseTable
+from flush.commits.committer import MEMORY_MAX, commit
+from flush.errors import CommitConflict, InvalidResize
+from flush.parallel_map import AT_ONCE, Budget, each
+from flush.resizing.carried import begun_with
+from flush.resizing.routing import Decision, decide, finish
+from flush.sst.flusher import flush
+from memtable import MemTable, row_schema
+from wal import (
+    Claim,
+    Clock,
+    Corrupt,
+    Entry,
+    Fenced,
+    Ids,
+    ManifestStore,
+    ObjectStore,
+    RegionManifest,
+    RegionStatus,
+    Resized,
+    WalOptions,
+    claim,
+    read_tail,
+)
+from wal.applied import AppliedMap
+from wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
+
+BUCKETS_MAX = 4096
+Step = Callable[[str], None]
+"""Told in a few words of what is done next."""
+
+
+@dataclass(frozen=True)
+class ResizeReport:
+    """What one resize did."""
+
+    routing: int
+    """Version of the routing that holds now."""
+    before: int
+    """Regions when it began."""
+    regions: int
+    """Regions now."""
+    version: int
+    """Base-table version afterwards."""
+    rows_drained: int
+    """Rows that were in the log only."""
+    ssts_committed: int
+    seconds: float
+    """From the first seal to the last region opened: the pause of whoever writes."""
+    resumed: bool = False
+    """Whether there was nothing to do but to finish an earlier resize."""
+
+
+def being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
+    """Whether a region of the table is sealed: a resize is under way, or was broken off."""
+    found = (ManifestStore(store, region, clock=clock).latest() for region in base.regions)
+    return any(manifest is not None and manifest.status is RegionStatus.SEALED for manifest in found)
+
+
+def resize(
+    uri: str,
+    storage_options: Mapping[str, str] | None,
+    store: ObjectStore,
+    buckets: int,
+    *,
+    clock: Clock,
+    ids: Ids,
+    retries: int = 10,
+    memory_max: int = MEMORY_MAX,
+    options: WalOptions | None = None,
+    on_step: Step = lambda _: None,
+    at_once: int = AT_ONCE,
+) -> ResizeReport:
+    """Give the table at `uri`, the root of `store`, so many `buckets`. Steps in the module's text.
+
+    `retries`, `memory_max`: as for `commit`; nor are more bytes of logs drained at once, but at least one region's.
+    `on_step` is told of what is done next, in this thread. `at_once`: regions that are sealed, drained and opened side
+    by side.
+    Thread safety. Any number of threads and processes; one wins.
+    Durability. When it returns every row that was acknowledged before is in the base table, and the regions may be
+    claimed by the new routing.
+    Raises InvalidResize (nothing was written); CommitConflict (another resize got in between: look, and resize again);
+    what `commit` and `wal.claim` raise. After any of them resize again.
+    """
+    options = options or WalOptions()
+    found = BaseTable.open(uri, storage_options)
+    _check(found, buckets)
+    broken_off = being_resized(found, store, clock=clock)
+    base = finish(found, store, clock=clock, ids=ids, options=options, at_once=at_once)
+    if base.buckets == buckets and not being_resized(base, store, clock=clock):
+        if base is found and not broken_off:
+            raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
+        return ResizeReport(base.routing_version, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
+    run = _Run(base, store, clock, ids, options, on_step, at_once, Budget(memory_max))
+    began = clock.monotonic()
+    try:
+        rows = run.seal_and_drain(bucket_regions(buckets))
+        on_step("committing")
+        report = commit(
+            uri,
+            storage_options,
+            store,
+            clock=clock,
+            ids=ids,
+            retries=retries,
+            memory_max=memory_max,
+            courtesy=0.0,
+            options=options,
+        )
+        base = run.switch(buckets)
+    except (Fenced, Resized) as error:
+        raise CommitConflict(f"{uri}: another resize took the regions over ({error})") from error
+    seconds = clock.monotonic() - began
+    return ResizeReport(base.routing_version, found.buckets, base.buckets, base.version, rows, report.ssts, seconds)
+
+
+def _check(base: BaseTable, buckets: int) -> None:
+    if not 1 <= buckets <= BUCKETS_MAX:
+        raise InvalidResize(f"{buckets} regions: give a number from 1 to {BUCKETS_MAX}")
+    if base.regions == (UNSHARDED_REGION,):
+        raise InvalidResize(
+            f"{base.uri}: another program set it up without sharding, which stays so; copy the rows into a new table"
+        )
+    if not base.routes_alike:
+        raise InvalidResize(
+            f"{base.uri}: a column by which its rows are routed was dropped, so nobody can tell where a row went; copy "
+            "the rows into a new table"
+        )
+
+
+@dataclass
+class _Run:
+    """Steps 2 to 8 of one resize.
+
+    Thread safety. One thread only; it works on several regions at once.
+    """
+
+    base: BaseTable
+    store: ObjectStore
+    clock: Clock
+    ids: Ids
+    options: WalOptions
+    on_step: Step
+    at_once: int
+    budget: Budget
+    _claims: dict[UUID, Claim] = field(default_factory=dict)
+
+    def seal_and_drain(self, target: tuple[UUID, ...]) -> int:
+        """Steps 2 and 3; returns the number of rows that were in the log only."""
+        rows, regions = 0, list(dict.fromkeys((*self.base.regions, *target)))
+        for number, drained in enumerate(each(self._sealed_and_drained, regions, self.at_once), 1):
+            rows += drained
+            self.on_step(f"{number} of {len(regions)} regions sealed and drained")
+        return rows
+
+    def switch(self, buckets: int) -> BaseTable:
+        """Steps 5 to 8. Raises: CommitConflict where another number was decided."""
+        self.on_step("switching")
+        maps = list(each(self._proved, self.base.regions, self.at_once))
+        list(each(self._owned, self._claims, self.at_once))  # after the last of them was sealed, those to come too
+        self._wait_for_readers(self._claims.values())
+        proposed = Decision(self.base.routing_version + 1, buckets, begun_with(maps), self.ids.entry_id())
+        outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
+        base = finish(
+            self.base.latest(),
+            self.store,
+            clock=self.clock,
+            ids=self.ids,
+            options=self.options,
+            at_once=self.at_once,
+        )
+        if outcome.buckets != buckets:
+            raise CommitConflict(f"{base.uri}: another resize, to {outcome.buckets} regions, was decided first")
+        return base
+
+    def _sealed_and_drained(self, region: UUID) -> int:
+        with self.budget.of(self._logged(region)):
+            claimed = self._seal(region)
+            rows = self._drain(claimed)
+            claimed.entries.clear()
+        self._claims[region] = claimed
+        return rows
+
+    def _logged(self, region: UUID) -> int:
+        """Bytes of its log that a claim replays, by what is there before the seal."""
+        if self.at_once == 1:
+            return 0
+        manifest = self._manifests(region).latest()
+        after = 0 if manifest is None else manifest.replay_after
+        found = ((parse_entry_key(each.key), each.size) for each in self.store.describe(wal_prefix(region)))
+        return sum(size for key, size in found if key is not None and key.position > after)
+
+    def _seal(self, region: UUID) -> Claim:
+        return claim(
+            self.store,
+            region,
+            spec_id=self.base.routing_version,
+            codec=self.base.codec,
+            ids=self.ids,
+            clock=self.clock,
+            committed=self.base.committed.get(region, 0),
+            seal=True,
+            options=self.options,
+        )
+
+    def _drain(self, claimed: Claim) -> int:
+        """Generations as the log has them: what Lance's own writer may have published of one is all of it."""
+        rows, generation, covers, done = list[Entry](), claimed.manifest.current_generation, 0, 0
+        for entry in claimed.entries:
+            if entry.header.generation > generation and rows:
+                done += self._flush(claimed, rows, generation, covers)
+                rows, generation = [], generation + 1
+            rows.append(entry)
+            covers = entry.position
+        return done + self._flush(claimed, rows, generation, covers)
+
+    def _flush(self, claimed: Claim, entries: list[Entry], generation: int, covers: int) -> int:
+        base = self.base
+        table = MemTable(row_schema(base.schema, base.key), base.key, (), generation)
+        for entry in entries:
+            if entry.rows.num_rows:
+                table.apply(entry.rows)
+        if not table.rows:
+            return 0
+        self._wait_for_readers([claimed])
+        table.freeze()
+        flush(
+            self.store,
+            self._manifests(claimed.guard.region_id),
+            claimed.guard,
+            table.snapshot(),
+            generation=generation,
+            covers_position=covers,
+            key=base.key,
+            storage_version=base.storage_version,
+            ids=self.ids,
+            field_ids=base.row_field_ids,
+        )
+        return table.rows
+
+    def _proved(self, region: UUID) -> AppliedMap:
+        """Step 5 for one region: its applied map."""
+        manifest = self._owned(region)
+        entries, applied = read_tail(
+            self.store, region, self.base.codec, manifest.replay_after, clock=self.clock, options=self.options
+        )
+        left = sum(entry.rows.num_rows for entry in entries)
+        if left or manifest.ssts:
+            raise CommitConflict(
+                f"region {region}: {left} rows of its log and {len(manifest.ssts)} SSTs are not in the base table yet"
+            )
+        return applied
+
+    def _wait_for_readers(self, claims: Iterable[Claim]) -> None:
+        until = max(claimed.others_read_until for claimed in claims)
+        self.clock.sleep(max(0.0, until - self.clock.monotonic()))
+
+    def _owned(self, region: UUID) -> RegionManifest:
+        """Its newest manifest, ours and sealed. Raises Fenced, Corrupt."""
+        manifest = self._manifests(region).owned(self._claims[region].guard)
+        if manifest.status is not RegionStatus.SEALED:
+            raise Corrupt(f"region {region}: it was opened while writer epoch {manifest.writer_epoch} had it sealed")
+        return manifest
+
+    def _manifests(self, region: UUID) -> ManifestStore:
+        return ManifestStore(self.store, region, ids=self.ids, clock=self.clock, options=self.options)

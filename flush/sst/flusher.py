@@ -1,0 +1,194 @@
+"""Flush: a frozen memtable becomes a published SST.
+
+ 1. Fence: has a higher epoch been seen, in memory or in the newest manifest?
+ 2. Order: the generation must be the region's current one. One below it that covers the position is our own
+    flush whose answer was lost: done.
+ 3. Write the SST under a fresh random name: data, bloom filter, key sidecar, indexes; fsync; read back and compare the
+    counts. An attempt before this one may have left a whole SST: that one is taken.
+ 4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and makes
+    the current generation one more. The edit is refused where the epoch is not ours any more.
+
+A crash before 4 leaves a directory nobody refers to, and the log replays its rows. A crash after 4 leaves
+nothing to do. The order within 3 and before 4 is the whole point: an SST published before its sidecar exists
+breaks every reader.
+
+An error in 4 says nothing of whether the SST is published: storage may have lost the answer, or given a wrong one, or
+the edit may land later. So nothing is removed on the word of an error. An SST that was never offered to the manifest
+may go at once; afterwards it goes only when the manifest says that it was not published and cannot be any more
+(`FlushAttempts.discard_unpublished`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from flush.errors import FlushOutOfOrder
+from flush.sst.file_options import FileOptions
+from flush.sst.files import discard, write_sst
+from flush.sst.indexes import SstIndexes
+from memtable import Snapshot
+from wal import (
+    Corrupt,
+    EpochGuard,
+    Fenced,
+    Ids,
+    ManifestStore,
+    ObjectStore,
+    RegionManifest,
+    SsTable,
+    WalError,
+)
+from wal.layout import sst_name
+
+
+@dataclass
+class FlushAttempts:
+    """What the attempts to flush one memtable have left on storage, kept from one attempt to the next.
+
+    Thread safety. One flush at a time.
+    Invariants. (1) At most one whole SST is kept, however often its publication fails. (2) An SST that was offered to
+    the manifest is removed only when no manifest version lists it, nor can.
+    """
+
+    sst: SsTable | None = None
+    """Written and verified; not known to be published."""
+    offered: int = 0
+    """The newest manifest version that was to publish it; 0: none yet."""
+    abandoned: list[SsTable] = field(default_factory=list)
+    """Not written to their end, and perhaps not removed either."""
+
+    def discard_abandoned(self, store: ObjectStore, region: UUID) -> None:
+        """Remove what failed attempts could not remove when they failed, as far as storage lets us."""
+        self.abandoned = [each for each in self.abandoned if not discard(store, region, each)]
+
+    def discard_unpublished(self, store: ObjectStore, manifests: ManifestStore) -> None:
+        """Remove the SST where nobody will use it: no attempt will follow.
+
+        Once it was offered as version v that is so only when the newest manifest is v or a later one (the slot of a
+        late edit is taken) and its generation is still to be published. Otherwise it stays, for the collector.
+        """
+        sst = self.sst
+        if sst is None:
+            return
+        with suppress(WalError, OSError):
+            if self.offered:
+                newest = manifests.latest()
+                if newest is None or newest.version < self.offered or newest.current_generation > sst.generation:
+                    return
+            if discard(store, manifests.region_id, sst):
+                self.sst = None
+
+
+def flush(
+    store: ObjectStore,
+    manifests: ManifestStore,
+    guard: EpochGuard,
+    snapshot: Snapshot,
+    *,
+    generation: int,
+    covers_position: int,
+    key: Sequence[str],
+    storage_version: str | None,
+    ids: Ids,
+    field_ids: Sequence[int] | None = None,
+    files: FileOptions | None = None,
+    indexes: SstIndexes | None = None,
+    attempts: FlushAttempts | None = None,
+) -> RegionManifest:
+    """Publish the frozen memtable `snapshot` as `generation`; returns the newest manifest.
+
+    `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
+    `field_ids`, `files`, `indexes`: as for `write_sst`. An empty memtable publishes nothing. May be called again with
+    the same arguments after any error; with the same `attempts` what was written is used again. Without it nothing is
+    kept, and what is known to be unpublished is removed.
+    Thread safety. One flush per region at a time, in generation order; the appender may work beside it.
+    Raises Fenced; FlushOutOfOrder; SstInvalid; Corrupt; OutcomeUnknown (the edit may be there: call again);
+    StoreUnavailable, StoreRefused, OSError of storage.
+    """
+    kept = attempts or FlushAttempts()
+    try:
+        manifest = _owned(manifests, guard)
+        if not snapshot.n or _is_published(manifest, generation, covers_position):
+            return manifest
+        _expect_next(manifest, generation)
+        if kept.sst is None:
+            kept.discard_abandoned(store, guard.region_id)
+            named = SsTable(generation, sst_name(ids.token(), generation))
+            kept.abandoned.append(named)
+            kept.sst = write_sst(
+                store,
+                guard.region_id,
+                snapshot,
+                generation=generation,
+                key=key,
+                storage_version=storage_version,
+                ids=ids,
+                field_ids=field_ids,
+                files=files,
+                indexes=indexes,
+                name=named.path,
+            )
+            kept.abandoned.remove(named)
+        return _publish(manifests, guard, kept, kept.sst, covers_position)
+    except BaseException as error:
+        if attempts is None or isinstance(error, Fenced):
+            kept.discard_unpublished(store, manifests)
+        raise
+
+
+def _publish(
+    manifests: ManifestStore, guard: EpochGuard, kept: FlushAttempts, sst: SsTable, covers_position: int
+) -> RegionManifest:
+    """Step 4."""
+
+    def published(current: RegionManifest) -> RegionManifest:
+        changed = _published(current, sst, covers_position)
+        if changed is not current:
+            kept.offered = current.version + 1
+        return changed
+
+    return manifests.edit(guard, published)
+
+
+def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
+    """Step 1. Saves the writing of an SST that could not be published; the edit itself decides."""
+    guard.check()
+    manifest = manifests.latest()
+    if manifest is None:
+        raise Corrupt(f"region {guard.region_id} has no manifest; claim the region first")
+    if manifest.writer_epoch > guard.epoch:
+        guard.fenced_by(manifest.writer_epoch)
+    return manifest
+
+
+def _is_published(manifest: RegionManifest, generation: int, covers_position: int) -> bool:
+    return generation == manifest.current_generation - 1 and manifest.replay_after == covers_position
+
+
+def _expect_next(manifest: RegionManifest, generation: int) -> None:
+    if generation != manifest.current_generation:
+        raise FlushOutOfOrder(
+            f"region {manifest.region_id}: generation {generation} was to be flushed, but the next one is "
+            f"{manifest.current_generation}; flush memtables in the order they were frozen"
+        )
+
+
+def _published(current: RegionManifest, sst: SsTable, covers_position: int) -> RegionManifest:
+    """Step 4 as a pure edit; returns `current` itself where an edit of ours that landed late has published it.
+
+    Under one epoch only its owner publishes, and in order. So the generation's rows are ours, whatever the name of its
+    SST, and though the committer may have pruned it by now.
+    """
+    if _is_published(current, sst.generation, covers_position):
+        return current
+    _expect_next(current, sst.generation)
+    return replace(
+        current,
+        replay_after=covers_position,
+        last_seen=max(current.last_seen, covers_position),
+        current_generation=sst.generation + 1,
+        ssts=(*current.ssts, sst),
+    )

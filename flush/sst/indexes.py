@@ -1,0 +1,88 @@
+"""The indexes inside an SST, each under the name of the base table's: what Lance's own readers search an SST by.
+
+ 1. ivf_pq: with the centroids and the codebook of the base table's index, so nothing is trained, and distances from
+    base and SST are made alike. While the base has no such index (too few rows) its SSTs get none, and Lance's vector
+    planner does not see their rows.
+ 2. fts, btree: with the parameters of the base's.
+
+Built once the fields have the base table's ids, since an index names its column by the id. Each is one more version of
+the SST's dataset. *Crash at any point: an SST that nothing refers to.* An SST is complete without them: our own readers
+index its rows in memory, Lance's scans and lookups need none. So a failure to build one fails no flush.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from flush.base.create import SCALAR_KINDS
+from memtable import IndexSpec, VectorModel
+from wal.panics import as_exception
+
+_LOG = logging.getLogger("memwal.flush")
+
+Models = Callable[[], Mapping[str, VectorModel]]
+"""Gives, at each flush, the models of the base table's vector indexes by column."""
+
+
+class SstIndexes:
+    """Builds in SSTs the indexes that the base table has.
+
+    Thread safety. Any thread; one object for all regions of a table.
+    Invariants. `build` never raises for an index; a failure is logged once, and again after a success.
+    """
+
+    def __init__(self, specs: Sequence[IndexSpec] = (), models: Models = dict, *, wanted: bool = True) -> None:
+        """`specs`: the table's indexes. None, or not `wanted`: SSTs get none."""
+        self._specs, self._models, self._wanted = tuple(specs) if wanted else (), models, wanted
+        self._failing: set[str] = set()
+
+    def over(self, specs: Sequence[IndexSpec]) -> SstIndexes:
+        """The same for a table whose indexes are `specs` by now."""
+        return SstIndexes(specs, self._models, wanted=self._wanted)
+
+    def build(self, directory: str, storage_options: Mapping[str, str]) -> None:
+        """Build them in the SST at `directory` (what pylance opens), whose fields have their ids."""
+        if not self._specs:
+            return
+        models = self._models()
+        specs = [spec for spec in self._specs if spec.kind != "ivf_pq" or spec.column in models]
+        for spec in specs:
+            try:
+                dataset = lance.dataset(directory, storage_options=dict(storage_options))
+                _build(dataset, spec, models.get(spec.column))
+                self._failing.discard(spec.name)
+            except BaseException as error:  # noqa: BLE001 - pylance raises what it likes
+                self._failed(spec, as_exception(error))
+
+    def _failed(self, spec: IndexSpec, error: Exception) -> None:
+        if spec.name in self._failing:
+            return
+        self._failing.add(spec.name)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        _LOG.warning("index %s: SSTs go without it, and Lance's own search may miss their rows: %s", spec.name, reason)
+
+
+def _build(dataset: lance.LanceDataset, spec: IndexSpec, model: VectorModel | None) -> None:
+    if model is None:
+        dataset.create_scalar_index(spec.column, SCALAR_KINDS[spec.kind], name=spec.name, **spec.parameters)
+    elif dataset.count_rows(f"`{spec.column}` IS NOT NULL"):  # Lance indexes no column of nulls
+        dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **_of(model, spec, dataset.schema))
+
+
+def _of(model: VectorModel, spec: IndexSpec, schema: pa.Schema) -> dict[str, Any]:
+    """Lance's arguments for an index with this model; both arrays in the type of the column's numbers."""
+    number = schema.field(spec.column).type.value_type.to_pandas_dtype()
+    codes, values, _ = model.codebook.shape
+    return {
+        "metric": spec.parameters.get("metric", "l2"),
+        "num_partitions": len(model.centroids),
+        "num_sub_vectors": codes,
+        "num_bits": values.bit_length() - 1,
+        "ivf_centroids": model.centroids.astype(number),
+        "pq_codebook": model.codebook.astype(number),
+    }

@@ -1,0 +1,154 @@
+"""Checks of the base table's newest version.
+
+    check_files    every data and deletion file that the version refers to is there, of the size recorded; so are the
+                   files of every index together
+    check_fit      no column or file format under which rows that are put or deleted cannot be held
+    check_indexes  the B-tree and full-text indexes of the set-up are there, and each index is on its column
+    check_marker   what is committed is of a region that exists, and was published
+    check_index_rows (deep) every file of an index can be read
+    check_base_rows  (deep) every row is read: as many as recorded; each key once, never null, where there is one
+
+A vector index may be missing: it is built by the first commit that has rows enough. Of a segment without rows Lance
+may have written nothing (`has_files`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from uuid import UUID
+
+import pyarrow as pa
+from lance.file import LanceFileReader
+
+from flush.base.adoptable import unfit
+from flush.base.existing_indexes import has_files
+from flush.verification.finding import Finding, View, unreadable
+from flush.verification.sst import check_keys
+from wal import RegionStatus
+from wal.layout import region_prefix
+
+_RESTORE = "restore it from a backup, or the table with `LanceDataset.restore` of an older version"
+_DATA, _DELETIONS, _INDEXES = "data/", "_deletions/", "_indices/"
+
+
+def check_files(view: View) -> Iterator[Finding]:
+    """The files of the version."""
+    sizes = {info.key: info.size for prefix in (_DATA, _DELETIONS) for info in view.store.describe(prefix)}
+    for fragment in view.state.fragments.values():
+        wanted = dict(fragment.files)
+        if fragment.deletion_file is not None:
+            wanted[fragment.deletion_file] = 0
+        for key, recorded in wanted.items():
+            size = sizes.get(key)
+            if size is None:
+                yield Finding("base file", key, f"it is missing; {fragment.live:,} rows need it", _RESTORE)
+            elif recorded and size != recorded:
+                yield Finding("base file", key, f"it has {size:,} bytes, recorded are {recorded:,}", _RESTORE)
+    yield from _index_files(view)
+
+
+def _index_files(view: View) -> Iterator[Finding]:
+    """The directory of every index segment, by the size of its files together: Lance records no more."""
+    sizes: Counter[str] = Counter()
+    for info in view.store.describe(_INDEXES):
+        sizes[info.key.removeprefix(_INDEXES).partition("/")[0]] += info.size
+    for index in view.base.dataset.describe_indices():
+        remedy = f"drop the index {index.name}, and commit: that builds it anew"
+        for segment in index.segments:
+            name = str(segment.uuid)
+            # Lance's own indexes are all in the manifest; those of a clone lie in the table that it was cloned from.
+            if index.name.startswith("__lance_") or segment.base_id is not None or not has_files(segment):
+                continue
+            if name not in sizes:
+                what = f"it is missing; index {index.name} needs it"
+                yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
+            elif segment.size_bytes and sizes[name] != segment.size_bytes:
+                what = f"its files have {sizes[name]:,} bytes, recorded are {segment.size_bytes:,}; index {index.name}"
+                yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
+
+
+def check_index_rows(view: View) -> Iterator[Finding]:
+    """Every file of every index, read from its first row to its last; what the rows say is Lance's own affair."""
+    for index in view.base.dataset.describe_indices():
+        for segment in index.segments:
+            if index.name.startswith("__lance_") or segment.base_id is not None:
+                continue
+            for info in view.store.describe(f"{_INDEXES}{segment.uuid}/"):
+                if (reason := _damage(view, info.key)) is not None:
+                    what = f"Lance cannot read it: {reason}; index {index.name} needs it"
+                    yield Finding(
+                        "base file", info.key, what, f"drop the index {index.name}, and commit: that builds it anew"
+                    )
+
+
+def _damage(view: View, key: str) -> str | None:
+    try:
+        file = LanceFileReader(view.store.url(key), storage_options=dict(view.store.storage_options))
+        for _ in file.read_all().to_batches():
+            pass
+    except BaseException as error:
+        if (reason := unreadable(error)) is None:
+            raise
+        return reason
+    return None
+
+
+def check_fit(view: View) -> Iterator[Finding]:
+    """What `memwal init` refuses, in a table that was set up before it did, or that has become so since."""
+    if (reason := unfit(view.base.dataset)) is not None:
+        what, _, remedy = reason.rpartition(": ")
+        yield Finding("columns", "columns (base table)", what, remedy)
+
+
+def check_indexes(view: View) -> Iterator[Finding]:
+    """The indexes that the table was set up with."""
+    built = {index.name: index for index in view.base.dataset.describe_indices()}
+    for spec in view.base.indexes:
+        index = built.get(spec.name)
+        where = f"index {spec.name}"
+        if index is None and spec.kind != "ivf_pq":
+            yield Finding("index", where, f"it is missing on column {spec.column}", "commit: that builds it")
+        elif index is not None and list(index.field_names) != [spec.column]:
+            what = f"it is on {', '.join(index.field_names)}, not on {spec.column}"
+            yield Finding("index", where, what, "drop it, and commit: that builds it anew")
+
+
+def check_marker(view: View) -> Iterator[Finding]:
+    """What the version says is committed; that it was published is checked with the region (check_list)."""
+    for region, generation in view.base.committed.items():
+        if region not in view.found:
+            what = f"generation {generation} of it is committed, but there is nothing of the region"
+            yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
+        elif region not in view.base.regions and not _fell_away(view, region):
+            what = f"generation {generation} of it is committed, but it is no region of the table"
+            yield Finding("marker", region_prefix(region), what, "look who committed it")
+
+
+def _fell_away(view: View, region: UUID) -> bool:
+    """Whether it is sealed, as a resize leaves regions that the table has no more."""
+    return region in view.manifests and view.manifests[region].status is RegionStatus.SEALED
+
+
+def check_base_rows(view: View) -> Iterator[Finding]:
+    """Every row of the version."""
+    total, keys, read = view.state.rows, [], 0
+    where = f"{_DATA} (base table)"  # without the version, which may have moved on when this is asked again
+    try:
+        for batch in view.base.dataset.scanner(columns=view.base.schema.names).to_batches():
+            if view.base.key:
+                keys.append(pa.Table.from_batches([batch]).select(list(view.base.key)))
+            read += batch.num_rows
+    except BaseException as error:
+        if (reason := unreadable(error)) is None:
+            raise
+        what = f"rows of version {view.base.version} cannot be read: {reason}"
+        yield Finding("base rows", where, what, _RESTORE)
+        return
+    if read != total:
+        yield Finding(
+            "base rows", where, f"version {view.base.version} holds {read:,} rows, recorded are {total:,}", _RESTORE
+        )
+    if keys:
+        remedy = "remove the extra rows, and append through memwal only"
+        yield from check_keys(where, pa.concat_tables(keys), remedy)

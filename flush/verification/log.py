@@ -1,0 +1,194 @@
+"""Checks of a region's manifests, log and commit plans: no row is decoded.
+
+What must hold, and so what is checked:
+
+ * Manifests: from the first version kept to the newest none is missing, each can be read (its checksum holds), and each
+   follows the one before by the numbered rules of `wal.invariants`. Without `deep` the newest thousand are read.
+ * Entries above `replay_after`: none is missing below the tip, and the tip is no lower than what the manifest has seen,
+   because the newest entry is never collected: the map of what was applied lies in it.
+ * Every entry that is there, without `deep` those above `replay_after` and a thousand below it: its checksum holds;
+   epochs do not go down and are none above the manifest's; the first entry of an epoch from 2 on is the sentinel of its
+   claim. Sentinels are never collected.
+ * Commit plans: each can be read; no two ranges overlap; the committed generation is the end of a range, never within
+   one: it would be half a commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from uuid import UUID
+
+from flush.commits.plan import parse_plan_key, plan_key, plan_prefix
+from flush.verification.finding import Finding, View, said, spans
+from wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionManifest, check_succession
+from wal.entry_reader import EntryReader
+from wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
+from wal.layout import wal_prefix as wal_keys
+from wal.manifest_garbage import pruned_below
+
+_READERS = 8
+_NEWEST = 1000
+"""Manifest versions, and entries below `replay_after`, that are read where rows are not: older ones never change, and
+reading all that there ever were costs a request for each."""
+_RESTORE = "restore it from a backup"
+
+
+def check_chain(view: View, region: UUID) -> Iterator[Finding]:
+    """The manifest versions of a region."""
+    keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
+    listed = sorted(key.version for key in keys if key is not None)
+    # A collection that was ended leaves some of what it prunes; a writer that slept may put one there.
+    floor = pruned_below(view.store, region)
+    listed = [version for version in listed if version >= floor] or listed
+    if not listed:
+        if any(view.store.list(wal_keys(region))):
+            yield Finding("manifest", manifest_prefix(region), "there are WAL entries but no manifest", _RESTORE)
+        return
+    missing = sorted(set(range(listed[0], listed[-1])) - set(listed))
+    for first, last in spans(missing):
+        yield Finding("manifest", manifest_key(region, first), said("version", first, last), _RESTORE)
+    manifests = ManifestStore(view.store, region)
+    newest = listed if view.deep else listed[-_NEWEST:]
+    with ThreadPoolExecutor(_READERS, "verify") as pool:
+        read = pool.map(lambda version: _readable(manifests, version), newest)
+        before: RegionManifest | None = None
+        for version, manifest in zip(newest, read, strict=True):
+            if isinstance(manifest, Corrupt):
+                yield Finding("manifest", manifest_key(region, version), _without_key(manifest), _RESTORE)
+            elif manifest is not None:
+                yield from _succession(before, manifest)
+            before = None if isinstance(manifest, Corrupt) else manifest
+
+
+def _readable(manifests: ManifestStore, version: int) -> RegionManifest | Corrupt | None:
+    try:
+        return manifests.read(version)
+    except Corrupt as error:
+        return error
+
+
+def _succession(before: RegionManifest | None, manifest: RegionManifest) -> Iterator[Finding]:
+    if (before is None and manifest.version > 1) or (before is not None and before.version + 1 != manifest.version):
+        return  # the one before was collected, or is missing or damaged, which is said
+    try:
+        check_succession(before, manifest)
+    except InvariantViolation as error:
+        broken = str(error).partition(": ")[2]
+        where = manifest_key(manifest.region_id, manifest.version)
+        yield Finding("succession", where, f"does not follow version {manifest.version - 1}: {broken}", _RESTORE)
+
+
+def _without_key(error: Corrupt) -> str:
+    """The text of an error that names an object's key at its front, without it and without its remedy."""
+    return str(error).partition(".binpb: ")[2].partition(";")[0] or str(error)
+
+
+# ---- entries -------------------------------------------------------------------------------------------------------
+
+
+def check_log(view: View, region: UUID) -> Iterator[Finding]:
+    """The WAL of a region."""
+    suffix, positions = view.base.codec.suffix, []
+    for key in sorted(view.store.list(wal_keys(region))):
+        parsed = parse_entry_key(key)
+        if parsed is not None and parsed.suffix == suffix:
+            positions.append(parsed.position)
+        elif parsed is not None:
+            remedy = f"stop the program that writes .{parsed.suffix} entries and flush its rows with it"
+            yield Finding("entry", key, f"an entry of another format than the table's, .{suffix}", remedy)
+    positions.sort()
+    yield from _holes(view, region, positions)
+    settled = [position for position in positions if position <= view.manifests[region].replay_after]
+    unread = set() if view.deep else set(settled[:-_NEWEST])
+    headers, damaged = _headers(view, region, [position for position in positions if position not in unread])
+    for position, error in damaged.items():
+        what = str(error).partition(f".{suffix}: ")[2].partition(";")[0] or str(error)
+        yield Finding("entry", entry_key(region, position, suffix), what, _RESTORE)
+    yield from _epochs(view, region, headers, unread | damaged.keys())
+
+
+def _holes(view: View, region: UUID, positions: Sequence[int]) -> Iterator[Finding]:
+    manifest, suffix = view.manifests[region], view.base.codec.suffix
+    tip = max(positions, default=0)
+    missing = set(range(manifest.replay_after + 1, tip)) - set(positions)
+    for first, last in spans(sorted(missing)):
+        what = f"{said('position', first, last)}, below the tip {tip}: their rows are lost to every replay"
+        yield Finding("hole", entry_key(region, first, suffix), what, "restore what is missing from a backup")
+    if tip < manifest.last_seen:
+        what = f"the log ends at position {tip}, the manifest has seen position {manifest.last_seen}"
+        where = entry_key(region, tip + 1, suffix)
+        yield Finding("hole", where, what, "restore what is missing from a backup")
+
+
+def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[int, EntryHeader], dict[int, Corrupt]]:
+    """Of each position its header, or why it cannot be read; neither where it was collected meanwhile."""
+    reader = EntryReader(view.store, region, view.base.codec)
+
+    def readable(position: int) -> EntryHeader | Corrupt | None:
+        try:
+            return reader.header(position)
+        except Corrupt as error:
+            return error
+
+    with ThreadPoolExecutor(_READERS, "verify") as pool:
+        read = dict(zip(positions, pool.map(readable, positions), strict=True))
+    headers = {position: each for position, each in read.items() if isinstance(each, EntryHeader)}
+    return headers, {position: each for position, each in read.items() if isinstance(each, Corrupt)}
+
+
+def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknown: Container[int]) -> Iterator[Finding]:
+    manifest, suffix, previous = view.manifests[region], view.base.codec.suffix, 0
+    for position, header in headers.items():
+        where, epoch = entry_key(region, position, suffix), header.writer_epoch
+        # What came before it is there, or was rows that are collected; a missing or damaged entry is said elsewhere.
+        is_first = position - 1 in headers or (position - 1 <= manifest.replay_after and position - 1 not in unknown)
+        if epoch < previous:
+            what = f"writer epoch {epoch} follows epoch {previous}: a fenced writer's entry"
+            yield Finding("epoch", where, what, "stop every writer of the region, and restore the entry from a backup")
+        elif epoch > manifest.writer_epoch:
+            what = f"writer epoch {epoch}, but the region was only claimed up to epoch {manifest.writer_epoch}"
+            yield Finding("epoch", where, what, "restore the region's manifests from a backup")
+        elif epoch > max(1, previous) and not header.sentinel and is_first:
+            what = f"the first entry of writer epoch {epoch} is no sentinel: an older writer was not fenced"
+            yield Finding("sentinel", where, what, "look for rows that an older writer was acknowledged for")
+        previous = max(previous, epoch)
+
+
+# ---- commit plans --------------------------------------------------------------------------------------------------
+
+
+def check_plans(view: View, region: UUID) -> Iterator[Finding]:
+    """The ranges that committers agreed on."""
+    ranges = []
+    for key in view.store.list(plan_prefix(region)):
+        parsed, data = parse_plan_key(key), view.store.get(key)
+        if parsed is None or data is None:
+            continue
+        last = _last(parsed[1], data)
+        if last is None:
+            yield Finding("plan", key, f"{data[:60]!r} is no commit plan from generation {parsed[1]}", _RESTORE)
+        else:
+            ranges.append((parsed[1], last))
+    ranges.sort()
+    for (first, last), (following, _) in pairwise(ranges):
+        if following <= last:
+            what = f"begins within the plan of generations {first} to {last}: two commits may have overlapped"
+            yield Finding("plan", plan_key(region, following), what, "compare the base table with its SSTs")
+    done = view.base.committed.get(region, 0)
+    for first, last in ranges:
+        if first <= done < last:
+            what = f"generations {first} to {last} are committed together, but {done} is recorded: half a commit"
+            yield Finding("plan", plan_key(region, first), what, "restore the base table from a backup")
+
+
+def _last(first: int, data: bytes) -> int | None:
+    """The end of a plan that begins at `first`; None where `data` is no such plan."""
+    try:
+        plan = json.loads(data)
+        last = plan["last"]
+        return int(last) if plan["first"] == first and int(last) >= first else None
+    except (ValueError, TypeError, KeyError):
+        return None

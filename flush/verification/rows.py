@@ -1,0 +1,132 @@
+"""Checks of rows in the log, and of the log against the SSTs that were made of it.
+
+The fingerprint: an SST holds what was in the log between two positions, which the manifests say: the version that
+publishes it moves `replay_after` from one to the other. So while all those entries are still there,
+
+    newest row per key of the entries in (replay_after before, replay_after then]  =  the SST's rows
+
+to the last bit, tombstones too; without a key all rows, in their order. Entries that are collected make no statement;
+nor does a range of which one is damaged, which check_log says. What a generation number in an entry says is not asked:
+a claim that replays entries may number them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from flush.commits.changes import newest_per_key
+from flush.history.row_diff import RowDiff, compare_rows
+from flush.sst.files import read_sst
+from flush.verification.finding import Finding, View, unreadable
+from flush.verification.sst import check_routes
+from wal import Corrupt, Entry, ManifestStore, Overtaken, RegionManifest, SsTable, find_tip, replay
+from wal.layout import manifest_prefix, parse_manifest_key, sst_key, wal_prefix
+
+_READERS = 4
+_ROW = "_row"
+
+
+def check_tail(view: View, region: UUID) -> Iterator[Finding]:
+    """The entries that no SST holds yet: they decode, and each row is in its own region."""
+    after = view.manifests[region].replay_after
+    try:
+        entries = _entries(view, region, after, find_tip(view.store, region, view.base.codec.suffix, after))
+    except Overtaken:
+        return
+    except Corrupt as error:
+        yield Finding("entry", wal_prefix(region), str(error).partition(";")[0], "restore it from a backup")
+        return
+    rows = _newest(view, entries)
+    if rows is not None:
+        yield from check_routes(view, region, wal_prefix(region), rows.select(list(view.base.routed_by)))
+
+
+def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
+    """One SST against the entries it was made of, where they are all there."""
+    covered = _covered(view, region, sst)
+    if covered is None:
+        return
+    try:
+        entries = _entries(view, region, *covered)
+    except (Corrupt, Overtaken):
+        return  # collected, or damaged, which check_log says
+    rows, place = _newest(view, entries), sst_key(region, sst.path)
+    if rows is None:
+        return
+    try:
+        held = read_sst(view.store, region, sst, view.base.shape.rows)
+    except Corrupt:
+        return  # said by check_parts and check_rows
+    except BaseException as error:
+        if unreadable(error) is None:
+            raise
+        return  # said by check_rows
+    found = compare_rows(rows, held, view.base.key) if view.base.key else _compare_in_order(rows, held)
+    if found:
+        remedy = "stop its writer; restore the SST from a backup, or move the region's manifests back before it"
+        what = f"it is not what positions {covered[0] + 1} to {covered[1]} of the log say: {_difference(found)}"
+        yield Finding("fingerprint", place, what, remedy)
+
+
+def _covered(view: View, region: UUID, sst: SsTable) -> tuple[int, int] | None:
+    """The positions that an SST was made of, as (after, last); None where the manifests do not say any more."""
+    manifests = ManifestStore(view.store, region)
+    keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
+    versions = sorted(key.version for key in keys if key is not None)
+
+    def read(version: int) -> RegionManifest | None:
+        try:
+            return manifests.read(version)
+        except Corrupt:
+            return None
+
+    # The publishing version is the first with a higher current generation; current generations never fall.
+    low, high = 0, len(versions)
+    while low < high:
+        middle = (low + high) // 2
+        manifest = read(versions[middle])
+        if manifest is None:
+            return None
+        low, high = (low, middle) if manifest.current_generation > sst.generation else (middle + 1, high)
+    if not 0 < low < len(versions) or versions[low - 1] != versions[low] - 1:
+        return None
+    before, then = read(versions[low - 1]), read(versions[low])
+    if before is None or then is None or sst.path not in {each.path for each in then.ssts}:
+        return None
+    return before.replay_after, then.replay_after
+
+
+def _entries(view: View, region: UUID, after: int, tip: int) -> list[Entry]:
+    return replay(view.store, region, view.base.codec, after, tip, readers=_READERS)
+
+
+def _newest(view: View, entries: list[Entry]) -> pa.Table | None:
+    """The newest row of each key, tombstones too, every row where there is no key; None without rows."""
+    rows = [entry.rows for entry in entries if entry.rows.num_rows]
+    if not rows:
+        return None
+    if not view.base.key:
+        return pa.concat_tables(rows)
+    chosen = newest_per_key(rows, view.base.key)
+    return pa.concat_tables(
+        [table.filter(pa.array(each.deletes | each.upserts)) for table, each in zip(rows, chosen, strict=True)]
+    )
+
+
+def _compare_in_order(before: pa.Table, after: pa.Table) -> RowDiff:
+    """Row by row, where no key says which belong together: their numbers do."""
+    one, two = (rows.append_column(_ROW, pa.array(np.arange(rows.num_rows))) for rows in (before, after))
+    return compare_rows(one, two, [_ROW])
+
+
+def _difference(found: RowDiff) -> str:
+    counts = {
+        "rows are in the log alone": len(found.removed),
+        "rows are in the SST alone": len(found.added),
+        f"rows differ in {', '.join(found.columns)}": len(found.changed),
+    }
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

@@ -1,0 +1,166 @@
+"""Is everything on storage as the protocols promise? `memwal verify`. Reads only; safe while writers run.
+
+ 1. A view: the newest manifest of every region, then the newest version of the base.
+ 2. Every check reads what it looks at, and yields findings. `deep` checks read all rows, of the places that are whole.
+ 3. What a check found may be a change that was going on: an entry that was written while the log was listed, an SST
+    that was committed and collected. So before it is reported, the check is done again on a fresh view, and only what
+    both found counts; and again, until nobody published, committed or claimed anything meanwhile, or five times. What
+    lies behind a view of an unchanged table is not collected, and a listing that missed an entry sees it the next time.
+
+A crash of this program leaves nothing behind, and nothing that is wrong is mended: each finding says how to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+from flush.verification.base import (
+    check_base_rows,
+    check_files,
+    check_fit,
+    check_index_rows,
+    check_indexes,
+    check_marker,
+)
+from flush.verification.finding import Check, Finding, View, take_view
+from flush.verification.history import check_returned
+from flush.verification.log import check_chain, check_log, check_plans
+from flush.verification.rows import check_fingerprint, check_tail
+from flush.verification.sst import check_list, check_parts, check_rows
+from wal import ObjectStore, SsTable
+
+_TRIES = 5
+
+Progress = Callable[[str, int, int], None]
+"""Told of what is checked next, how many checks are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verification looked at and found."""
+
+    version: int
+    """Base-table version."""
+    regions: int
+    ssts: int
+    checks: int
+    deep: bool
+    findings: tuple[Finding, ...]
+
+
+def verify_table(
+    store: ObjectStore,
+    uri: str,
+    *,
+    deep: bool = False,
+    on_progress: Progress | None = None,
+) -> Verified:
+    """Check the table at `uri`, the root of `store`; with `deep` read every row, one SST or one log at a time.
+
+    Holds the key columns of the base table in memory where `deep`.
+    Thread safety. Any thread; writes nothing.
+    Raises what BaseTable.open raises; StoreUnavailable, StoreRefused, OSError of storage.
+    """
+    view = take_view(store, uri, deep=deep)
+    runner = _Runner(partial(take_view, store, uri, deep=deep), view)
+    shallow = list(_shallow(view))
+    findings: list[Finding] = []
+
+    def run(checks: Sequence[tuple[str, Check]], begin: int) -> None:
+        for done, (what, check) in enumerate(checks, begin):
+            if on_progress is not None:
+                on_progress(what, done, begin + len(checks))
+            findings.extend(runner.settled(check))
+
+    run(shallow, 0)
+    broken = tuple(finding.where for finding in findings)
+    following = list(_deep(view, broken)) if deep else []
+    run(following, len(shallow))
+    ssts = sum(len(manifest.ssts) for manifest in view.manifests.values())
+    count = len(shallow) + len(following)
+    return Verified(view.base.version, len(view.found), ssts, count, deep, tuple(findings))
+
+
+def _shallow(view: View) -> Iterator[tuple[str, Check]]:
+    """What is asked of every table, and what to call it."""
+    yield "base table", check_files
+    yield "columns", check_fit
+    yield "indexes", check_indexes
+    yield "progress", check_marker
+    for region in view.found:
+        yield f"manifests of {region}", partial(check_chain, region=region)
+        yield f"commit plans of {region}", partial(check_plans, region=region)
+        yield f"log of {region}", _of_region(region, check_log)
+        yield f"SSTs of {region}", _of_region(region, check_list)
+        yield f"SSTs of {region}", _of_region(region, _of_ssts(check_parts))
+
+
+def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
+    """What reads rows. Places in which something is `broken` already are left out: they would say so again."""
+    if not any(where.startswith("_indices/") for where in broken):
+        yield "files of the indexes", check_index_rows
+    yield "history of the base table", check_returned
+    if not any(where.startswith(("data/", "_deletions/")) for where in broken):
+        yield "rows of the base table", check_base_rows
+    for region, manifest in view.manifests.items():
+        log = f"_mem_wal/{region}/wal/"
+        if not any(where.startswith(log) for where in broken):
+            yield f"rows in the log of {region}", _of_region(region, check_tail)
+        for sst in manifest.ssts:
+            place = f"_mem_wal/{region}/{sst.path}/"
+            if not any(where.startswith(place) for where in broken):
+                yield f"SST {sst.path}", _of_region(region, _of_ssts(check_rows, sst.path))
+                yield f"SST {sst.path} and its log", _of_region(region, _of_ssts(check_fingerprint, sst.path))
+
+
+_RegionCheck = Callable[[View, UUID], Iterator[Finding]]
+_SstCheck = Callable[[View, UUID, SsTable], Iterator[Finding]]
+
+
+def _of_region(region: UUID, check: _RegionCheck) -> Check:
+    """`check` of one region, where its manifest can be read."""
+
+    def run(view: View) -> Iterator[Finding]:
+        if region in view.manifests:
+            yield from check(view, region)
+
+    return run
+
+
+def _of_ssts(check: _SstCheck, path: str | None = None) -> _RegionCheck:
+    """`check` of the SSTs that a region lists now, or of the one at `path`."""
+
+    def run(view: View, region: UUID) -> Iterator[Finding]:
+        for sst in view.manifests[region].ssts:
+            if path in (None, sst.path):
+                yield from check(view, region, sst)
+
+    return run
+
+
+class _Runner:
+    """Runs checks, and tells damage from change; see step 3 in the module's text.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, take: Callable[[], View], view: View) -> None:
+        self._take, self._view = take, view
+
+    def settled(self, check: Check) -> list[Finding]:
+        """What `check` finds again and again."""
+        view = self._view
+        found = list(check(view))
+        for _ in range(_TRIES):
+            if not found:
+                return []
+            before = view
+            view = self._view = self._take()  # what comes later need not begin with the old one
+            again = {(each.check, each.where): each for each in check(view)}
+            found = [again[same] for each in found if (same := (each.check, each.where)) in again]
+            if view.moment == before.moment:
+                break
+        return found

@@ -1,0 +1,264 @@
+"""Checks of published SSTs: that the directory is whole, and with `deep` that its parts say the same.
+
+    check_list    the region is the table's; every generation above the committed one is listed, up to the current one
+    check_parts   data, bloom filter, key sidecar and indexes are there, as large and with as many rows as recorded
+    check_rows    every row is read: each key once, never null, in its own region; the sidecar is the keys sorted, with
+                  the offset of each; the bloom filter passes every key; each page of the sidecar is summed up rightly
+
+Where the table has no key, an SST has neither filter nor sidecar, and of its rows only the region is checked.
+`check_rows` is for an SST whose parts are whole. SSTs of Lance's own writer hold superseded rows too, behind a deletion
+vector; sidecar and bloom filter have those as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.file import LanceFileReader
+
+from flush.base.existing_indexes import has_files
+from flush.base.field_ids import column_ids
+from flush.commits.plan import taken_back
+from flush.history.row_diff import Mask, repeated
+from flush.sst.bloom import BLOOM_NAME, contains
+from flush.sst.key_encoding import sort_form
+from flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
+from flush.verification.finding import Finding, View, said, spans, unreadable
+from wal import RegionStatus, SsTable
+from wal.codec.columns import field_ids, sources
+from wal.layout import manifest_prefix, sst_key
+
+_RESTORE = "restore the directory from a backup"
+_DATA, _LOOKUP = f"{SIDECAR_DIR}/page_data.lance", f"{SIDECAR_DIR}/page_lookup.lance"
+_ROW_ID = "_rowid"
+
+
+def check_list(view: View, region: UUID) -> Iterator[Finding]:
+    """Which SSTs a region lists."""
+    manifest, done = view.manifests[region], view.base.committed.get(region, 0)
+    current = manifest.current_generation
+    where = manifest_prefix(region)
+    if region not in view.base.regions and manifest.status is not RegionStatus.SEALED:
+        what = f"none of the table's {view.base.buckets} regions has this id, so no key belongs here"
+        yield Finding("region", where, what, "stop the program that claimed it, and move its directory away")
+    elif manifest.status is not RegionStatus.SEALED and manifest.spec_id != view.base.routing_version:
+        what = f"it is open for routing version {manifest.spec_id}, the table has version {view.base.routing_version}"
+        yield Finding("routing", where, what, "run `memwal regions resize` with the number of regions that it had last")
+    wanted = range(done + 1, current)
+    missing = sorted(set(wanted) - {sst.generation for sst in manifest.ssts})
+    if missing:
+        back = taken_back(view.store, view.base.version).get(region, 0)
+        missing = [generation for generation in missing if generation > back]
+    for first, last in spans(missing):
+        what = (
+            f"version {manifest.version}: {said('generation', first, last)}, above the committed {done}: rows are lost"
+        )
+        yield Finding("generations", where, what, "restore the manifest from a backup")
+    if done >= current:
+        what = f"generation {done} is committed, but the current one of version {manifest.version} is {current}"
+        yield Finding("marker", where, what, "restore the region's manifests from a backup")
+
+
+def check_parts(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
+    """The files of one SST, and what they say of themselves."""
+    place = f"{sst_key(region, sst.path)}/"
+    sizes = {info.key.removeprefix(place): info.size for info in view.store.describe(place)}
+    if not sizes:
+        yield Finding("sst", place, f"generation {sst.generation} is listed, its directory is gone", _RESTORE)
+        return
+    if view.base.key:
+        bloom = sizes.get(BLOOM_NAME)
+        if not bloom or bloom % 32:
+            what = "it is missing" if bloom is None else f"it has {bloom} bytes, no multiple of 32"
+            yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
+    yield from _data_parts(view, region, sst, sizes)
+    if view.base.key:
+        yield from _sidecar_parts(view, place, sst, sizes)
+
+
+def _data_parts(view: View, region: UUID, sst: SsTable, sizes: dict[str, int]) -> Iterator[Finding]:
+    place = f"{sst_key(region, sst.path)}/"
+    try:
+        dataset = _dataset(view, region, sst)
+        fragments, indexes = dataset.get_fragments(), dataset.describe_indices()
+        files = [file for fragment in fragments for file in fragment.data_files()]
+        rows = sum(fragment.physical_rows for fragment in fragments)
+    except BaseException as error:
+        if (reason := unreadable(error)) is None:
+            raise
+        yield Finding("sst", f"{place}_versions", f"Lance cannot open it: {reason}", _RESTORE)
+        return
+    for file in files:
+        size, recorded = sizes.get(f"data/{file.path}"), file.file_size_bytes
+        if size is None or (recorded and size != recorded):
+            what = "it is missing" if size is None else f"it has {size:,} bytes, recorded are {recorded:,}"
+            yield Finding("data", f"{place}data/{file.path}", what, _RESTORE)
+    for index in indexes:
+        for segment in index.segments:
+            found = [size for name, size in sizes.items() if name.startswith(f"_indices/{segment.uuid}/")]
+            if not has_files(segment):
+                continue
+            if not found or (segment.size_bytes and sum(found) != segment.size_bytes):
+                what = f"it has {sum(found):,} bytes, recorded are {segment.size_bytes:,}" if found else "it is missing"
+                what += f"; index {index.name} needs it"
+                yield Finding("sst index", f"{place}_indices/{segment.uuid}", what, _RESTORE)
+    if sst.physical_rows not in (None, rows) or len(fragments) != 1:
+        wanted = rows if sst.physical_rows is None else sst.physical_rows
+        what = f"it has {rows:,} rows in {len(fragments)} fragments, the manifest says {wanted:,} in one"
+        yield Finding("data", place, what, _RESTORE)
+
+
+def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) -> Iterator[Finding]:
+    for name in (_DATA, _LOOKUP):
+        if name not in sizes:
+            yield Finding("sidecar", place + name, "it is missing: Lance's readers refuse the whole table", _RESTORE)
+            continue
+        try:
+            rows = _file(view, place + name).metadata().num_rows
+        except BaseException as error:
+            if (reason := unreadable(error)) is None:
+                raise
+            yield Finding("sidecar", place + name, f"Lance cannot read it: {reason}", _RESTORE)
+            continue
+        wanted = sst.physical_rows
+        if wanted is not None and rows != (wanted if name == _DATA else -(-wanted // PAGE_ROWS)):
+            yield Finding("sidecar", place + name, f"it has {rows:,} rows for {wanted:,} rows of the SST", _RESTORE)
+
+
+# ---- deep ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All physical rows of an SST: their keys (what tells their region, without a key), and which a reader sees."""
+
+    keys: pa.Table
+    live: Mask
+
+
+def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
+    """What the parts of one SST say, row by row."""
+    place = f"{sst_key(region, sst.path)}/"
+    try:
+        rows = _physical_rows(view, region, sst)
+    except BaseException as error:
+        if (reason := unreadable(error)) is None:
+            raise
+        yield Finding("data", f"{place}data", f"its rows cannot be read: {reason}", _RESTORE)
+        return
+    live = rows.keys.filter(pa.array(rows.live))
+    if view.base.key:
+        yield from check_keys(place, live, _RESTORE)
+    yield from check_routes(view, region, place, live)
+    if view.base.key:
+        yield from _bloom_holds(view, place, rows.keys)
+        yield from _sidecar_sorts(view, place, rows.keys)
+
+
+def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
+    """Each key once and never null. `keys`: the key columns alone."""
+    nulls = sum(column.null_count for column in keys.columns)
+    if nulls:
+        yield Finding("null key", where, f"{nulls:,} values of its key columns are null", remedy)
+    again = repeated(keys)
+    if len(again):
+        what = f"{len(again):,} rows repeat a key, such as {_example(keys, int(again[0]))}"
+        yield Finding("double key", where, what, remedy)
+
+
+def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterator[Finding]:
+    """Every row belongs to this region. `keys`: the columns that tell it."""
+    base = view.base
+    if region not in base.regions:
+        return  # check_list says so
+    if base.key and any(column.null_count for column in keys.columns):
+        return  # said already; a null has no region
+    if not base.routes_alike:
+        return  # a column was dropped, which had its part in where the rows went
+    strangers = np.flatnonzero(view.base.route(keys) != list(view.base.regions).index(region))
+    if len(strangers):
+        example = _example(keys, int(strangers[0]))
+        what = f"{len(strangers):,} of {keys.num_rows:,} rows belong to another region, such as {example}"
+        remedy = "stop the program that wrote them; put those rows again, and delete these"
+        yield Finding("route", where, what, remedy if base.key else "stop the program that wrote them")
+
+
+def _bloom_holds(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
+    data = view.store.get(place + BLOOM_NAME)
+    if not data or len(data) % 32:
+        return  # said by check_parts
+    absent = np.flatnonzero(~contains(data, keys))
+    if len(absent):
+        what = f"it denies {len(absent):,} of {keys.num_rows:,} keys, such as {_example(keys, int(absent[0]))}"
+        yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
+
+
+def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
+    try:
+        data, lookup = (_file(view, place + name).read_all().to_table() for name in (_DATA, _LOOKUP))
+    except BaseException as error:
+        if (reason := unreadable(error)) is None:
+            raise
+        yield Finding("sidecar", place + SIDECAR_DIR, f"its rows cannot be read: {reason}", _RESTORE)
+        return
+    values = sort_form(keys) if keys.num_columns > 1 else _one(keys.column(0))
+    order = pc.sort_indices(pa.table({"v": values}), [("v", "ascending")])  # stable, so equal keys keep their order
+    if not _equal(data, "ids", order) or not _equal(data, "values", values.take(order)):
+        what = "it is not the keys of the SST in ascending order, each with its row"
+        yield Finding("sidecar", place + _DATA, what, _RESTORE)
+        return
+    first = np.arange(0, keys.num_rows, PAGE_ROWS)
+    last = np.minimum(first + PAGE_ROWS, keys.num_rows) - 1
+    wanted = {
+        "min": values.take(order.take(pa.array(first))),
+        "max": values.take(order.take(pa.array(last))),
+        "page_idx": pa.array(np.arange(len(first))),
+    }
+    wrong = [name for name, column in wanted.items() if not _equal(lookup, name, column)]
+    if wrong:
+        yield Finding("sidecar", place + _LOOKUP, f"its {' and '.join(wrong)} are not those of the pages", _RESTORE)
+
+
+def _file(view: View, key: str) -> LanceFileReader:
+    return LanceFileReader(view.store.url(key), storage_options=dict(view.store.storage_options))
+
+
+def _dataset(view: View, region: UUID, sst: SsTable) -> lance.LanceDataset:
+    return lance.dataset(view.store.url(sst_key(region, sst.path)), storage_options=view.store.storage_options)
+
+
+def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
+    """Reads every column, so that a damaged page of any is met; keeps the keys."""
+    dataset, keys, live = _dataset(view, region, sst), [], []
+    now = view.base.shape.rows
+    there = sources(now, field_ids(now), dataset.schema, column_ids(dataset))  # columns may have been renamed since
+    names = [name for name in view.base.routed_by if name in there]
+    for batch in dataset.scanner(with_row_id=True, include_deleted_rows=True, scan_in_order=True).to_batches():
+        rows = pa.Table.from_batches([batch])
+        keys.append(rows.select([there[name] for name in names]).rename_columns(names))
+        live.append(rows.column(_ROW_ID).is_valid().to_numpy(zero_copy_only=False))
+    empty = pa.schema([dataset.schema.field(there[name]).with_name(name) for name in names]).empty_table()
+    return _Rows(pa.concat_tables(keys) if keys else empty, np.concatenate([np.zeros(0, dtype=bool), *live]))
+
+
+def _equal(table: pa.Table, name: str, wanted: pa.Array) -> bool:
+    if name not in table.column_names or table.num_rows != len(wanted):
+        return False
+    return bool(_one(table.column(name)).cast(wanted.type).equals(wanted))
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+
+
+def _example(keys: pa.Table, row: int) -> str:
+    return ", ".join(
+        f"{name} = {column[row].as_py()!r}" for name, column in zip(keys.column_names, keys.columns, strict=True)
+    )
