@@ -58,7 +58,7 @@ bench: $(STAMP) ## put and query paths beside Lance's own writer
 	@$(BIN)/python -m bench $(ARGS)
 
 docs: $(STAMP) ## write configs/default.toml and the README's configuration reference from the settings
-	@$(BIN)/python -m ingest.settings_reference
+	@$(BIN)/python -m ingest.cli.docs
 
 lock: $(STAMP) ## resolve the dependencies anew and write both lock files
 	@$(BIN)/python -m pip install --quiet uv

@@ -35,7 +35,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 import ingest
-from ingest.client import RemoteTable
+from ingest.client.remote import RemoteTable
 from tests.cluster import spread
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, jars
@@ -246,7 +246,7 @@ def _process(
     """A `memwal` command with its output in a file of its name."""
     with (at / f"{command[0]}.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ingest.cli", *command],
+            [sys.executable, "-m", "ingest.cli.app", *command],
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -297,7 +297,7 @@ def quantile(counted: Mapping[float, float], share: float) -> float:
 
 def _child(run: subprocess.Popen[bytes]) -> psutil.Process | None:
     """The daemon that `memwal run` has started."""
-    return next((each for each in psutil.Process(run.pid).children() if "ingest.child" in each.cmdline()), None)
+    return next((each for each in psutil.Process(run.pid).children() if "ingest.daemon" in each.cmdline()), None)
 
 
 def _endpoint(daemon: psutil.Process) -> str | None:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingest.region_context import IndexMode
-from ingest.region_writer import REST, WORK
+from ingest.region.context import IndexMode
+from ingest.region.writer import REST, WORK
 from memtable import IndexSpec, MemTable, Snapshot, VectorModel, row_schema, with_tombstone
 
 

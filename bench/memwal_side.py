@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 import ingest
-from ingest.settings import load
+from ingest.settings.load import load
 
 DEFAULT: Mapping[str, Mapping[str, Any]] = {}
 ARROW: Mapping[str, Mapping[str, Any]] = {"wal": {"format": "arrow"}}

@@ -37,9 +37,9 @@ from bench.result import BenchmarkResult
 from bench.rounds import run
 from bench.source_data import SEED
 from flush.base.fsync import sync_tree
-from ingest.settings import Settings, load
-from ingest.source import read_stream
-from ingest.spark_session import configuration, start_session
+from ingest.settings.load import Settings, load
+from ingest.source.stream import read_stream
+from ingest.spark.session import configuration, start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

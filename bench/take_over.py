@@ -34,7 +34,7 @@ import pyarrow as pa
 import ingest
 from bench.daemons import Daemons, until
 from flush import BaseTable
-from ingest.client import RemoteTable
+from ingest.client.remote import RemoteTable
 from ingest.errors import MemWalError
 from tests.conftest import toml
 from tests.s3_place import Place, on_s3

@@ -18,10 +18,10 @@ os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
 from ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 
 if TYPE_CHECKING:
-    from ingest.connecting import connect
-    from ingest.opening import open_embedded as open
-    from ingest.spark_sink import MemWalSink
-    from ingest.tokens import Token
+    from ingest.api.tokens import Token
+    from ingest.client.connect import connect
+    from ingest.sink.foreach_batch import MemWalSink
+    from ingest.table.open import open_embedded as open
 
 __all__ = [
     "Corrupted",
@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "open": ("ingest.opening", "open_embedded"),
-    "connect": ("ingest.connecting", "connect"),
-    "MemWalSink": ("ingest.spark_sink", "MemWalSink"),
-    "Token": ("ingest.tokens", "Token"),
+    "open": ("ingest.table.open", "open_embedded"),
+    "connect": ("ingest.client.connect", "connect"),
+    "MemWalSink": ("ingest.sink.foreach_batch", "MemWalSink"),
+    "Token": ("ingest.api.tokens", "Token"),
 }
 
 

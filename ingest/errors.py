@@ -14,15 +14,45 @@ FENCED           stop: a newer writer owns the region                        1
 CORRUPT          stop and look: storage holds what no writer of ours writes  1
 INTERNAL         report it: a fault of this program                          1
 ===============  ==========================================================  =========
+
+Where package errors become the six kinds: every public method is wrapped once, here.
 """
 
 from __future__ import annotations
 
 import errno
+import inspect
 import re
-from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+from ingest.suggest import suggestion
+from wal.panics import as_exception
+
+_MEANT = {
+    "where": "filter",
+    "predicate": "filter",
+    "condition": "filter",
+    "select": "columns",
+    "fields": "columns",
+    "top_k": "k",
+    "n": "k",
+    "query": "text",
+    "primary_key": "key",
+    "index": "indexes",
+}
+"""What others call our arguments."""
+
+UNAUTHENTICATED = "unauthenticated"
+"""In the details of an error: the daemon did not take the token."""
+BUSY, DRAINING, NOT_OWNER, LOST, RESIZED = "busy", "draining", "not_owner", "lost", "resized"
+MOVED = "moved"
+"""Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
+`details["region"]`. And why a client finds it so: there was no answer; the table has another routing by now; while it
+waited another daemon has claimed the region."""
+SILENT = "source_silent"
+"""Why a run is Unavailable, in the details of the error: the source does not answer, which passes by itself."""
 
 
 class MemWalError(Exception):
@@ -215,3 +245,41 @@ def _of_os_error(error: BaseException) -> MemWalError:
     if number == errno.ENOSPC:
         return Unavailable(f"{message}; free some space")
     return Unavailable(message)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
+    """Let `method` raise only `MemWalError`s; the original stays as `__cause__`."""
+
+    @wraps(method)
+    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except MemWalError:
+            raise
+        except TypeError as error:
+            raise wrong_call(method, args, kwargs) or classify(error) from error
+        except BaseException as error:
+            raise classify(as_exception(error)) from error
+
+    return translated
+
+
+def wrong_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invalid | None:
+    """What is wrong with the arguments of a call that Python itself refuses; None where they fit the method."""
+    signature, name = inspect.signature(method), method.__name__.removesuffix("_embedded")  # `ingest.open`
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        takes = [name for name in signature.parameters if name != "self"]
+        unknown = next((name for name in kwargs if name not in takes), None)
+        if unknown is None:
+            said = f"{error}; its arguments are {', '.join(takes)}" if takes else f"{error}; it has no arguments"
+            return Invalid(f"{name}(): {said}")
+        meant = _MEANT.get(unknown)
+        hint = f"; write {meant}" if meant in takes else suggestion(unknown, takes) if takes else "; it has none"
+        return Invalid(f"{name}() has no argument {unknown!r}{hint}")
+    return None

@@ -22,8 +22,8 @@ import pyarrow.flight as flight
 import ingest
 import wal
 from flush import BaseTable
-from ingest.flight_wire import pack
-from ingest.placement import target
+from ingest.daemon.placement import target
+from ingest.rpc.wire import pack
 from tests.s3_server import free_ports
 
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
@@ -152,4 +152,4 @@ class Cluster:
 def start_daemon(start: Callable[..., Any], config: Path, endpoint: str) -> Any:
     """Start the daemon of `endpoint`; it is not waited for."""
     env = {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
-    return start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=env)
+    return start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=env)

@@ -333,7 +333,7 @@ def memwal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
         timeout: float = 500.0,
     ) -> Ran:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ingest.cli", *map(str, arguments)],
+            [sys.executable, "-m", "ingest.cli.app", *map(str, arguments)],
             cwd=cwd,
             env=environment(env),
             stdin=subprocess.DEVNULL,
@@ -395,7 +395,7 @@ def serve(start: Callable[..., Running]) -> Callable[..., tuple[Running, str]]:
 
 def serve_with(start: Callable[..., Running], config: Path, *options: str) -> tuple[Running, str]:
     """See the fixture `serve`."""
-    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config), *options])
+    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config), *options])
     line = running.line_with("serving")
     return running, line.rsplit(" ", 1)[1]
 

@@ -34,14 +34,14 @@ import lance
 import psutil
 
 import ingest
-from ingest import spark_sink
-from ingest.configured_table import find_or_create
-from ingest.pipeline_checks import written_schema
-from ingest.settings import Settings, load
-from ingest.source import read_stream
-from ingest.spark_session import configuration, start_session
-from ingest.spark_sink import MemWalSink
-from ingest.task_errors import found_in, of_spark
+from ingest.pipeline.checks import written_schema
+from ingest.settings.load import Settings, load
+from ingest.sink import foreach_batch as spark_sink
+from ingest.sink.foreach_batch import MemWalSink
+from ingest.source.stream import read_stream
+from ingest.spark.errors import found_in, of_spark
+from ingest.spark.session import configuration, start_session
+from ingest.table.create import find_or_create
 from tests.chaos import CLUSTER
 from tests.cluster import spread, start_daemon
 from tests.conftest import ROOT, starter, toml, wait_until

@@ -244,7 +244,7 @@ class SystemCalls:
     def installed(self) -> Iterator[SystemCalls]:
         """These calls are what the modules make, until the end of the `with`."""
         with ExitStack() as patches:
-            for module in (wal.store_local, flush.durability):
+            for module in (wal.store.local, flush.base.fsync):
                 patches.enter_context(patch.object(module, "os", self))
             yield self
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 import wal
-from ingest.region_context import Limits, RegionContext
+from ingest.region.context import Limits, RegionContext
 from memtable import row_schema
 
 LIMITS = Limits(

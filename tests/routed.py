@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.source import BLOCK, COORDINATES, FILE, LANDED, OFFSET, PLACE
-from ingest.whole_input import BUCKET, ROW, place_column
+from ingest.source.columns import BLOCK, BUCKET, COORDINATES, FILE, LANDED, OFFSET, PLACE, ROW, place_column
 
 
 def placed(

@@ -227,7 +227,7 @@ def test_status_says_what_is_pending(memwal: Callable[..., Any], filled: tuple[P
 def test_status_can_be_watched_until_interrupted(
     filled: tuple[Path, dict[int, Any]], start: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
-    running = start([sys.executable, "-m", "ingest.cli", "status", str(filled[0]), "--watch"])
+    running = start([sys.executable, "-m", "ingest.cli.app", "status", str(filled[0]), "--watch"])
     wait_until(lambda: any("13 rows in memtables" in line for line in running.lines))
     running.process.send_signal(signal.SIGINT)
     assert running.wait() == 130

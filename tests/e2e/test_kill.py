@@ -43,7 +43,7 @@ class Life:
             self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
             for each in self.processes:
                 with suppress(psutil.Error):
-                    if "ingest.child" in " ".join(each.cmdline()):
+                    if "ingest.daemon" in " ".join(each.cmdline()):
                         return each
         return None
 
@@ -99,7 +99,7 @@ def start_run(
     }
 
     def run() -> tuple[Life, Path, dict[str, str]]:
-        arguments = [sys.executable, "-m", "ingest.cli", "run", str(config), "--once"]
+        arguments = [sys.executable, "-m", "ingest.cli.app", "run", str(config), "--once"]
         running = start_for_module(arguments, cwd=directory, env=env)
         return Life(running, directory / "packages.lance", wait_until), config, env
 

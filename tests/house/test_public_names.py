@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 import ingest
-from ingest.cli import app
+from ingest.cli.app import app
 
 READS = {
     "get": ["keys", "columns", "level"],
@@ -81,7 +81,9 @@ def test_open_and_connect() -> None:
     assert parameters(ingest.connect) == ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max"]
 
 
-@pytest.mark.parametrize("name", ["ingest.table.Table", "ingest.client.RemoteTable", "ingest.stored_table.StoredTable"])
+@pytest.mark.parametrize(
+    "name", ["ingest.table.embedded.Table", "ingest.client.remote.RemoteTable", "ingest.table.stored.StoredTable"]
+)
 def test_all_tables_have_the_same_methods(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     table = getattr(importlib.import_module(module), attribute)
@@ -120,7 +122,7 @@ def test_commands() -> None:
 def test_distribution_and_command(texts: Mapping[str, str]) -> None:
     project = tomllib.loads(texts["pyproject.toml"])
     assert project["project"]["name"] == "memwal"
-    assert project["project"]["scripts"] == {"memwal": "ingest.cli:main"}
+    assert project["project"]["scripts"] == {"memwal": "ingest.cli.app:main"}
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["ingest", "memtable", "wal", "flush"]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ingest.errors import Invalid
-from ingest.settings import load_every
+from ingest.settings.load import load_every
 
 
 def test_the_embedded_example_prints_what_the_readme_says(texts: Mapping[str, str], root: Path, tmp_path: Path) -> None:

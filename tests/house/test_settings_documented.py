@@ -6,10 +6,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 
-from ingest import metrics
-from ingest.run_metrics import RAN
-from ingest.settings import Settings
-from ingest.settings_reference import between_markers, render_reference, render_settings, to_dict
+from ingest.cli.docs import METRICS, between_markers, render_metrics
+from ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
+from ingest.pipeline.metrics import RAN
+from ingest.settings.load import Settings
+from ingest.settings.reference import render_reference, render_settings, to_dict
 
 
 def test_default_toml_holds_every_key_at_its_default(texts: Mapping[str, str]) -> None:
@@ -33,8 +34,8 @@ def test_the_readme_holds_the_reference(texts: Mapping[str, str]) -> None:
 
 
 def test_the_readme_holds_the_table_of_metrics(texts: Mapping[str, str]) -> None:
-    found = between_markers(texts["README.md"], metrics.BEGIN, metrics.END)
-    assert found == metrics.render_reference().strip("\n") + "\n", "run `make docs`"
+    found = between_markers(texts["README.md"], *METRICS)
+    assert found == render_metrics().strip("\n") + "\n", "run `make docs`"
 
 
 def test_the_readme_names_settings_and_metrics_that_there_are(texts: Mapping[str, str]) -> None:
@@ -48,7 +49,7 @@ def test_the_readme_names_settings_and_metrics_that_there_are(texts: Mapping[str
 
 
 def test_metrics_are_named_as_prometheus_wants_them() -> None:
-    declared = (*metrics.COUNTED, *metrics.HELD, *metrics.COMMITTED, *metrics.TABLE, *RAN)
+    declared = (*COUNTED, *HELD, *COMMITTED, *TABLE, *RAN)
     names = [each.name for each in declared]
     assert len(set(names)) == len(names)
     assert all(name.startswith("memwal_") and not name.endswith(("_total", "_ms", "_mb", "_count")) for name in names)

@@ -17,9 +17,9 @@ import flush.base.adoptable
 import ingest
 from flush import BaseTable
 from flush.verification.runner import verify_table
-from ingest.configured_table import initialise
 from ingest.errors import Invalid
-from ingest.settings import load
+from ingest.settings.load import load
+from ingest.table.create import initialise
 from memtable import IndexSpec, InvalidRows
 from wal import open_store
 
@@ -195,8 +195,8 @@ def test_another_index_than_the_one_that_is_there_is_refused(
 def test_keys_are_compared_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, held: int
 ) -> None:
-    monkeypatch.setattr(flush.adoptable, "_HELD", held)
-    monkeypatch.setattr(flush.adoptable, "_BATCH_ROWS", 500)
+    monkeypatch.setattr(flush.base.adoptable, "_HELD", held)
+    monkeypatch.setattr(flush.base.adoptable, "_BATCH_ROWS", 500)
     count = 250 if kind == pa.uint8() else 5_000
     numbers = pa.array(range(count))
     keys = (numbers if pa.types.is_integer(kind) else numbers.cast(pa.string())).cast(kind)
@@ -214,13 +214,13 @@ def test_keys_are_compared_a_part_at_a_time(
 
 def test_keys_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = lance.write_dataset(pa.table({"a": ["x", "y", "z"]}), tmp_path / "t")
-    monkeypatch.setattr(flush.adoptable, "_hash", lambda keys: np.zeros(keys.num_rows, np.uint64))
+    monkeypatch.setattr(flush.base.adoptable, "_hash", lambda keys: np.zeros(keys.num_rows, np.uint64))
     flush.base.adoptable.expect_key("t", dataset, ["a"])
 
 
 def test_the_keys_of_a_large_table_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush.adoptable, "_HELD", 20_000)
-    monkeypatch.setattr(flush.adoptable, "_BATCH_ROWS", 4_096)
+    monkeypatch.setattr(flush.base.adoptable, "_HELD", 20_000)
+    monkeypatch.setattr(flush.base.adoptable, "_BATCH_ROWS", 4_096)
     keys = [f"a key of some length, as an address is one: {number:040}" for number in range(100_000)]
     dataset = lance.write_dataset(pa.table({"a": keys}), tmp_path / "t")
     size = sum(map(len, keys))
@@ -235,7 +235,7 @@ def test_the_keys_of_a_large_table_are_not_all_in_memory(tmp_path: Path, monkeyp
             most = max(most, pa.total_allocated_bytes() - before)
             yield batch
 
-    monkeypatch.setattr(flush.adoptable, "_batches", watched)
+    monkeypatch.setattr(flush.base.adoptable, "_batches", watched)
     try:
         flush.base.adoptable.expect_key("t", dataset, ["a"])
         assert tracemalloc.get_traced_memory()[1] < size / 2

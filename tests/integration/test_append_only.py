@@ -16,8 +16,8 @@ import flush
 import ingest
 from flush import BaseTable
 from flush.verification.runner import verify_table
-from ingest.settings import load
-from ingest.stored_table import StoredTable
+from ingest.settings.load import load
+from ingest.table.stored import StoredTable
 from tests import fault_proxy as faults
 from tests.append_rows import QUIET, SCHEMA, WIDTH, clean, counted, opened, rows
 from wal import SystemClock, open_store

@@ -17,13 +17,13 @@ import ingest
 from flush import BaseTable
 from flush.history.actions import read_history
 from flush.verification.runner import verify_table
-from ingest.cli import main
-from ingest.configured_table import initialise
-from ingest.settings import load
-from ingest.source import read_stream
-from ingest.spark_session import configuration, start_session
-from ingest.spark_sink import MemWalSink
-from ingest.tokens import Token
+from ingest.api.tokens import Token
+from ingest.cli.app import main
+from ingest.settings.load import load
+from ingest.sink.foreach_batch import MemWalSink
+from ingest.source.stream import read_stream
+from ingest.spark.session import configuration, start_session
+from ingest.table.create import initialise
 from tests.append_rows import QUIET, clean, configured, counted, opened, rows
 from wal import open_store
 

@@ -13,15 +13,15 @@ import pytest
 import ingest
 import wal
 from flush import resize
-from ingest.balancer import Balancer
-from ingest.client import RemoteTable
-from ingest.connection import Connection
-from ingest.flight_server import FlightService, Place
-from ingest.opening import open_table
-from ingest.region_writer import RegionWriter
-from ingest.routings import expect_routing
-from ingest.settings import Settings, load
-from ingest.table import Table
+from ingest.client.remote import RemoteTable
+from ingest.daemon.balancer import Balancer
+from ingest.daemon.service import FlightService, Place
+from ingest.refusals import expect_routing
+from ingest.region.writer import RegionWriter
+from ingest.rpc.connection import Connection
+from ingest.settings.load import Settings, load
+from ingest.table.embedded import Table
+from ingest.table.open import open_table
 from memtable import TOMBSTONE
 from wal import FakeClock, LocalStore, SystemClock, SystemIds
 
@@ -160,7 +160,7 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
             expect_routing(*routing)
             service.table = anew
 
-        monkeypatch.setattr("ingest.flight_server.expect_routing", begins_anew)
+        monkeypatch.setattr("ingest.daemon.service.expect_routing", begins_anew)
         with pytest.raises(ingest.Unavailable, match="resized"):
             connection.read("count", asked)
 

@@ -12,11 +12,12 @@ import pytest
 import flush
 import ingest
 import wal
-from ingest.flight_server import FlightService
-from ingest.opening import open_table
-from ingest.region_levels import RegionLevels
-from ingest.settings import load
-from ingest.spark_tasks import RouteTask, SendTask
+from ingest.daemon.service import FlightService
+from ingest.region.state import RegionLevels
+from ingest.settings.load import load
+from ingest.sink.route import RouteTask
+from ingest.sink.send import SendTask
+from ingest.table.open import open_table
 from tests.routed import placed, shuffled
 
 PENDING = 2

@@ -17,13 +17,13 @@ import pytest
 import flush
 import ingest
 import wal
-from ingest import owners
-from ingest.child import start_child
-from ingest.cli_query import open_for_reading
-from ingest.client import RemoteTable
+from ingest.cli.open import open_for_reading
+from ingest.client.remote import RemoteTable
+from ingest.daemon.child import start_child
 from ingest.errors import FencedError, Invalid
-from ingest.opening import open_table
-from ingest.settings import load
+from ingest.rpc import owner_notes as owners
+from ingest.settings.load import load
+from ingest.table.open import open_table
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64()), pa.field("s", pa.string())])

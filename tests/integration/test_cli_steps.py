@@ -13,7 +13,7 @@ import lance
 import pytest
 
 import ingest
-from ingest.cli import main
+from ingest.cli.app import main
 from tests.conftest import Made
 
 Command = Callable[..., tuple[int, str, str]]

@@ -22,9 +22,9 @@ import ingest
 import wal
 from flush import BaseTable
 from flush.verification.runner import verify_table
-from ingest.configured_table import initialise
-from ingest.garbage import Ages, TableCollector
-from ingest.settings import load
+from ingest.settings.load import load
+from ingest.table.create import initialise
+from ingest.table.garbage import Ages, TableCollector
 from tests.conftest import INDEXES, SCHEMA, WIDTH, toml
 from tests.lance_scan import scanned
 from wal.layout import parse_sst_dir, region_prefix

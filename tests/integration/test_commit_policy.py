@@ -14,10 +14,10 @@ import pytest
 
 import ingest
 import wal
-from ingest.commit_loop import CommitLoop
-from ingest.opening import open_table
-from ingest.settings import load
-from ingest.table import Table
+from ingest.settings.load import load
+from ingest.table.commit_loop import CommitLoop
+from ingest.table.embedded import Table
+from ingest.table.open import open_table
 
 BATCHES, ROWS = 150, 100
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])

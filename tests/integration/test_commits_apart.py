@@ -14,11 +14,11 @@ from rich.console import Console
 
 import ingest
 import wal
-from ingest.cli_status import render
-from ingest.health import of_commits
-from ingest.http_pages import DaemonPages
-from ingest.metrics import COMMITTED, Scrape, families
-from ingest.table import Table
+from ingest.cli.status import render
+from ingest.daemon.pages import DaemonPages
+from ingest.ops.health import of_commits
+from ingest.ops.metrics import COMMITTED, Scrape, families
+from ingest.table.embedded import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 REGIONS, ROWS = 4, 100

@@ -29,8 +29,8 @@ import flush.commits.committer
 import ingest
 import wal
 from flush import BaseTable
-from ingest.garbage import Ages
-from ingest.stored_table import StoredTable
+from ingest.table.garbage import Ages
+from ingest.table.stored import StoredTable
 from tests.lance_scan import snapshots
 
 WIDTH = 8
@@ -148,7 +148,7 @@ def between_passes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
             call()
         return upsert(*given, **more)
 
-    monkeypatch.setattr(flush.committer, "upsert_pass", upsert_pass)
+    monkeypatch.setattr(flush.commits.committer, "upsert_pass", upsert_pass)
     return calls
 
 

@@ -18,19 +18,22 @@ from rich.console import Console
 
 import ingest
 from flush import BaseTable
-from ingest import cli_dlq, spark_sink
-from ingest.csv_header import ByHeader, has_header
-from ingest.dead_letters import DeadLetters
-from ingest.dlq_replay import Replaying
-from ingest.dlq_sources import by_source
-from ingest.feed import Feed
-from ingest.pipeline_checks import written_schema
-from ingest.settings import load
-from ingest.source import read_stream
-from ingest.spark_session import configuration, start_session
-from ingest.spark_sink import BatchReceipt, MemWalSink
-from ingest.spark_tasks import BUCKET, opened
-from ingest.task_errors import of_spark
+from ingest.cli import dlq as cli_dlq
+from ingest.client.target import opened
+from ingest.dlq.replay import Replaying
+from ingest.dlq.sources import by_source
+from ingest.dlq.table import DeadLetters
+from ingest.pipeline.checks import written_schema
+from ingest.settings.load import load
+from ingest.sink import foreach_batch as spark_sink
+from ingest.sink.foreach_batch import MemWalSink
+from ingest.sink.receipts import BatchReceipt
+from ingest.source.columns import BUCKET
+from ingest.source.csv_header import ByHeader, has_header
+from ingest.source.feed import Feed
+from ingest.source.stream import read_stream
+from ingest.spark.errors import of_spark
+from ingest.spark.session import configuration, start_session
 from tests.conftest import toml
 from wal import FakeClock
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 import ingest
-from ingest import cli
-from ingest.dead_letters import SCHEMA, DeadLetters
+from ingest.cli import app as cli
+from ingest.dlq.table import SCHEMA, DeadLetters
 from wal import FakeClock, SystemClock, SystemIds
 
 DAY = 86_400_000_000

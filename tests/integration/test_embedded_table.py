@@ -15,7 +15,7 @@ import pytest
 import flush
 import ingest
 import wal
-from ingest.stored_table import StoredTable
+from ingest.table.stored import StoredTable
 
 TINY: dict[str, Any] = {
     "memtable": {"rows_max": 20, "size_max": "1MiB", "unflushed_max": "8MiB"},

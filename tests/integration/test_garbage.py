@@ -20,8 +20,8 @@ from lance.fragment import LanceFragment
 import flush
 import ingest
 import wal
-from ingest.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
-from ingest.stored_table import StoredTable
+from ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+from ingest.table.stored import StoredTable
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import ROOT
 from wal.layout import parse_sst_dir, region_prefix
@@ -258,8 +258,8 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
                 assert collected(uri, sst_age=0.0).committed == 1
             return load(*arguments)
 
-        load = ingest.reader.load_sst
-        monkeypatch.setattr("ingest.reader.load_sst", sleepy)
+        load = ingest.read.reader.load_sst
+        monkeypatch.setattr("ingest.read.reader.load_sst", sleepy)
         stored = StoredTable(flush.BaseTable.open(uri), store)
         assert stored.scan(["id"], level="flushed")["id"].to_pylist() == [1, 2]
         assert len(loads) == 1

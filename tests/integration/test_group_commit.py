@@ -17,10 +17,10 @@ import pytest
 
 import ingest
 import wal
+from ingest.api.tokens import Receipt
+from ingest.daemon.service import FlightService
 from ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
-from ingest.flight_server import FlightService
-from ingest.receipts import Receipt
-from ingest.write_queue import WriteQueue
+from ingest.region.write_queue import WriteQueue
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -38,7 +38,7 @@ def _open(path: Path, **more: Any) -> Any:
 @pytest.fixture(params=["embedded", "flight"])
 def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
     """Turns a table into what the test calls: itself, or a client of a Flight service in front of it."""
-    monkeypatch.setattr("ingest.client.ANSWER_TIMEOUT", 60.0)  # the service's own words are waited for
+    monkeypatch.setattr("ingest.client.remote.ANSWER_TIMEOUT", 60.0)  # the service's own words are waited for
     with ExitStack() as opened:
 
         def through_flight(table: Any) -> Any:

@@ -21,9 +21,9 @@ from lance.mem_wal import ShardWriter
 import ingest
 import wal
 from flush import BaseTable
-from ingest.configured_table import initialise
-from ingest.settings import load
-from ingest.stored_table import StoredTable
+from ingest.settings.load import load
+from ingest.table.create import initialise
+from ingest.table.stored import StoredTable
 from tests.lance_scan import scanned
 
 WIDTH = 4

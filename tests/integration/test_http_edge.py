@@ -18,11 +18,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ingest
-from ingest.connection import Connection
-from ingest.http_edge import HttpEdge, Page
-from ingest.http_pages import DaemonPages
-from ingest.metrics import Scrape
-from ingest.security import Guard
+from ingest.daemon.pages import DaemonPages
+from ingest.ops.http_server import HttpEdge, Page
+from ingest.ops.metrics import Scrape
+from ingest.rpc.connection import Connection
+from ingest.rpc.guard import Guard
 from tests import fault_proxy as faults
 from tests.conftest import small_sections, toml
 
@@ -67,7 +67,7 @@ def daemon(start: Callable[..., Any]) -> Callable[..., tuple[Any, str, str]]:
     """Starts `memwal serve CONFIG` with `daemon.http_port` set; returns the process, its endpoint and the URL."""
 
     def serve(config: Path, env: Mapping[str, str | None] | None = None) -> tuple[Any, str, str]:
-        running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=env)
+        running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=env)
         url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
         return running, running.line_with("serving").rsplit(" ", 1)[1], url
 
@@ -224,7 +224,7 @@ def test_a_daemon_is_not_ready_before_it_has_its_regions(edge: Callable[..., str
 def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
     edge: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.http_edge.PATIENCE", 0.2)
+    monkeypatch.setattr("ingest.ops.http_server.PATIENCE", 0.2)
     going, begun = threading.Event(), []
 
     def hanging() -> Page:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import ingest
-from ingest.flight_server import FlightService
+from ingest.daemon.service import FlightService
 from memtable import MemTable
 from tests.conftest import WIDTH, wait_until
 
@@ -344,7 +344,7 @@ def test_a_model_that_cannot_be_read_is_told_and_done_without(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_waits_is_told(mode: str, open_small: Callable[..., Any], made: Any, gate: Gate) -> None:
-    from ingest.metrics import TableCollector
+    from ingest.daemon.pages import TableCollector
 
     if mode == "async":
         gate.close()

@@ -109,7 +109,7 @@ def test_a_commit_that_panics_is_one_of_the_six_kinds_and_the_next_one_does_it(
         table.flush()
         for place in ("upsert_pass", "catch_up", "sync_table"):
             with monkeypatch.context() as broken:
-                broken.setattr(flush.committer, place, panics)
+                broken.setattr(flush.commits.committer, place, panics)
                 with pytest.raises(Internal, match="PanicException: assertion failed"):
                     table.commit()
         table.commit()
@@ -139,13 +139,13 @@ def test_an_sst_over_which_lance_panics_is_damage(tmp_path: Path, monkeypatch: p
     (tmp_path / "t").mkdir()
     store = LocalStore(str(tmp_path / "t"))
     monkeypatch.setattr(flush.sst.data.lance, "dataset", panics)
-    with pytest.raises(flush.sst.Corrupt, match=r"cannot be read \(PanicException: assertion failed"):
+    with pytest.raises(flush.sst.files.Corrupt, match=r"cannot be read \(PanicException: assertion failed"):
         flush.read_sst(store, bucket_region(0), SsTable(1, "0a1b2c3d_gen_1"))
 
 
 def test_a_thread_of_a_daemon_answers_with_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a Flight handler raises that is no Exception, gRPC would turn into a text without a kind."""
-    from ingest.flight_server import FlightService
+    from ingest.daemon.service import FlightService
 
     with opened(tmp_path) as table:
         service = FlightService(table, "grpc://127.0.0.1:0")

@@ -16,7 +16,7 @@ import pytest
 
 import ingest
 import wal
-from ingest import owners
+from ingest.rpc import owner_notes as owners
 
 SETTINGS = {"commit": {"interval": "0s"}}
 
@@ -132,7 +132,7 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
     assert f"served by {endpoint}" in second.error_lines[0]
     assert "memwal serve --take-over" in second.error_lines[0]
     assert epochs(uri) == before, "nothing was claimed"
-    third = start([sys.executable, "-m", "ingest.cli", "serve", str(config), "--take-over"])
+    third = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config), "--take-over"])
     taken = third.line_with("serving").rsplit(" ", 1)[1]
     assert taken != endpoint
     assert any("taking over what is served by" in line for line in third.errors)

@@ -16,9 +16,10 @@ from rich.console import Console
 import ingest
 from flush.history.actions import read_history
 from flush.verification.runner import verify_table
-from ingest import cli_log, cli_verify
-from ingest.cli import main
-from ingest.settings import load
+from ingest.cli import log as cli_log
+from ingest.cli import verify as cli_verify
+from ingest.cli.app import main
+from ingest.settings.load import load
 from tests.conftest import INDEXES, SCHEMA
 from wal import open_store
 

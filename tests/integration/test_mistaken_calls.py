@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import ingest
-from ingest.flight_server import FlightService
+from ingest.daemon.service import FlightService
 from tests.conftest import WIDTH
 
 CHEAP = pc.field("price") > 5

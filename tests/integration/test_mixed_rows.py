@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import ingest
 import wal
+from ingest.api.tokens import Token
 from ingest.errors import Invalid
-from ingest.tokens import Token
 from memtable import TOMBSTONE
 
 SCHEMA = pa.schema(

@@ -11,7 +11,7 @@ import pytest
 
 import flush.sst.data
 import ingest
-from ingest.flight_server import FlightService
+from ingest.daemon.service import FlightService
 
 INNER = pa.struct([("a", pa.int64()), ("text", pa.string()), ("yes", pa.bool_())])
 OUTER = pa.struct([("inner", INNER), ("x", pa.int32())])
@@ -49,7 +49,7 @@ def nested(first: int, count: int, pad: int = 0) -> pa.Table:
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memtable of 15,000 rows is handed to Lance in many slices, as one of some MiB is."""
-    monkeypatch.setattr(flush.sst_data, "SLICE_BYTES", 10_000)
+    monkeypatch.setattr(flush.sst.data, "SLICE_BYTES", 10_000)
 
 
 def by_id(table: Any, **read: Any) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def config(tmp_path: Path, uri: str) -> Callable[..., Path]:
 
 
 def serve(start: Callable[..., Running], config: Path, *options: str) -> Running:
-    return start([sys.executable, "-m", "ingest.cli", "serve", str(config), *options])
+    return start([sys.executable, "-m", "ingest.cli.app", "serve", str(config), *options])
 
 
 def endpoints_in(line: str) -> list[str]:
@@ -119,7 +119,7 @@ def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     landing.mkdir()
     path.write_text(path.read_text().replace("[source]", f'[source]\npath = "{landing}"'))
     write(landing / "1.parquet", range(100), 1)
-    running = start([sys.executable, "-m", "ingest.cli", "run", str(path)])
+    running = start([sys.executable, "-m", "ingest.cli.app", "run", str(path)])
 
     def names() -> dict[int, str]:
         ran = memwal("query", path, "--format", "json", "--limit", "1000")

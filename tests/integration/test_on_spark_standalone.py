@@ -52,7 +52,7 @@ def config(cluster: SparkCluster, tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def command(start: Callable[..., Running], tmp_path: Path) -> Callable[..., Running]:
     """Starts a command of memwal where its configuration lies."""
-    return lambda *words: start([sys.executable, "-m", "ingest.cli", *map(str, words)], cwd=tmp_path, env=TOKEN)
+    return lambda *words: start([sys.executable, "-m", "ingest.cli.app", *map(str, words)], cwd=tmp_path, env=TOKEN)
 
 
 def rows(ids: range, version: int) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
     together = {"spark.cores.max": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
     driver = command("serve", config(spark=together), "--on-spark", "2")
     before = endpoints_in(driver.line_with("serving"))
-    assert [len(worker.running("ingest.child")) for worker in cluster.workers] == [1, 1]
+    assert [len(worker.running("ingest.daemon")) for worker in cluster.workers] == [1, 1]
     token = TOKEN["TABLE_TOKEN"]
     with ingest.connect(before[0], token=token) as table:
         assert table.put(rows(range(100), 1)).applied

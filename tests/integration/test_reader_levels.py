@@ -16,9 +16,9 @@ from lance.mem_wal import CompactedSsTable
 import flush
 import wal
 from ingest.errors import Invalid
-from ingest.levels import OverTaken, RegionView
-from ingest.reader import Reader
-from ingest.storage_reader import views_from_storage
+from ingest.read.levels import OverTaken, RegionView
+from ingest.read.reader import Reader
+from ingest.read.stored import views_from_storage
 from memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 
 WIDTH = 8

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import ingest
-from ingest.client import RemoteTable
-from ingest.stored_table import StoredTable
+from ingest.client.remote import RemoteTable
+from ingest.table.stored import StoredTable
 from tests.conftest import INDEXES, SCHEMA
 
 LEVELS = ("committed", "flushed", "durable", "latest")

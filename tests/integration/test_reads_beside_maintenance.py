@@ -27,7 +27,7 @@ import pytest
 import ingest
 import wal
 from flush import BaseTable
-from ingest.stored_table import StoredTable
+from ingest.table.stored import StoredTable
 from tests.conftest import wait_until
 
 SECONDS = 60.0

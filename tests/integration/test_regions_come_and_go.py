@@ -13,11 +13,11 @@ import pyarrow.flight as flight
 import pytest
 
 import ingest
-from ingest.flight_server import FlightService
-from ingest.flight_wire import from_flight, pack
-from ingest.opening import open_table
-from ingest.settings import load
-from ingest.table import Table
+from ingest.daemon.service import FlightService
+from ingest.rpc.wire import from_flight, pack
+from ingest.settings.load import load
+from ingest.table.embedded import Table
+from ingest.table.open import open_table
 
 REGIONS = 4
 
@@ -135,7 +135,7 @@ def test_a_region_handed_over_takes_its_rows_along(owners: tuple[Table, Table], 
 def test_a_call_for_a_region_that_is_coming_waits_for_it(
     owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.region_set.COMING_WITHIN", 90.0)
+    monkeypatch.setattr("ingest.table.regions.COMING_WITHIN", 90.0)
     one, other = owners
     share(owners)
     region = one.base.regions[0]
@@ -148,7 +148,7 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
             other.acquire(region)
             assert coming[0].result().rows == its.num_rows
             assert coming[1].result() in (0, its.num_rows)
-        monkeypatch.setattr("ingest.region_set.COMING_WITHIN", 0.01)
+        monkeypatch.setattr("ingest.table.regions.COMING_WITHIN", 0.01)
         with one.regions.expecting(region), pytest.raises(ingest.Unavailable) as refused:
             one.put(its)
     assert reason(refused.value) == "not_owner"
@@ -157,7 +157,7 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
 def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("ingest.region_set.REPLAYED_ENTRIES", 5)
+    monkeypatch.setattr("ingest.table.regions.REPLAYED_ENTRIES", 5)
     one, other = owners
     region = one.base.regions[0]
     one.acquire(region)
@@ -172,7 +172,7 @@ def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     for number in range(4):
         other.put(its, token=f"other:{number}")
     other.release(region)
-    monkeypatch.setattr("ingest.region_set.FLUSHED_ENTRIES", 5)
+    monkeypatch.setattr("ingest.table.regions.FLUSHED_ENTRIES", 5)
     one.acquire(region)
     wait_until(lambda: one.regions.writer(region).published == [1, 2])
     assert one.only([region]).count() == its.num_rows

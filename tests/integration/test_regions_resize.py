@@ -15,7 +15,7 @@ import pytest
 
 import ingest
 from flush import resize
-from ingest.cli import main
+from ingest.cli.app import main
 from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, wait_until
 from tests.s3_server import free_ports

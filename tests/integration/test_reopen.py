@@ -20,7 +20,7 @@ import pytest
 
 import ingest
 import wal
-from ingest.garbage import Ages
+from ingest.table.garbage import Ages
 from tests.clean import assert_clean, assert_collected
 
 Model = dict[int, str]

@@ -17,17 +17,18 @@ import pyarrow as pa
 import pytest
 
 import ingest
-from ingest import cli_status
-from ingest.cli_query import open_for_reading
-from ingest.client import RemoteTable
-from ingest.flight_server import FlightService, Place
-from ingest.opening import open_table
-from ingest.region_writer import RegionWriter
-from ingest.settings import load
-from ingest.spark_tasks import RouteTask, SendTask
-from ingest.stored_table import StoredTable
-from ingest.table import Table
-from ingest.whole_input import BUCKET
+from ingest.cli import status as cli_status
+from ingest.cli.open import open_for_reading
+from ingest.client.remote import RemoteTable
+from ingest.daemon.service import FlightService, Place
+from ingest.region.writer import RegionWriter
+from ingest.settings.load import load
+from ingest.sink.route import RouteTask
+from ingest.sink.send import SendTask
+from ingest.source.columns import BUCKET
+from ingest.table.embedded import Table
+from ingest.table.open import open_table
+from ingest.table.stored import StoredTable
 from tests import append_rows
 from tests.routed import placed, shuffled
 

@@ -15,8 +15,9 @@ import pytest
 
 import ingest
 from flush import BaseTable
-from ingest import attempts, client
-from ingest.client import RemoteTable
+from ingest.client import remote as client
+from ingest.client import retry as attempts
+from ingest.client.remote import RemoteTable
 from tests import append_rows
 from tests.cluster import spread, start_daemon
 from tests.s3_server import free_ports

@@ -20,7 +20,7 @@ import pytest
 
 import ingest
 import wal
-from ingest.cli import main
+from ingest.cli.app import main
 from tests import fault_proxy as faults
 from tests.conftest import INDEXES, SCHEMA, SCRIPTS, Ran, small_sections, toml
 
@@ -95,7 +95,7 @@ def ids(rows: Any) -> list[int]:
 
 
 def serve_on(start: Callable[..., Any], path: Path, env: Mapping[str, str | None]) -> tuple[Any, str]:
-    running = start([sys.executable, "-m", "ingest.cli", "serve", str(path)], env=env)
+    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(path)], env=env)
     return running, running.line_with("serving").rsplit(" ", 1)[1]
 
 

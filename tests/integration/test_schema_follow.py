@@ -15,9 +15,9 @@ import flush
 import ingest
 import wal
 from flush.verification.runner import verify_table
-from ingest import table_writes
-from ingest.flight_server import FlightService
-from ingest.stored_table import StoredTable
+from ingest.daemon.service import FlightService
+from ingest.table import writes as table_writes
+from ingest.table.stored import StoredTable
 from tests.conftest import ROOT, Made, wait_until
 
 LEVELS = ("committed", "flushed", "durable", "latest")

@@ -17,9 +17,9 @@ import pytest
 import trustme
 
 import ingest
-from ingest.access import Access
-from ingest.security import Guard
-from ingest.settings import load
+from ingest.rpc.credentials import Access
+from ingest.rpc.guard import Guard
+from ingest.settings.load import load
 from tests.conftest import PATIENCE
 from tests.integration.test_http_edge import fetch, scraped
 
@@ -64,7 +64,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
     """A daemon with an HTTP edge: the process, its endpoint, its URL."""
-    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=ENV)
+    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
     return running, running.line_with("serving").rsplit(" ", 1)[1], url
 
@@ -135,7 +135,7 @@ def test_daemons_that_share_a_table_let_each_other_in(
     small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates, made: Any
 ) -> None:
     config = small_config(daemon={"workers": 2, **certificates.settings}, regions={"count": 4}, **QUIET)
-    running = start([sys.executable, "-m", "ingest.cli", "serve", str(config)], env=ENV)
+    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=ENV)
     endpoint = running.line_with("serving").rsplit(" ", 1)[1]
     with ingest.connect(endpoint, token=TOKEN, tls_ca=certificates.ca.read_bytes()) as table:
         table.put(made.rows(range(40)))
@@ -166,7 +166,7 @@ def test_a_pipeline_reaches_its_daemon_through_both(
         source={"path": str(tmp_path / "in")},
         log={"level": "info", "format": "json"},
     )
-    running = start([sys.executable, "-m", "ingest.cli", "run", str(config)], env=ENV)
+    running = start([sys.executable, "-m", "ingest.cli.app", "run", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
     context, headers = certificates.context, {"Authorization": f"Bearer {TOKEN}"}
 
@@ -200,7 +200,7 @@ def test_an_address_that_others_reach_needs_token_and_tls(
     tree: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    from ingest.daemon import check_addresses
+    from ingest.daemon.serve import check_addresses
 
     monkeypatch.setenv("MEMWAL_TEST_TOKEN", TOKEN)
     given = {name: certificates.settings[name] for name in secured}
@@ -214,7 +214,7 @@ def test_an_address_that_others_reach_needs_token_and_tls(
 def test_an_address_that_others_reach_is_served_with_both(
     small_config: Callable[..., Path], certificates: Certificates
 ) -> None:
-    from ingest.daemon import check_addresses
+    from ingest.daemon.serve import check_addresses
 
     host = "0.0.0.0"
     settings = load(small_config(daemon={"host": host, **certificates.settings}), ENV)

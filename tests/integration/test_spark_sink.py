@@ -17,17 +17,19 @@ import pytest
 
 import flush
 import ingest
-from ingest import spark_sink
-from ingest.feed import Feed
-from ingest.settings import Settings, load
-from ingest.source import BLOCK, DELETE, FILE, LANDED, read_stream
-from ingest.spark_prepared import PreparedTask
-from ingest.spark_session import configuration, start_session
-from ingest.spark_sink import BatchReceipt, MemWalSink
-from ingest.spark_small import OneTask, in_order
-from ingest.spark_tasks import RouteTask, SendTask
-from ingest.task_errors import of_spark
-from ingest.whole_input import BUCKET, ROW
+from ingest.settings.load import Settings, load
+from ingest.sink import foreach_batch as spark_sink
+from ingest.sink.foreach_batch import MemWalSink
+from ingest.sink.prepared import PreparedTask
+from ingest.sink.receipts import BatchReceipt
+from ingest.sink.route import RouteTask
+from ingest.sink.send import SendTask
+from ingest.sink.small import OneTask, in_order
+from ingest.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, ROW
+from ingest.source.feed import Feed
+from ingest.source.stream import read_stream
+from ingest.spark.errors import of_spark
+from ingest.spark.session import configuration, start_session
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports
 from wal import FakeClock, SystemIds, open_store

@@ -16,7 +16,7 @@ import flush
 import ingest
 import wal
 from ingest.errors import Invalid, Unavailable, UnknownOutcome
-from ingest.region_levels import RegionLevels
+from ingest.region.state import RegionLevels
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])

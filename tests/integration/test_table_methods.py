@@ -25,7 +25,7 @@ def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
     opened: list[Any] = []
 
     def through_flight(table: Any) -> Any:
-        from ingest.flight_server import FlightService
+        from ingest.daemon.service import FlightService
 
         service = FlightService(table, "grpc://127.0.0.1:0")
         client = ingest.connect(f"grpc://127.0.0.1:{service.port}")

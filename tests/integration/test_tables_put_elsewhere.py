@@ -19,8 +19,8 @@ from flush.base.caches import Session
 from flush.base.open import open_dataset
 from flush.verification.finding import Finding
 from flush.verification.runner import verify_table
-from ingest.moment import Moment
-from ingest.reader import Reader
+from ingest.read.merged import Moment
+from ingest.read.reader import Reader
 from tests.conftest import Made
 from wal import ObjectStore, open_store
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import ingest
 from flush import BaseTable
-from ingest.base_reads import BaseReads
 from ingest.errors import Invalid
+from ingest.read.base import BaseReads
 from memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
 from memtable.text.query import TextParser
 
@@ -127,7 +127,7 @@ def test_both_sides_find_the_same_rows_by_prefix(sides: Sides, text: str, filter
 
 def test_a_prefix_of_the_base_is_looked_for_in_parts(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sides.base_answer("lib*", COUNT, None)
-    monkeypatch.setattr("ingest.base_reads.ROWS_PER_INDEX", 100)
+    monkeypatch.setattr("ingest.read.base.ROWS_PER_INDEX", 100)
     assert sides.base_answer("lib*", COUNT, None) == whole
     assert len(whole) > 100
     assert len(sides.base_answer("lib*", 7, None)) == 7

@@ -13,12 +13,12 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 
 import ingest
 import wal
-from ingest.configured_table import initialise
+from ingest.daemon.service import FlightService
 from ingest.errors import Invalid
-from ingest.flight_server import FlightService
-from ingest.source import DELETE
-from ingest.spark_tasks import RouteTask, SendTask
-from ingest.whole_input import BUCKET
+from ingest.sink.route import RouteTask
+from ingest.sink.send import SendTask
+from ingest.source.columns import BUCKET, DELETE
+from ingest.table.create import initialise
 from memtable import TOMBSTONE
 from tests.lance_scan import snapshots
 from tests.routed import placed, shuffled

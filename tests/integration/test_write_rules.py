@@ -15,9 +15,9 @@ import pytest
 
 import ingest
 import wal
+from ingest.daemon.service import FlightService
 from ingest.errors import Invalid, Unavailable
-from ingest.flight_server import FlightService
-from ingest.table import Table
+from ingest.table.embedded import Table
 
 SCHEMA = pa.schema(
     [

@@ -11,8 +11,8 @@ import json
 import os
 import sys
 
-from ingest.child import start_child
-from ingest.settings import load
+from ingest.daemon.child import start_child
+from ingest.settings.load import load
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 import flush
 import wal
+from ingest.api.reads import Level
 from ingest.errors import Unavailable
-from ingest.levels import Level
-from ingest.stored_table import StoredTable
+from ingest.table.stored import StoredTable
 from tests.simulation.oracle import Floors, Order, Wrong
 from tests.simulation.process import EXPECTED, pairs
 from tests.simulation.scheduler import Host, SimulatedClock

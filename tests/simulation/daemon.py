@@ -18,12 +18,12 @@ import flush
 import wal
 from flush.resizing.routing import decided
 from ingest.errors import Unavailable
-from ingest.levels import RegionView
-from ingest.reader import Reader
-from ingest.region_context import RegionContext
-from ingest.region_core import RETRY_FLUSH, RegionCore
-from ingest.routings import expect_routing
-from ingest.write_queue import Write
+from ingest.read.levels import RegionView
+from ingest.read.reader import Reader
+from ingest.refusals import expect_routing
+from ingest.region.context import RegionContext
+from ingest.region.core import RETRY_FLUSH, RegionCore
+from ingest.region.write_queue import Write
 from memtable import TOMBSTONE
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import EXPECTED

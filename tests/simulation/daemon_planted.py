@@ -11,10 +11,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
-import ingest.region_core
+import ingest.region.core
 import wal.garbage
 from flush.resizing.carried import PREFIX, carried
-from ingest.write_queue import Write
+from ingest.region.write_queue import Write
 from tests.simulation.daemon_world import DaemonWorld
 from tests.simulation.world import SeedFailed, simulate
 from wal import ObjectInfo, ObjectStore
@@ -62,9 +62,9 @@ def claims_with_an_empty_map() -> Iterator[None]:
         claimed.applied.clear()
         return claimed
 
-    claim = ingest.region_core.wal.claim
+    claim = ingest.region.core.wal.claim
     with ExitStack() as patches:
-        patches.enter_context(patch.object(ingest.region_core.wal, "claim", forgetting))
+        patches.enter_context(patch.object(ingest.region.core.wal, "claim", forgetting))
         yield
 
 

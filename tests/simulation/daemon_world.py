@@ -26,11 +26,11 @@ import pyarrow as pa
 
 import flush
 import wal
+from ingest.api.tokens import Token
 from ingest.errors import Unavailable
-from ingest.region_core import RETRY_FLUSH
-from ingest.stored_table import StoredTable
-from ingest.tokens import Token
-from ingest.write_queue import Write
+from ingest.region.core import RETRY_FLUSH
+from ingest.region.write_queue import Write
+from ingest.table.stored import StoredTable
 from memtable import TOMBSTONE, row_schema
 from tests.simulation.actors import Chaos, Visitor
 from tests.simulation.daemon import Daemon

@@ -19,7 +19,7 @@ import flush.commits.append_pass
 import flush.commits.changes
 import flush.commits.committer
 import flush.sst.files.files
-import ingest.storage_reader
+import ingest.read.stored
 from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
 from tests.simulation.storage import Weather
 from wal import ArrowCodec, EntryCodec, LanceCodec, SystemClock, SystemIds, WalOptions
@@ -58,19 +58,19 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
                 patches.enter_context(patch.object(codec, name, _remembering(getattr(codec, name))))
         # More readers than one are threads, and nobody can say in which order threads run.
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
-        patches.enter_context(patch.object(ingest.storage_reader, "_READ_OPTIONS", one_reader))
-        patches.enter_context(patch.object(flush.changes, "_READERS", 1))
+        patches.enter_context(patch.object(ingest.read.stored, "_READ_OPTIONS", one_reader))
+        patches.enter_context(patch.object(flush.commits.changes, "_READERS", 1))
         patches.enter_context(patch.object(flush.commits.append_pass.AppendedRows, "_reader", _read_before))
         for owner, attribute, faults in (
             (lance, "dataset", _READ_FAULTS),
             (lance, "write_dataset", _FAULTS),
-            (flush.append_pass, "write_fragments", _FAULTS),
+            (flush.commits.append_pass, "write_fragments", _FAULTS),
             (lance.LanceDataset, "commit", _FAULTS),
             (MergeInsertBuilder, "execute", _FAULTS),
             (MergeInsertBuilder, "execute_uncommitted", _READ_FAULTS),
             (flush.sst, "write_key_sidecar", _FAULTS),
             (flush.sst, "sync_tree", ("error before",)),
-            (flush.committer, "sync_table", ("error before",)),
+            (flush.commits.committer, "sync_table", ("error before",)),
             *more,
         ):
             replacement = wrapped(f"lance {attribute}", getattr(owner, attribute), faults)

@@ -24,8 +24,8 @@ from flush.commits.append_pass import AppendedRows, mark
 from flush.commits.merge_passes import Written
 from flush.garbage.ssts import Verdict
 from flush.sst.files import discard
-from ingest.region_core import RegionCore
-from ingest.region_levels import RegionLevels
+from ingest.region.core import RegionCore
+from ingest.region.state import RegionLevels
 from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 from wal import (
@@ -214,7 +214,7 @@ def removes_an_sst_whose_publication_was_refused() -> Iterator[None]:
     original = flush.sst.flusher._publish
     with ExitStack() as both:
         both.enter_context(patch.object(LocalStore, "_create", create))
-        both.enter_context(patch.object(flush.flusher, "_publish", publish))
+        both.enter_context(patch.object(flush.sst.flusher, "_publish", publish))
         yield
 
 
@@ -252,7 +252,7 @@ def appends_without_the_swap() -> Planted:
 
 def appends_without_progress() -> Planted:
     """The rows are in one version, that they are committed in the next."""
-    return patch.object(flush.swap, "_with_metadata", lambda dataset, _: dataset.lance_schema)
+    return patch.object(flush.base.swap, "_with_metadata", lambda dataset, _: dataset.lance_schema)
 
 
 PLANTED: dict[str, Callable[[], Planted]] = {

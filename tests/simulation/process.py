@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 import wal
+from ingest.api.reads import Level
 from ingest.errors import FencedError, Unavailable, UnknownOutcome
-from ingest.level_reads import LevelReads
-from ingest.levels import Level, RegionView
-from ingest.reader import Reader
-from ingest.region_core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
-from ingest.write_queue import Write
+from ingest.read.levels import RegionView
+from ingest.read.local import LevelReads
+from ingest.read.reader import Reader
+from ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
+from ingest.region.write_queue import Write
 from tests.simulation.oracle import Attempt, Floors, Order
 from tests.simulation.scheduler import Host, SimulatedClock
 from tests.simulation.storage import SimulatedStore

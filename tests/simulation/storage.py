@@ -287,7 +287,7 @@ class _FailingSystemCall:
 def _failing_system_call(fault: str) -> AbstractContextManager[Any]:
     if not fault.endswith("fails after"):
         return nullcontext()
-    return patch.object(wal.store_local, "os", _FailingSystemCall("link" if fault.startswith("link") else "stat"))
+    return patch.object(wal.store.local, "os", _FailingSystemCall("link" if fault.startswith("link") else "stat"))
 
 
 def short(key: str) -> str:

@@ -31,20 +31,20 @@ def prunes_before_the_sync() -> Iterator[None]:
 
     def prune_all(store: Any, base: Any, clock: Any, ids: Any) -> None:
         waiting: list[Any] = []
-        with patch.object(flush.committer, "sync_table", waiting.append):
+        with patch.object(flush.commits.committer, "sync_table", waiting.append):
             original(store, base, clock, ids)
         for dataset in waiting:
             flush.commits.committer.sync_table(dataset)
 
     original = flush.commits.committer._prune_all
-    with patch.object(flush.committer, "_prune_all", prune_all):
+    with patch.object(flush.commits.committer, "_prune_all", prune_all):
         yield
 
 
 def prunes_one_generation_too_many() -> Planted:
     """Off by one: the first generation that is not committed goes too."""
     original = flush.commits.committer._without
-    return patch.object(flush.committer, "_without", lambda manifest, done: original(manifest, done + 1))
+    return patch.object(flush.commits.committer, "_without", lambda manifest, done: original(manifest, done + 1))
 
 
 @contextmanager
@@ -68,8 +68,8 @@ def marker_on_the_deletes_pass() -> Iterator[None]:
     delete_original, upsert_original = flush.commits.committer.delete_pass, flush.commits.committer.upsert_pass
     with ExitStack() as patches:
         patches.enter_context(patch.object(flush.commits.committer._Rounds, "_write", write))
-        patches.enter_context(patch.object(flush.committer, "delete_pass", delete))
-        patches.enter_context(patch.object(flush.committer, "upsert_pass", upsert))
+        patches.enter_context(patch.object(flush.commits.committer, "delete_pass", delete))
+        patches.enter_context(patch.object(flush.commits.committer, "upsert_pass", upsert))
         yield
 
 
@@ -81,7 +81,7 @@ def commits_without_the_first_generation() -> Iterator[None]:
         return original(store, [replace(plan, ssts=plan.ssts[-1:]) for plan in plans], *rest)
 
     original = flush.commits.committer.read_changes
-    with patch.object(flush.committer, "read_changes", read):
+    with patch.object(flush.commits.committer, "read_changes", read):
         yield
 
 
@@ -91,12 +91,12 @@ def commits_the_oldest_row_of_each_key() -> Planted:
     def reversed_order(generations: Sequence[Any], key: Sequence[str]) -> list[Newest]:
         return newest_per_key(generations[::-1], key)[::-1]
 
-    return patch.object(flush.changes, "newest_per_key", reversed_order)
+    return patch.object(flush.commits.changes, "newest_per_key", reversed_order)
 
 
 def leaves_out_the_deletes_of_a_second_try() -> Planted:
     """After a conflict the deletes are taken for done."""
-    return patch.object(flush.committer, "rows_to_delete", lambda *_: 0)
+    return patch.object(flush.commits.committer, "rows_to_delete", lambda *_: 0)
 
 
 @contextmanager

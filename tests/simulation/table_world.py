@@ -33,7 +33,7 @@ from lance.mem_wal import LsmScanner
 import flush.commits.committer
 import wal
 from flush.verification.runner import verify_table
-from ingest.stored_table import StoredTable
+from ingest.table.stored import StoredTable
 from memtable.index_spec import IndexKind
 from tests.lance_scan import snapshots
 from tests.simulation.actors import Driver, StorageReader, Visitor
@@ -46,7 +46,7 @@ from tests.simulation.table_actors import EagerCommitter, HungryCollector, Inspe
 from tests.simulation.world import Shape, World
 
 _POINTS: Points = (
-    (flush.committer, "catch_up", FAULTS),
+    (flush.commits.committer, "catch_up", FAULTS),
     (DatasetOptimizer, "optimize_indices", FAULTS),
     (DatasetOptimizer, "compact_files", FAULTS),
     (LanceDataset, "create_scalar_index", FAULTS),
@@ -125,8 +125,8 @@ class TableWorld(World):
 
         sync, prune_all = flush.commits.committer.sync_table, flush.commits.committer._prune_all
         with ExitStack() as patches:
-            patches.enter_context(patch.object(flush.committer, "sync_table", synced))
-            patches.enter_context(patch.object(flush.committer, "_prune_all", pruning))
+            patches.enter_context(patch.object(flush.commits.committer, "sync_table", synced))
+            patches.enter_context(patch.object(flush.commits.committer, "_prune_all", pruning))
             patches.enter_context(simulated_machine(self.scheduler, self.weather, _POINTS))
             yield
 

@@ -29,11 +29,11 @@ import pyarrow as pa
 
 import flush
 import wal
-from ingest.region_context import Limits, RegionContext
-from ingest.region_core import RegionCore
-from ingest.stored_table import StoredTable
-from ingest.tokens import Token
-from ingest.write_queue import Write
+from ingest.api.tokens import Token
+from ingest.region.context import Limits, RegionContext
+from ingest.region.core import RegionCore
+from ingest.region.write_queue import Write
+from ingest.table.stored import StoredTable
 from memtable import TOMBSTONE, IndexSpec, row_schema
 from memtable.index_spec import IndexKind
 from tests.simulation.actors import (

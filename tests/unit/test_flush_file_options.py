@@ -13,7 +13,7 @@ from lance.file import LanceFileReader
 
 from flush import FileOptions, InvalidFileOptions, read_sst, write_sst
 from ingest.errors import Invalid
-from ingest.settings import load
+from ingest.settings.load import load
 from memtable import MemTable, row_schema, with_tombstone
 from wal import LocalStore, SeededIds, SsTable, bucket_region
 

@@ -16,8 +16,8 @@ from lance.mem_wal import CompactedSsTable
 from flush import BaseTable
 from flush.commits.index_catchup import catch_up
 from flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, together
-from ingest import base_upkeep
-from ingest.base_upkeep import BaseUpkeep
+from ingest.table import maintenance as base_upkeep
+from ingest.table.maintenance import BaseUpkeep
 from memtable import IndexSpec
 from wal import FakeClock, bucket_region
 

@@ -24,8 +24,8 @@ from flush import BaseTable, ResizeReport, being_resized, resize
 from flush.resizing import routing
 from flush.resizing.routing import routing_key
 from flush.verification.runner import verify_table
-from ingest import opening
-from ingest.stored_status import status_from_storage
+from ingest.table import open as opening
+from ingest.table.stored_status import status_from_storage
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed

@@ -131,7 +131,7 @@ def test_no_more_memtables_are_flushed_at_once_than_is_set(
             with lock:
                 inside -= 1
 
-    monkeypatch.setattr("ingest.region_core.flush_package.flush", watched)
+    monkeypatch.setattr("ingest.region.core.flush_package.flush", watched)
     table: ingest.Table = open_small(regions=4, flush={"at_once": at_once})
     table.put(made.rows(range(64)))
     table.flush()

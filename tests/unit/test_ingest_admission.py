@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 import wal
-from ingest.admission import Admission, size_bound
+from ingest.api.rows import size_bound
 from ingest.errors import Invalid
-from ingest.write_queue import Write
+from ingest.region.admission import Admission
+from ingest.region.write_queue import Write
 from memtable import InvalidRows, row_schema, tombstones
 from tests.region_contexts import region_context
 

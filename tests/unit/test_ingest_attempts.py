@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.attempts import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
+from ingest.client.retry import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
 from ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 from wal import FakeClock, SeededIds
 

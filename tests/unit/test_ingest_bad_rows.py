@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.bad_rate import BadRate
-from ingest.bad_rows import BadRow, as_json, problems_of, readable_row, unfit_of
-from ingest.dlq_sources import rows_of_json
-from ingest.source import PROBLEM
+from ingest.dlq.bad_rows import BadRate, BadRow, as_json, problems_of, readable_row, unfit_of
+from ingest.dlq.sources import rows_of_json
+from ingest.source.columns import PROBLEM
 from memtable import InvalidRows
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flush.base.state import TableState, Transaction
 from flush.history.actions import Action, Change, History
-from ingest.cli_log import render
+from ingest.cli.log import render
 
 NAMES = {"r0": "bucket-0", "r1": "bucket-1", "r2": "bucket-2", "r3": "bucket-3"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ingest.cli_status import render
+from ingest.cli.status import render
 from wal import bucket_region
 
 FIRST, SECOND = "grpc+tls://ingest-0.example.org:17447", "grpc+tls://ingest-1.example.org:17447"

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from flush import CommitReport
-from ingest.commit_loop import CommitLoop
-from ingest.commit_policy import CommitLimits, Waiting
-from ingest.periodic import Periodic
+from ingest.region.backlog import Waiting
+from ingest.table.commit_loop import CommitLoop
+from ingest.table.commit_policy import CommitLimits
+from ingest.threads import Periodic
 from wal import FakeClock
 
 

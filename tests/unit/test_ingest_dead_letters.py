@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from ingest.dead_letters import SCHEMA, DeadLetters, Note, Replay, digest, moment
+from ingest.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, moment
 from ingest.errors import Invalid, Unavailable
 from wal import FakeClock, SystemIds
 

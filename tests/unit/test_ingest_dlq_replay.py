@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 import ingest
-from ingest.dead_letters import SCHEMA, DeadLetters
-from ingest.dlq_replay import Outcome, Replaying
-from ingest.dlq_sources import by_source
-from ingest.settings import load
-from ingest.spark_tasks import opened
+from ingest.client.target import opened
+from ingest.dlq.replay import Outcome, Replaying
+from ingest.dlq.sources import by_source
+from ingest.dlq.table import SCHEMA, DeadLetters
+from ingest.settings.load import load
 from wal import FakeClock, SystemIds
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])

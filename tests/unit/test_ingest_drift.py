@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import types as spark
 
 from flush import BaseTable
-from ingest.drift import FieldsTask, add_columns
-from ingest.drift_files import kind_of
-from ingest.drift_kinds import ANY, column, new_columns, unpacked, widened
+from ingest.drift.detect import FieldsTask, add_columns
+from ingest.drift.file_fields import kind_of
+from ingest.drift.kinds import ANY, column, new_columns, unpacked, widened
 from ingest.errors import Invalid
-from ingest.kafka_checks import record_mapping
-from ingest.mapping_task import mapped
-from ingest.settings import load
-from ingest.source import PROBLEM, spark_type
+from ingest.settings.load import load
+from ingest.source.columns import PROBLEM
+from ingest.source.kafka.rows import mapped, record_mapping
+from ingest.spark.schema import spark_type
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record
 

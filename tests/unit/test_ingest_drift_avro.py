@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 
 from flush import BaseTable
-from ingest.drift import MOST_COLUMNS, Drift, FieldsTask, Grown
-from ingest.drift_avro import fields_of_schema
-from ingest.drift_kinds import Kinds, new_columns, unpacked
+from ingest.drift.avro_fields import fields_of_schema
+from ingest.drift.detect import MOST_COLUMNS, Drift, FieldsTask, Grown
+from ingest.drift.kinds import Kinds, new_columns, unpacked
 from ingest.errors import Invalid, Unavailable
-from ingest.kafka_checks import record_mapping
-from ingest.mapping_task import column_name, mapped
-from ingest.source import PROBLEM
-from ingest.task_errors import TaskError, found_in
+from ingest.source.columns import PROBLEM
+from ingest.source.kafka.rows import column_name, mapped, record_mapping
+from ingest.spark.errors import found_in
+from ingest.spark.task import TaskError
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record
 from tests.schema_registry import SchemaRegistry, avro

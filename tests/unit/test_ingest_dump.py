@@ -17,7 +17,7 @@ import ingest
 import wal
 from flush import bloom_bytes, contains
 from flush.commits.plan import plan_key
-from ingest.dump import describe
+from ingest.cli.dump.describe import describe
 from ingest.errors import Invalid
 from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from wal import layout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingest.errors import Invalid
-from ingest.feed import Feed, feed_files, visible_files
+from ingest.source.feed import Feed, feed_files, visible_files
 from wal import FakeClock
 
 NAMES = ["01.parquet", "02.parquet", "10.parquet"]

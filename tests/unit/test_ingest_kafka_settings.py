@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from ingest.errors import Invalid
-from ingest.kafka_source import _reader_options, _wanted, check_reachable, connector
-from ingest.mapping import references
-from ingest.settings_reference import render_settings
+from ingest.mapping.spec import references
+from ingest.settings.reference import render_settings
+from ingest.source.kafka.stream import _reader_options, _wanted, check_reachable
+from ingest.spark.session import connector
 from tests.kafka_records import kafka_settings
 
 TABLE = {"id": "int64", "carrier": "string", "at": "timestamp[us, UTC]", "vector": "vector[4]"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ingest import Invalid
-from ingest.kafka_topics import Topic, check_places, note_topics
-from ingest.settings import Settings, load
+from ingest.settings.load import Settings, load
+from ingest.source.kafka.topics import Topic, check_places, note_topics
 
 
 def of(at: Path | str, **source: Any) -> Settings:

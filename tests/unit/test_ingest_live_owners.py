@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ingest import processes
 from ingest.errors import Invalid, Unavailable
-from ingest.live_owners import Claimant, Owner, as_daemon, asked, endpoint_to_ask, judged, noted
-from ingest.owners import Note
-from ingest.processes import Process
+from ingest.rpc import processes
+from ingest.rpc.owner_notes import Note
+from ingest.rpc.processes import Process
+from ingest.table.live_owners import Claimant, Owner, as_daemon, asked, endpoint_to_ask, judged, noted
 from wal import bucket_region
 
 HERE = Process.here()

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from ingest.errors import Invalid, Unavailable
-from ingest.mapping_task import MapTask
-from ingest.task_errors import TaskError, found_in
+from ingest.source.kafka.rows import MapTask
+from ingest.spark.errors import found_in
+from ingest.spark.task import TaskError
 from tests.kafka_records import batch_of, kafka_settings, mapping_of, rows_of
 from tests.kafka_server import Record
 from tests.schema_registry import SchemaRegistry, avro

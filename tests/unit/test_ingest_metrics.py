@@ -12,12 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ingest
-from ingest.health import Health, of_regions
-from ingest.logs import configure_logs
-from ingest.meters import Histogram
-from ingest.metrics import Scrape
-from ingest.run_metrics import RunCollector, RunMeter, rows_behind
-from ingest.spark_sink import BatchReceipt, RegionReceipt
+from ingest.ops.counters import Histogram
+from ingest.ops.health import Health, of_regions
+from ingest.ops.logs import configure_logs
+from ingest.ops.metrics import Scrape
+from ingest.pipeline.metrics import RunCollector, RunMeter, rows_behind
+from ingest.sink.receipts import BatchReceipt, RegionReceipt
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:

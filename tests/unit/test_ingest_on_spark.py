@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from ingest.access import Access
-from ingest.elsewhere import anywhere
 from ingest.errors import Invalid, Unavailable
-from ingest.on_spark import of_job
-from ingest.on_spark_line import Desk, Line
-from ingest.on_spark_run import beside, sending_tasks
-from ingest.on_spark_slots import check_configuration, slots_of
-from ingest.on_spark_task import daemons_of, host_of, offset_of
-from ingest.settings import load
+from ingest.fleet.channel import Desk, Line
+from ingest.fleet.driver import of_job
+from ingest.fleet.slots import check_configuration, slots_of
+from ingest.fleet.task import daemons_of, host_of, offset_of
+from ingest.pipeline.daemons import beside, sending_tasks
+from ingest.rpc.credentials import Access
+from ingest.settings.load import load
+from ingest.settings.paths import anywhere
 
 
 def settings(**daemon: Any) -> Any:

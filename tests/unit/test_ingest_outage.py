@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.errors import Invalid, Unavailable
-from ingest.health import Health
-from ingest.kafka_errors import SILENT
-from ingest.outage import PAUSE_MOST, Outage
+from ingest.errors import SILENT, Invalid, Unavailable
+from ingest.ops.health import Health
+from ingest.pipeline.outage import PAUSE_MOST, Outage
 from wal import FakeClock
 
 SILENCE = Unavailable("source: Kafka does not answer: no; run it again", {"reason": SILENT})

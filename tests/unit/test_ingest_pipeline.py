@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 from flush import BaseTable, WriteRules
-from ingest.child import how_it_ended
-from ingest.pipeline import stop_signals, stream
-from ingest.pipeline_checks import written_schema
-from ingest.settings import load
-from ingest.spark_sink import configured_endpoint
+from ingest.daemon.child import how_it_ended
+from ingest.pipeline.checks import written_schema
+from ingest.pipeline.run import stream
+from ingest.settings.endpoints import configured_endpoint
+from ingest.settings.load import load
+from ingest.threads import stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

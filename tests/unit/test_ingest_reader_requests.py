@@ -7,10 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ingest.api.reads import check_level
 from ingest.errors import Invalid
-from ingest.levels import check_level
-from ingest.predicates import unknown_column
-from ingest.read_request import checked_columns, checked_k, checked_limit, checked_vector, indexed
+from ingest.read.request import checked_columns, checked_k, checked_limit, checked_vector, indexed, unknown_column
 from memtable import IndexSpec
 
 SCHEMA = pa.schema(

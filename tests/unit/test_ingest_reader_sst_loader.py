@@ -10,7 +10,7 @@ import pytest
 
 import flush
 import wal
-from ingest.sst_loader import load_sst
+from ingest.read.sst_cache import load_sst
 from memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
 
 SCHEMA = pa.schema(

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 import wal
+from ingest.api.tokens import Token
 from ingest.errors import Invalid
-from ingest.region_core import RegionCore
-from ingest.tokens import Token
-from ingest.write_queue import Write
+from ingest.region.core import RegionCore
+from ingest.region.write_queue import Write
 from memtable import InvalidRows
 from tests.region_contexts import LIMITS, region_context
 from wal.layout import wal_prefix

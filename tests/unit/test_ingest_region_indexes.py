@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import wal
-from ingest.region_core import RegionCore
-from ingest.write_groups import WriteGroup
-from ingest.write_queue import Write
+from ingest.region.core import RegionCore
+from ingest.region.groups import WriteGroup
+from ingest.region.write_queue import Write
 from memtable import IndexSpec, MemTable
 from tests.region_contexts import LIMITS, region_context
 

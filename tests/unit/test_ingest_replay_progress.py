@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ingest.opening import open_table
-from ingest.replay_progress import Unhurried, in_words, replay_bar
-from ingest.settings import load
+from ingest.settings.load import load
+from ingest.table.open import open_table
+from ingest.table.replay_progress import Unhurried, in_words, replay_bar
 from wal import FakeClock, bucket_region
 
 REGION = bucket_region(0)

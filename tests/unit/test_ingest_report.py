@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 import ingest
-from ingest.report import print_report, queries
-from ingest.spark_sink import BatchReceipt, RegionReceipt
-from ingest.tally import Tally
+from ingest.pipeline.figures import Tally
+from ingest.pipeline.report import print_report, queries
+from ingest.sink.receipts import BatchReceipt, RegionReceipt
 from wal import FakeClock, SystemClock
 
 

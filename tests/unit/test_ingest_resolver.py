@@ -13,12 +13,12 @@ import pytest
 
 import wal
 from flush import WriteRules
-from ingest.admission import Admission
+from ingest.api.tokens import Token
 from ingest.errors import Unavailable
-from ingest.levels import OverTaken, RegionView
-from ingest.region_core import RegionCore
-from ingest.tokens import Token
-from ingest.write_queue import Write
+from ingest.read.levels import OverTaken, RegionView
+from ingest.region.admission import Admission
+from ingest.region.core import RegionCore
+from ingest.region.write_queue import Write
 from memtable import InvalidRows
 from tests.region_contexts import region_context
 

@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ingest.api.tokens import Receipt, Rising, Token
+from ingest.client.router import Call, Router
+from ingest.client.scatter import Splitter
+from ingest.client.writes import RoutedWrite
 from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
-from ingest.receipts import Receipt
-from ingest.routed_write import RoutedWrite
-from ingest.router import Call, Router
-from ingest.splitting import Splitter
-from ingest.tokens import Rising, Token
 
 ROWS = pa.table({"id": list(range(8))})
 

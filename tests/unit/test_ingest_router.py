@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ingest import standstill
-from ingest.attempts import Attempts
+from ingest.client import retry as standstill
+from ingest.client.retry import Attempts
+from ingest.client.router import Call, Owner, Router, believed, endpoints_of
 from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
-from ingest.router import Call, Owner, Router, believed, endpoints_of
 from wal import FakeClock, SeededIds, StoreUnavailable
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"

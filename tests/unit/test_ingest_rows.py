@@ -13,8 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from ingest.api.rows import as_table
 from ingest.errors import Invalid
-from ingest.rows import as_table
 from memtable import exact
 
 SCHEMA = pa.schema([pa.field("k", pa.int32(), nullable=False), pa.field("v", pa.list_(pa.float32(), 2))])

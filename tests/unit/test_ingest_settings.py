@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingest.cli.docs import between_markers
 from ingest.errors import Invalid
-from ingest.settings import Settings, load, pipelines_of
-from ingest.settings_reference import between_markers, render_reference, render_settings, to_dict, toml_value
-from ingest.units import format_duration, format_size, parse_duration, parse_size
+from ingest.settings.load import Settings, load, pipelines_of
+from ingest.settings.reference import render_reference, render_settings, to_dict, toml_value
+from ingest.settings.units import format_duration, format_size, parse_duration, parse_size
 
 TABLE: dict[str, Any] = {
     "uri": "data/t.lance",

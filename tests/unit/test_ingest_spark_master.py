@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ingest.errors import Invalid, Unavailable
-from ingest.on_spark_slots import wait_for_executors, wait_for_slots
-from ingest.spark_master import check_master
+from ingest.fleet.slots import wait_for_executors, wait_for_slots
+from ingest.spark.session import check_master
 from wal import SystemClock
 
 

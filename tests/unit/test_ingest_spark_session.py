@@ -9,9 +9,9 @@ import pytest
 from py4j.protocol import Py4JError
 
 from ingest.errors import Invalid
-from ingest.settings import load
-from ingest.source import reads_local
-from ingest.spark_session import _not_started, check_java, configuration
+from ingest.settings.load import load
+from ingest.source.files import reads_local
+from ingest.spark.session import _not_started, check_java, configuration
 
 
 def java(directory: Path, version: str, *, release: bool) -> Path:

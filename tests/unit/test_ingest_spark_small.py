@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingest.flight_server import FlightService
-from ingest.letters import Rules
-from ingest.source import BLOCK, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, TOPIC
-from ingest.spark_small import NAMELESS, TOO_MANY, OneTask, in_order, unpacked
-from ingest.spark_tasks import RouteTask, SendTask
-from ingest.task_errors import TaskError
-from ingest.whole_input import BUCKET, ROW
+from ingest.daemon.service import FlightService
+from ingest.dlq.letters import Rules
+from ingest.sink.route import RouteTask
+from ingest.sink.send import SendTask
+from ingest.sink.small import NAMELESS, TOO_MANY, OneTask, in_order, unpacked
+from ingest.source.columns import BLOCK, BUCKET, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, ROW, TOPIC
+from ingest.spark.task import TaskError
 from tests.routed import ended, placed
 
 

@@ -11,14 +11,30 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.bad_rows import BadRow
+from ingest.daemon.service import FlightService
+from ingest.dlq.bad_rows import BadRow
+from ingest.dlq.letters import Rules
 from ingest.errors import MemWalError
-from ingest.flight_server import FlightService
-from ingest.letters import LETTER, Rules
-from ingest.source import BLOCK, DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_KEY, RAW_VALUE, TOPIC
-from ingest.spark_tasks import RECEIPT, RouteTask, RowNumbers, SendTask
-from ingest.task_errors import TaskError, found_in
-from ingest.whole_input import BUCKET, ROW, runs
+from ingest.sink.receipts import RECEIPT
+from ingest.sink.route import RouteTask, RowNumbers
+from ingest.sink.send import SendTask
+from ingest.source.columns import (
+    BLOCK,
+    BUCKET,
+    DELETE,
+    LANDED,
+    LETTER,
+    OFFSET,
+    PARTITION,
+    PROBLEM,
+    RAW_KEY,
+    RAW_VALUE,
+    ROW,
+    TOPIC,
+    runs,
+)
+from ingest.spark.errors import found_in
+from ingest.spark.task import TaskError
 from tests.routed import placed, shuffled, uncounted
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from flush import BaseTable
 from ingest.errors import Unavailable, classify
-from ingest.storage_reader import views_from_storage
+from ingest.read.stored import views_from_storage
 from wal import LocalStore, ManifestStore, Overtaken, bucket_region
 from wal.layout import entry_key, wal_prefix
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from ingest.spark_sink import BatchReceipt, RegionReceipt
-from ingest.tally import Tally
+from ingest.pipeline.figures import Tally
+from ingest.sink.receipts import BatchReceipt, RegionReceipt
 from wal import FakeClock
 
 

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from pyspark.errors import PySparkException
 
 from ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
-from ingest.kafka_errors import of_captured
-from ingest.references import resolve
-from ingest.task_errors import MARK, TaskError, carried, found_in, of_spark, task_edge
+from ingest.secret_refs import resolve
+from ingest.spark.errors import found_in, of_captured, of_spark
+from ingest.spark.task import MARK, TaskError, carried, task_edge
 from memtable import InvalidRows
 from wal import Fenced
 

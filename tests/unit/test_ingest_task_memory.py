@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from ingest import task_memory
-from ingest.task_errors import task_edge
+from ingest.spark import task as task_memory
+from ingest.spark.task import task_edge
 
 
 @pytest.fixture

@@ -11,15 +11,17 @@ import pyarrow as pa
 import pytest
 
 import ingest
+from ingest.api.tokens import Token
+from ingest.daemon.service import FlightService
+from ingest.dlq.letters import Rules
 from ingest.errors import Internal, Unavailable
-from ingest.flight_server import FlightService
-from ingest.letters import Rules
-from ingest.source import OFFSET, PARTITION, PROBLEM, TOPIC
-from ingest.spark_small import OneTask
-from ingest.spark_tasks import RouteTask, SendTask
-from ingest.task_errors import TaskError, found_in
-from ingest.tokens import Token
-from ingest.whole_input import BUCKET, ROW, RegionRows, by_region, until_end, with_counts
+from ingest.sink.route import RouteTask
+from ingest.sink.send import SendTask
+from ingest.sink.small import OneTask
+from ingest.source.columns import BUCKET, OFFSET, PARTITION, PROBLEM, ROW, TOPIC
+from ingest.source.whole_input import RegionRows, by_region, until_end, with_counts
+from ingest.spark.errors import found_in
+from ingest.spark.task import TaskError
 from tests.conftest import SCHEMA
 from tests.routed import ended, placed, shuffled
 

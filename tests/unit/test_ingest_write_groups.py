@@ -10,11 +10,10 @@ import pytest
 
 import wal
 from flush import WriteRules
-from ingest.levels import RegionView
-from ingest.repeats import Repeats
-from ingest.tokens import Token
-from ingest.write_groups import WriteGroup, WriteGroups, entry_sized
-from ingest.write_queue import Write
+from ingest.api.tokens import Token
+from ingest.read.levels import RegionView
+from ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
+from ingest.region.write_queue import Write
 from memtable import InvalidRows
 from tests.region_contexts import region_context
 from wal.applied import AppliedMap

@@ -7,8 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from ingest.pending import Pending
-from ingest.write_queue import Freeze, Write, WriteQueue
+from ingest.region.write_queue import Freeze, Pending, Write, WriteQueue
 from wal import FakeClock, SystemClock
 
 

@@ -20,8 +20,8 @@ import aiohttp
 import pytest
 from botocore import exceptions as boto
 
-from ingest.settings import load
-from ingest.settings_reference import render_settings
+from ingest.settings.load import load
+from ingest.settings.reference import render_settings
 from tests import fault_proxy as faults
 from tests.conftest import wait_until
 from tests.unit.test_wal_store import StoreContract

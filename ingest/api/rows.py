@@ -1,0 +1,204 @@
+"""Rows in whatever form a caller has them, as an Arrow table."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flush import WriteRules
+from ingest.api.keys import NO_KEY
+from ingest.api.python_values import NOT_TAKEN, column_of
+from ingest.errors import Invalid
+from memtable import TOMBSTONE
+
+SURELY_SMALL = 1 << 20
+"""Bytes of the buffers behind some rows that need no closer look."""
+Deletes = bool | npt.NDArray[np.bool_]
+Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
+ROWS_NAMED = 300
+"""Rows that an error names by number at most: it travels as a header of a response, which holds 8 KiB."""
+_REPEATED = 'an earlier row of the same put has the key, which the table refuses (on_duplicate = "fail")'
+
+
+def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
+    """`rows` as a `pa.Table`, without a copy where it is Arrow already.
+
+    `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
+    list of dicts, whose values take the types of `schema` (the base schema) by name. `alike`: all dicts must have the
+    same names, because in a table whose upserts merge a name that is not there is something else than a null.
+    Raises: Invalid when it is none of these, cannot be read, or naming the column whose value does not fit.
+    """
+    try:
+        found = _as_arrow(rows, schema, alike=alike)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Invalid(f"rows: cannot read the {type(rows).__name__}: {str(error).splitlines()[0]}") from error
+    if found is None:
+        raise Invalid(
+            f"rows: cannot read a {type(rows).__name__}; pass an Arrow table or batch, a pandas or polars frame, "
+            "or a list of dicts"
+        )
+    return found
+
+
+def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
+    if isinstance(rows, pa.Table):
+        return rows
+    if type(rows).__module__.partition(".")[0] == "pandas" and rows.index.names == [None]:
+        # Arrow makes a column of what a filter or a sort left of the numbers of the rows.
+        return pa.Table.from_pandas(rows, preserve_index=False)
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.read_all()
+    if hasattr(rows, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(rows).read_all()
+    if isinstance(rows, Sequence) and not rows:
+        return schema.empty_table()
+    if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        if alike:
+            _check_alike(rows)
+        return _from_dicts(rows, schema)
+    return None
+
+
+def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | npt.NDArray[np.bool_]]:
+    """`rows` without the column `_tombstone`, and what it says: which rows delete their key, False where none does.
+
+    Raises: Invalid for a column that is not of bools, and for a row that deletes where there is no key.
+    """
+    if TOMBSTONE not in rows.column_names:
+        return rows, False
+    column = rows.column(TOMBSTONE)
+    if not pa.types.is_boolean(column.type):
+        raise Invalid(f"column {TOMBSTONE!r} is {column.type}; it says with true or false which rows delete their key")
+    deletes = column.fill_null(False).to_numpy()
+    if deletes.any() and not key:
+        raise Invalid(f"row {int(np.argmax(deletes))} deletes, but {NO_KEY}")
+    return rows.drop_columns(TOMBSTONE), deletes if deletes.any() else False
+
+
+def check_encoding(rows: pa.Table) -> None:
+    """Refuse what Arrow itself never looks at: text that is not UTF-8, offsets outside of their buffers.
+
+    Such a value would be durable before the first reader fails on it. Raises: Invalid naming the column.
+    """
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        if reason := _fault(column):
+            row = bisect_left(range(len(column)), True, key=lambda row: bool(_fault(column.slice(0, row + 1))))
+            raise Invalid(f"column '{name}': row {row}: {reason}; mend the value, text must be UTF-8")
+
+
+def _fault(column: pa.ChunkedArray) -> str:
+    """What Arrow says is wrong with a column, without where; nothing for one that is sound."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error).splitlines()[0].rpartition("Invalid: ")[2].partition(" at string index")[0]
+    return ""
+
+
+def _check_alike(rows: Sequence[Mapping[str, Any]]) -> None:
+    names = rows[0].keys()
+    for number, row in enumerate(rows):
+        if row.keys() != names:
+            odd = next(iter(row.keys() ^ names))
+            here, there = ("lacks", "has") if odd in names else ("has", "lacks")
+            raise Invalid(
+                f"rows: row {number} {here} {odd!r}, row 0 {there} it; columns that a put does not have keep what is "
+                "stored here, so put rows with other columns apart, or write None for a null"
+            )
+
+
+def _from_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
+
+
+def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
+    if schema.get_field_index(name) < 0:
+        return pa.array(values)
+    wanted = schema.field(name).type
+    try:
+        return column_of(values, wanted)
+    except NOT_TAKEN as error:
+        first = next(((row, why) for row, value in enumerate(values) if (why := _refusal(value, wanted))), None)
+        where, why = ("", error) if first is None else (f", in row {first[0]}", first[1])
+        raise Invalid(f"column '{name}', which is {wanted}{where}: {str(why).splitlines()[0]}") from None
+
+
+def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:
+    """Why a value cannot be in a column of the type `wanted`."""
+    try:
+        column_of([value], wanted)
+    except NOT_TAKEN as error:
+        return error
+    return None
+
+
+def given_required(required: Sequence[str], columns: Sequence[str], rules: WriteRules) -> tuple[str, ...]:
+    """Those of the columns `required` that a put with `columns` must have and give a value: all, but where upserts
+    merge those that it has, and always the version column.
+    """
+    if rules.upsert != "merge":
+        return tuple(required)
+    return tuple(name for name in required if name in columns or name == rules.version)
+
+
+def size_bound(rows: pa.Table) -> int:
+    """Bytes that `rows` take at most, nearly exact where they are many; the exact count is slow for small rows."""
+    behind = rows.get_total_buffer_size()
+    return int(behind if behind <= SURELY_SMALL else rows.nbytes)
+
+
+def key_codes(keys: pa.Table) -> Places:
+    """A number for each row, equal for equal keys and for no others: int64 [n]. Requires: no nulls."""
+    codes = _column_codes(keys.column(0))
+    for column in keys.columns[1:]:
+        # Dense numbers of pairs: a product of two is below the square of the rows, whatever the values are.
+        _, first = np.unique(codes, return_inverse=True)
+        _, second = np.unique(_column_codes(column), return_inverse=True)
+        codes = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
+    return codes
+
+
+def _column_codes(column: pa.ChunkedArray) -> Places:
+    if pa.types.is_integer(column.type):
+        values: Places = column.to_numpy().astype(np.int64, copy=False)  # of uint64 bit by bit
+        return values
+    encoded = column.dictionary_encode().unify_dictionaries()
+    parts = [chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def named(rows: pa.Table, key: Sequence[str], row: int) -> str:
+    """The key of a row for a message: `a = 1, b = 'x'`."""
+    return ", ".join(f"{name} = {rows.column(name)[row].as_py()!r:.80}" for name in key)
+
+
+def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = False, *, refuse: bool) -> Mask:
+    """The rows of one put, bool [n], without those that put a key which an earlier row puts, no delete in between.
+
+    `refuse`: raise Invalid naming the first such key and its two rows. Requires: the key columns, without nulls.
+    """
+    codes, deleting = key_codes(rows.select(list(key))), np.broadcast_to(deletes, rows.num_rows)
+    order = np.argsort(codes, kind="stable")
+    repeats = (codes[order][1:] == codes[order][:-1]) & ~deleting[order][1:] & ~deleting[order][:-1]
+    again = order[1:][repeats]
+    once = np.ones(rows.num_rows, dtype=np.bool_)
+    once[again] = False
+    if refuse and len(again):
+        second = int(again.min())
+        first = int(order[:-1][repeats][again == second][0])
+        raise Invalid(
+            f"the key {named(rows, key, second)} is in row {first} and in row {second} of one put; {len(again)} rows "
+            'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once',
+            {"rows": np.sort(again)[:ROWS_NAMED].tolist(), "reason": _REPEATED},
+        )
+    return once

@@ -1,0 +1,126 @@
+"""`memwal gc`: one collection of everything that nobody can need again, and what it found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table as RichTable
+
+import flush
+import wal
+from ingest.cli.open import NO_TABLE
+from ingest.errors import Invalid
+from ingest.settings.load import Settings
+from ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+
+_FILES_SHOWN = 20
+
+
+def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dry_run: bool, as_json: bool) -> int:
+    """Collect once and print what went and what stayed. Raises: Invalid where there is no table; wal, flush errors."""
+    options = settings.storage_options(environ)
+    base = flush.BaseTable.find(settings.table.uri, options)
+    if base is None:
+        raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
+    store = wal.open_store(settings.table.uri, options)
+    limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget)
+    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store), limits)
+    with console.status("looking" if dry_run else "collecting"):
+        found = collector.collect(base, Ages.of(settings.gc), dry_run=dry_run)
+    if as_json:
+        sys.stdout.write(json.dumps(as_dict(found, base.uri), default=str, indent=2) + "\n")
+    else:
+        console.print(render(found))
+    return 0
+
+
+def as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
+    """What `--json` prints: per region and kind what was deleted and what was kept, sizes in bytes."""
+    return {
+        "table": uri,
+        "dry_run": found.dry_run,
+        "regions": [
+            {
+                "region": each.region,
+                "wal": _without_ids(each.wal),
+                "ssts": _without_ids(each.ssts),
+                "plans": _without_ids(each.plans),
+                "manifests": _without_ids(each.manifests),
+            }
+            for each in found.regions
+        ],
+        "orphans": _without_ids(found.orphans),
+        "bytes": found.bytes,
+    }
+
+
+def _without_ids(found: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(found).items() if name not in ("region", "dry_run")}
+
+
+def render(found: TableGarbage) -> RenderableType:
+    """A collection for people: what was deleted of each kind, and what was kept and why."""
+    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("region", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("would delete" if found.dry_run else "deleted", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("kept")
+    for each in found.regions:
+        for place, (kind, count, size, kept) in enumerate(_rows(each)):
+            table.add_row(each.region.hex[:8] if place == 0 else "", kind, f"{count:,}", decimal(size), kept)
+    orphans = found.orphans
+    kept = _kept({"young": orphans.too_young})
+    table.add_row("base", "orphan files", f"{len(orphans.files):,}", decimal(orphans.bytes), kept)
+    return Group(table, *_files(found), *_odd(found), found.summary())
+
+
+def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
+    """Per kind of a region's objects: its name, how many were deleted, their bytes, what was kept."""
+    log, ssts = found.wal, found.ssts
+    kept = {"fences": log.fences, "young": log.too_young, "unreadable": log.unreadable}
+    yield "WAL entries", log.entries, log.bytes, _kept(kept)
+    kept = {
+        "published": ssts.listed,
+        "still needed": ssts.needed,
+        "young": ssts.too_young,
+        "unaccounted for": ssts.unaccounted,
+    }
+    yield "SSTs", ssts.committed, ssts.bytes - ssts.abandoned_bytes, _kept(kept)
+    if ssts.abandoned or ssts.unpublished:
+        yield "abandoned SSTs", ssts.abandoned, ssts.abandoned_bytes, _kept({"maybe under way": ssts.unpublished})
+
+    if found.plans.plans or found.plans.needed:
+        yield "commit plans", found.plans.plans, found.plans.bytes, _kept({"still needed": found.plans.needed})
+    old = found.manifests
+    if old.versions:
+        yield "old manifests", old.versions, old.bytes, _kept({"kept": old.kept})
+
+
+def _kept(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
+def _files(found: TableGarbage) -> Iterator[str]:
+    """The orphan files by name, where they are still there to be looked at."""
+    if found.dry_run and found.orphans.files:
+        files = found.orphans.files
+        yield "\n".join(f"  {key}" for key in files[:_FILES_SHOWN])
+        yield f"  and {len(files) - _FILES_SHOWN:,} more, see --json\n" if len(files) > _FILES_SHOWN else ""
+
+
+def _odd(found: TableGarbage) -> Iterator[str]:
+    if found.unreadable:
+        yield f"{found.unreadable:,} WAL entries cannot be read; look at them with `memwal inspect`"
+    if found.unaccounted:
+        yield (
+            f"{found.unaccounted:,} SSTs are neither published nor committed: was the base table put back to an older "
+            "version? They were kept; what they hold may be nowhere else"
+        )

@@ -1,0 +1,257 @@
+"""`memwal dlq list|show|replay|purge`: what became of rows that could not be used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+from pydantic import SecretStr
+from rich.console import Console
+
+import wal
+from ingest.cli.open import open_for_reading
+from ingest.cli.print import as_rich
+from ingest.client.remote import RemoteTable
+from ingest.client.target import opened
+from ingest.dlq.replay import Replaying, among
+from ingest.dlq.sources import by_source
+from ingest.dlq.table import SCHEMA, STAGES, DeadLetters, moment, quoted
+from ingest.errors import Invalid
+from ingest.pipeline.checkpoint import unfinished
+from ingest.pipeline.checks import written_schema
+from ingest.settings.load import Settings
+from ingest.settings.units import format_duration, parse_duration
+from ingest.suggest import nearest
+from ingest.table.open import by_itself, open_table
+
+_LISTED = ["id", "time", "stage", "column", "reason", "topic", "partition", "offset", "file", "block", "row"]
+_ID_MIN = 4
+_WIDTH = 100
+_HEX = 16
+
+
+@dataclass
+class Group:
+    """Letters with the same stage, column and reason. Times are datetimes."""
+
+    stage: str
+    column: str | None
+    reason: str
+    letters: int
+    first: Any
+    newest: Any
+
+
+def list_letters(
+    settings: Settings, environ: Mapping[str, str], console: Console, *, stage: str | None, limit: int, form: str
+) -> int:
+    """Print counts by stage and reason, and the newest letters. Raises: Invalid for an unknown stage."""
+    condition = _of_stage(stage)
+    found = _find(settings, environ)
+    groups, newest = ([], SCHEMA.empty_table().select(_LISTED)) if found is None else _summary(found, condition, limit)
+    if form == "json":
+        total = sum(each.letters for each in groups)
+        said = {"table": settings.dead_letters, "letters": total, "groups": [vars(each) for each in groups]}
+        _print_json(said | {"newest": newest.to_pylist()})
+    elif form == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerow(newest.column_names)
+        writer.writerows(zip(*(column.to_pylist() for column in newest.columns), strict=True))
+    else:
+        _print_tables(console, settings.dead_letters, groups, newest)
+    return 0
+
+
+def show_letter(
+    settings: Settings, environ: Mapping[str, str], console: Console, *, id: str, in_hex: bool, as_json: bool
+) -> int:
+    """Print everything about one letter. `id`: as `list` prints it, or its beginning. Raises: Invalid."""
+    letters = _find(settings, environ)
+    if len(id) < _ID_MIN:
+        raise Invalid(f"{id!r}: give at least {_ID_MIN} letters of the id, as `memwal dlq list` prints it")
+    found = [] if letters is None else letters.dataset.to_table(filter=f"starts_with(id, {quoted(id)})").to_pylist()
+    if len(found) != 1:
+        said = f"{len(found)} dead letters have an id that begins so; give more of it" if found else "no dead letter"
+        raise Invalid(f"{id}: {said} in {settings.dead_letters}")
+    for name in ("raw_key", "raw_value"):
+        found[0][name] = _readable(found[0][name], in_hex=in_hex)
+    for header in found[0].get("raw_headers") or ():
+        header["value"] = _readable(header["value"], in_hex=in_hex)
+    if as_json:
+        _print_json(found[0])
+    else:
+        for name, value in found[0].items():
+            console.out(f"{name:<11} {value}", highlight=False)
+    return 0
+
+
+def replay(
+    settings: Settings,
+    environ: Mapping[str, str],
+    console: Console,
+    *,
+    ids: list[str],
+    stage: str | None,
+    limit: int | None,
+) -> int:
+    """Put letters that fit now into the table, and remove them. Raises: Invalid; what a put raises."""
+    condition = _all_of(_of_stage(stage), among(ids) if ids else None)
+    letters = _find(settings, environ)
+    if letters is None:
+        console.out(f"no dead letters: {settings.dead_letters} is not there", highlight=False)
+        return 0
+    options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
+    target = opened(settings.table.uri, options)
+    mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
+    with _writable(settings, environ) as table:
+        replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
+        outcome = replaying.replay(condition, limit)
+    said = f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} stay"
+    console.out(said, highlight=False)
+    for reason, count in outcome.stay.most_common():
+        console.out(f"  {count:,}x {reason}", highlight=False)
+    return 0
+
+
+def purge(
+    settings: Settings,
+    environ: Mapping[str, str],
+    console: Console,
+    *,
+    older_than: str | None,
+    stage: str | None,
+    dry_run: bool,
+) -> int:
+    """Delete letters of an age. Raises: Invalid for what is no duration or stage."""
+    age = settings.dlq.age_max
+    if older_than is not None:
+        try:
+            age = parse_duration(older_than)
+        except ValueError as error:
+            raise Invalid(f"--older-than {older_than!r} {error}") from None
+    old = f"time <= {moment(wal.SystemClock().now() - age)}"
+    condition = _all_of(old, _of_stage(stage)) or old
+    letters = _find(settings, environ)
+    gone = 0
+    if letters is not None:
+        gone = letters.dataset.count_rows(filter=condition) if dry_run else letters.delete(condition)
+    what = "would be deleted" if dry_run else "deleted"
+    said = f"{_counted(gone)} of at least {format_duration(age)} {what} from {settings.dead_letters}"
+    console.out(said, highlight=False)
+    return 0
+
+
+# ---- inside --------------------------------------------------------------------------------------------------------
+
+
+def _find(settings: Settings, environ: Mapping[str, str]) -> DeadLetters | None:
+    secrets: Mapping[str, SecretStr] = settings.table.storage_options
+    options = settings.storage_options(environ) if secrets else {}
+    return DeadLetters.find(settings.dead_letters, options, wal.SystemClock())
+
+
+@contextmanager
+def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
+    """The table at its owner where one answers, else opened here, which claims its regions."""
+    found = open_for_reading(settings, environ)
+    if isinstance(found, RemoteTable):
+        with found:
+            yield found
+        return
+    with closing(open_table(by_itself(settings), environ)) as table:
+        yield table
+
+
+def _comes_again(settings: Settings, table: Any) -> tuple[str, int] | None:
+    """The micro-batch that the next run does again, unless every region has it and would take no row of it."""
+    found = unfinished(settings)
+    return None if found is None or table.applied(found[0]).everywhere == found[1] else found
+
+
+def _of_stage(stage: str | None) -> str | None:
+    if stage is None:
+        return None
+    if stage not in STAGES:
+        raise Invalid(f"--stage {stage!r}: {nearest(stage, STAGES)}")
+    return f"stage = {quoted(stage)}"
+
+
+def _all_of(*conditions: str | None) -> str | None:
+    return " AND ".join(each for each in conditions if each) or None
+
+
+def _summary(letters: DeadLetters, condition: str | None, limit: int) -> tuple[list[Group], pa.Table]:
+    """Groups, the largest first, and the newest letters; one pass over all but the raw bytes."""
+    groups: dict[tuple[Any, ...], Group] = {}
+    newest = SCHEMA.empty_table().select(_LISTED)
+    for batch in letters.dataset.to_batches(columns=_LISTED, filter=condition):
+        part = pa.Table.from_batches([batch])
+        counted = part.group_by(["stage", "column", "reason"]).aggregate(
+            [("time", "count"), ("time", "min"), ("time", "max")]
+        )
+        for row in counted.to_pylist():
+            _add(groups, row)
+        newest = pa.concat_tables([newest, part.select(_LISTED)]).sort_by([("time", "descending"), ("id", "ascending")])
+        newest = newest.slice(0, limit)
+    return sorted(groups.values(), key=lambda each: -each.letters), newest
+
+
+def _add(groups: dict[tuple[Any, ...], Group], row: Mapping[str, Any]) -> None:
+    name = row["stage"], row["column"], row["reason"]
+    group = groups.setdefault(name, Group(*name, 0, row["time_min"], row["time_max"]))
+    group.letters += row["time_count"]
+    group.first, group.newest = min(group.first, row["time_min"]), max(group.newest, row["time_max"])
+
+
+def _print_tables(console: Console, uri: str, groups: list[Group], newest: pa.Table) -> None:
+    total = sum(each.letters for each in groups)
+    if not total:
+        console.out(f"no dead letters in {uri}", highlight=False)
+        return
+    shown = [vars(each) | {"newest": _time(each.newest)} for each in groups]
+    names = ("stage", "letters", "newest", "reason")
+    console.print(as_rich(pa.table({name: [each[name] for each in shown] for name in names}), _WIDTH))
+    rows = [
+        {"id": row["id"], "time": _time(row["time"]), "stage": row["stage"], "place": _place(row)}
+        for row in newest.to_pylist()
+    ]
+    console.print(as_rich(pa.Table.from_pylist(rows), _WIDTH))
+    console.out(f"{_counted(total)} in {uri}; the newest {len(rows):,} are shown", highlight=False)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    if row["topic"] is not None:
+        return f"{row['topic']} partition {row['partition']} offset {row['offset']}"
+    file = PurePosixPath(row["file"]).name if row["file"] else "no file"
+    return f"{file} row {row['row']}" + (f" from byte {row['block']}" if row["block"] and row["file"] else "")
+
+
+def _time(moment: Any) -> str:
+    return str(moment.strftime("%Y-%m-%d %H:%M:%S"))
+
+
+def _readable(raw: bytes | None, *, in_hex: bool) -> str | None:
+    if raw is None:
+        return None
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        in_hex = True
+    else:
+        in_hex = in_hex or not all(each.isprintable() or each.isspace() for each in text)
+    return raw.hex(" ", _HEX) if in_hex else text
+
+
+def _counted(letters: int) -> str:
+    return f"{letters:,} dead letter{'' if letters == 1 else 's'}"
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, default=str, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,1 @@
+"""`memwal inspect`: a file of the table in words."""

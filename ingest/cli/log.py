@@ -1,0 +1,304 @@
+"""`memwal log`: the versions of the base table as lists of actions, and what lies between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table as RichTable
+from rich.text import Text
+
+import flush
+import wal
+from flush.base.state import versions
+from flush.history.actions import Action, Change, History, read_history
+from flush.history.diff import VersionDiff, diff_versions
+from ingest.cli.print import _count, _span, _write_json, ranges
+from ingest.errors import Invalid
+from ingest.settings.load import Settings
+from wal.patience import patient
+
+_STYLES: Mapping[str, str] = {
+    "insert": "green",
+    "append": "green",
+    "update": "yellow",
+    "columns rewritten": "yellow",
+    "delete": "red",
+    "overwrite": "bold red",
+    "restore": "bold red",
+    "commit": "cyan",
+    "compact": "magenta",
+    "create": "bold",
+}
+_PLAIN = "dim"
+_OF_ROWS = ("append", "insert", "update", "delete")
+_OF_INDEXES: Mapping[str, str] = {"index built": "build", "index extended": "extend", "index dropped": "drop"}
+
+
+def show_log(settings: Settings, environ: Mapping[str, str], console: Console, *, limit: int, as_json: bool) -> int:
+    """Print the newest `limit` versions, newest first. Reads no row, claims nothing.
+
+    Raises: NotALanceTable, NotInitialised; wal errors, Corrupt among them.
+    """
+    base, store = _opened(settings, environ)
+    history = read_history(store, limit)
+    names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)}
+    if as_json:
+        _write_json(_history_json(history, names))
+    else:
+        console.print(render(base.uri, history, names, limit))
+    return 0
+
+
+def show_diff(
+    settings: Settings,
+    environ: Mapping[str, str],
+    console: Console,
+    *,
+    between: tuple[int, int],
+    keys: int,
+    as_json: bool,
+) -> int:
+    """Print what changed between two versions, by key, with at most `keys` keys of each sort. Reads rows.
+
+    Raises: Invalid when there is no such version; NotALanceTable, NotInitialised; wal errors.
+    """
+    base, store = _opened(settings, environ)
+    if not base.key:
+        raise Invalid(
+            f"--diff compares rows by key, and {base.uri} has none; leave it out: every version has its counts"
+        )
+    kept = versions(store)
+    for version in between:
+        if version not in kept:
+            raise Invalid(f"version {version} of {base.uri} is not kept; kept are {ranges(kept)}")
+    found = diff_versions(store, *between, base.key)
+    if as_json:
+        _write_json(_diff_json(found, keys))
+    else:
+        console.print(render_diff(base.uri, found, keys))
+    return 0
+
+
+def _opened(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, wal.ObjectStore]:
+    uri, options = settings.table.uri, settings.storage_options(environ)
+    store = patient(wal.open_store(uri, options), wal.SystemClock(), wal.WalOptions())
+    return flush.BaseTable.open(uri, options), store
+
+
+# ---- versions ------------------------------------------------------------------------------------------------------
+
+
+def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -> RenderableType:
+    """A history for people. `regions`: what to call a region, by its id."""
+    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("version", "when (UTC)", "rows", "frags", "size"):
+        table.add_column(name, justify="left" if name.startswith("when") else "right", no_wrap=True)
+    table.add_column("what", ratio=1)
+    newer = 0
+    for change in history.changes:
+        state = change.state
+        size = decimal(state.bytes) if state.bytes else "-"
+        when = _when(state.seconds)
+        same_year = when.year == _when(history.changes[0].state.seconds).year  # the headline says it
+        shown = when.strftime("%m-%d %H:%M:%S" if same_year else "%Y-%m-%d")
+        rows, fragments = f"{state.rows:,}", f"{len(state.fragments):,}"
+        if newer - state.version > 1:
+            table.add_row("…", *[""] * 4, Text(f"cleaned up: {ranges(range(state.version + 1, newer))}", style=_PLAIN))
+        table.add_row(str(state.version), Text(shown, style="dim"), rows, fragments, size, _what(change, regions))
+        newer = state.version
+    notes: list[RenderableType] = [Text(f"{uri}: {_headline(history)}", overflow="fold"), table]
+    if history.gone:
+        notes.append(Text(f"cleaned up while being read: versions {ranges(history.gone)}", style="dim"))
+    if history.older:
+        more = limit + history.older
+        notes.append(Text(f"{history.older:,} older versions; --limit {more} shows them", style="dim"))
+    return Group(*notes)
+
+
+def _headline(history: History) -> str:
+    if not history.changes:
+        return "no version could be read"
+    newest = history.changes[0].state
+    day = _when(newest.seconds).strftime("%Y-%m-%d")
+    rows, fragments = _count(newest.rows, "row"), _count(len(newest.fragments), "fragment")
+    return f"version {newest.version} of {day}, {rows} in {fragments}"
+
+
+def _what(change: Change, regions: Mapping[str, str]) -> Text:
+    if change.actions is None:
+        operation = "" if change.state.transaction is None else f" (Lance: {change.state.transaction.operation})"
+        return Text(f"not known: the version before it was cleaned up{operation}", style=_PLAIN)
+    parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
+    parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
+    if any(each.kind == "mark" for each in change.actions):
+        parts.append(Text("Lance's marker follows what is committed", style=_PLAIN))
+    if change.part_of is not None:
+        parts.append(Text(f"first half of the commit in version {change.part_of}", style=_PLAIN))
+    if change.state.transaction is not None and change.state.transaction.message:
+        parts.append(Text(repr(change.state.transaction.message), style="italic"))
+    return Text("; ").join(parts)
+
+
+def _rows_touched(actions: Iterable[Action]) -> list[Text]:
+    """insert 40, update 3 rows"""
+    touched = [each for each in actions if each.kind in _OF_ROWS]
+    if not touched:
+        return []
+    phrases = [Text(f"{each.kind} {each.details['rows']:,}", style=_STYLES[each.kind]) for each in touched]
+    plural = "" if touched[-1].details["rows"] == 1 else "s"
+    return [Text(", ").join(phrases).append(f" row{plural}", style=_STYLES[touched[-1].kind])]
+
+
+def _indexes(actions: Iterable[Action]) -> list[Text]:
+    """extend indexes body_idx, price_idx"""
+    by_verb: dict[str, list[str]] = {}
+    for each in actions:
+        if each.kind in _OF_INDEXES:
+            by_verb.setdefault(_OF_INDEXES[each.kind], []).append(each.details["index"])
+    return [
+        Text(f"{verb} {'index' if len(names) == 1 else 'indexes'} {', '.join(names)}", style=_PLAIN)
+        for verb, names in by_verb.items()
+    ]
+
+
+def _commits(actions: Iterable[Action], regions: Mapping[str, str]) -> list[Text]:
+    """commit generations 4–6 of bucket-0; regions that commit the same generations are one piece of news."""
+    by_range: dict[tuple[int, int], list[str]] = {}
+    for each in actions:
+        if each.kind == "commit":
+            region = each.details["region"]
+            name = regions.get(region, region)
+            by_range.setdefault((each.details["first"], each.details["last"]), []).append(name)
+    parts = [f"{_span(first, last)} of {_together(names)}" for (first, last), names in by_range.items()]
+    several = len(parts) > 1 or any(first < last for first, last in by_range)
+    return [Text(f"commit generation{'s' * several} {' and '.join(parts)}", style=_STYLES["commit"])] if parts else []
+
+
+def _together(names: Sequence[str]) -> str:
+    """bucket-0, bucket-1 and bucket-2 as buckets 0–2."""
+    numbers = sorted(int(name.removeprefix("bucket-")) for name in names if name.startswith("bucket-"))
+    if len(numbers) < 2 or len(numbers) < len(names):
+        return ", ".join(sorted(names))
+    return f"buckets {ranges(numbers)}"
+
+
+def _phrase(action: Action) -> Text:
+    return Text(_PHRASES[action.kind](action.details), style=_STYLES.get(action.kind, _PLAIN))
+
+
+def _compacted(details: Mapping[str, Any]) -> str:
+    dropped = details["deleted_rows_dropped"]
+    saved = details["bytes_before"] - details["bytes_after"]
+    parts = [f"compact {_count(details['fragments_before'], 'fragment')} into {details['fragments_after']:,}"]
+    if dropped:
+        parts.append(f"{_count(dropped, 'deleted row')} dropped")
+    if saved > 0:
+        parts.append(f"{decimal(saved)} freed")
+    return ", ".join(parts)
+
+
+_PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "overwrite": lambda details: f"overwrite everything with {_count(details['rows'], 'row')}",
+    "restore": lambda details: f"restore version {details['version']}",
+    "create": lambda details: f"create the table: {', '.join(details['columns'])}",
+    "compact": _compacted,
+    "reserve": lambda _: "reserve fragment numbers for a compaction",
+    "column added": lambda details: f"add column {details['column']} {details['type']}",
+    "column dropped": lambda details: f"drop column {details['column']}",
+    "column changed": lambda details: f"change column {details['was']} to {details['column']} {details['type']}",
+    "columns rewritten": lambda details: f"rewrite columns of {_count(details['rows'], 'row')}",
+    "ingestion": lambda details: f"ingestion {details['state']}",
+    "settings": lambda details: f"set {', '.join(details['keys'])}",
+    "other": lambda details: f"nothing changed (Lance: {details['operation']})",
+}
+
+
+def _history_json(history: History, regions: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "versions": [_change_json(each, regions) for each in history.changes],
+        "older": history.older,
+        "cleaned_up_meanwhile": list(history.gone),
+    }
+
+
+def _change_json(change: Change, regions: Mapping[str, str]) -> dict[str, Any]:
+    state = change.state
+    actions = None if change.actions is None else [_action_json(each, regions) for each in change.actions]
+    return {
+        "version": state.version,
+        "time": _when(state.seconds).isoformat(),
+        "rows": state.rows,
+        "fragments": len(state.fragments),
+        "bytes": state.bytes,
+        "operation": None if state.transaction is None else state.transaction.operation,
+        "actions": actions,
+        "part_of": change.part_of,
+    }
+
+
+def _action_json(action: Action, regions: Mapping[str, str]) -> dict[str, Any]:
+    named = {"name": regions.get(action.details["region"])} if action.kind in ("commit", "mark") else {}
+    return {"action": action.kind, **action.details, **named}
+
+
+# ---- the difference of two -----------------------------------------------------------------------------------------
+
+
+def render_diff(uri: str, found: VersionDiff, keys: int) -> RenderableType:
+    """A difference for people, with at most `keys` keys of each sort."""
+    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("rows", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("keys" if keys else "", ratio=1)
+    for name, style, rows in (
+        ("added", "green", found.added),
+        ("removed", "red", found.removed),
+        ("changed", "yellow", found.changed),
+    ):
+        table.add_row(Text(name, style=style), f"{rows.num_rows:,}", Text(_some_keys(rows, keys), overflow="fold"))
+    table.add_row("same", f"{found.same:,}", "")
+    lines: list[RenderableType] = [Text(f"{uri}: version {found.before} to {found.after}", overflow="fold"), table]
+    if found.columns:
+        by_column = ", ".join(f"{name} ({count:,})" for name, count in found.columns.items())
+        lines.append(f"changed columns: {by_column}")
+    for what, names in (("added", found.columns_added), ("dropped", found.columns_dropped)):
+        if names:
+            lines.append(f"columns {what}: {', '.join(names)}")
+    return Group(*lines)
+
+
+def _some_keys(rows: pa.Table, limit: int) -> str:
+    shown = [_key(each) for each in rows.slice(0, limit).to_pylist()]
+    return ", ".join([*shown, *(["…"] if limit and rows.num_rows > limit else [])])
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    values = [str(value) for value in row.values()]
+    return values[0] if len(values) == 1 else f"({', '.join(values)})"
+
+
+def _diff_json(found: VersionDiff, keys: int) -> dict[str, Any]:
+    tables = {"added": found.added, "removed": found.removed, "changed": found.changed}
+    return {
+        "before": found.before,
+        "after": found.after,
+        **{name: rows.num_rows for name, rows in tables.items()},
+        "same": found.same,
+        "changed_columns": dict(found.columns),
+        "columns_added": list(found.columns_added),
+        "columns_dropped": list(found.columns_dropped),
+        "keys": {name: rows.slice(0, keys).to_pylist() for name, rows in tables.items()} if keys else None,
+    }
+
+
+# ---- words ---------------------------------------------------------------------------------------------------------
+
+
+def _when(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

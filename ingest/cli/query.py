@@ -1,0 +1,103 @@
+"""`memwal query`: one read, through the owner of the regions when it answers, from storage when not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from rich.console import Console
+
+from ingest.api.keys import parse_key
+from ingest.api.python_times import python_rows, python_values
+from ingest.api.reads import check_level
+from ingest.cli.open import Readable, open_for_reading
+from ingest.cli.print import as_rich
+from ingest.errors import Invalid
+from ingest.settings.load import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One read as typed: at most one of `keys`, `near`, `match`; `filter` goes with any but `keys`."""
+
+    keys: tuple[str, ...]
+    filter: str | None
+    near: str | None
+    match: str | None
+    columns: list[str] | None
+    limit: int
+    level: str
+
+
+def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: str, console: Console) -> int:
+    """Run `query` and print its rows; returns the exit code. Raises: Invalid for a query that makes no sense."""
+    _check(query)
+    rows = _run(open_for_reading(settings, environ), query)
+    if form == "json":
+        sys.stdout.write(json.dumps(python_rows(rows), default=str, indent=2) + "\n")
+    elif form == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerow(rows.column_names)
+        writer.writerows(zip(*map(python_values, rows.columns), strict=True))
+    else:
+        hidden = [] if query.columns else [field.name for field in rows.schema if pa.types.is_nested(field.type)]
+        console.print(as_rich(rows.drop_columns(hidden)))
+        left_out = f"; not shown: {', '.join(hidden)} (ask with --columns)" if hidden else ""
+        console.print(f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'}{left_out}")
+    return 0
+
+
+def _check(query: Query) -> None:
+    check_level(query.level)
+    asked = [name for name, value in (("--key", query.keys), ("--near", query.near), ("--match", query.match)) if value]
+    if len(asked) > 1:
+        raise Invalid(f"{asked[0]} and {asked[1]} cannot be combined; ask one at a time")
+    if query.keys and query.filter:
+        raise Invalid("--key and --filter cannot be combined; a key names one row")
+
+
+def _run(table: Readable, query: Query) -> pa.Table:
+    if query.keys:
+        keys = [parse_key(text, table.key) for text in query.keys]
+        return table.get(keys if len(table.key) > 1 else [key[0] for key in keys], query.columns, level=query.level)
+    if query.near:
+        column, text = _column_and_text("--near", query.near)
+        vector = _vector(table, column, text, query.level)
+        return table.search(column, vector, query.limit, query.filter, query.columns, level=query.level)
+    if query.match:
+        column, text = _column_and_text("--match", query.match)
+        return table.match(column, text, query.limit, query.filter, query.columns, level=query.level)
+    return table.scan(query.columns, query.filter, query.limit, level=query.level)
+
+
+def _column_and_text(option: str, text: str) -> tuple[str, str]:
+    column, equals, rest = text.partition("=")
+    if not equals or not column or not rest:
+        such = "embedding=[0.1, 0.2, …] or embedding=key:17" if option == "--near" else "description='web server'"
+        raise Invalid(f"{option} {text!r}: write COLUMN=…, such as {option} {such}")
+    return column, rest
+
+
+def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
+    """A query vector: the one of a row, or numbers as JSON, here or in a file."""
+    if text.startswith("key:"):
+        key = parse_key(text.removeprefix("key:"), table.key)
+        found = table.get([key] if len(key) > 1 else [key[0]], [column], level=level)
+        if not found.num_rows:
+            raise Invalid(f"--near: there is no row with the key {text.removeprefix('key:')!r}")
+        vector: list[float] | None = found.column(column)[0].as_py()
+        if not isinstance(vector, list):
+            raise Invalid(f"--near: column '{column}' of that row holds no vector")
+        return vector
+    try:
+        numbers = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
+        return [float(number) for number in numbers]
+    except OSError as error:
+        raise Invalid(f"--near: {text[1:]}: {error.strerror}") from None
+    except (ValueError, TypeError):
+        raise Invalid("--near: not a JSON list of numbers; write [0.1, 0.2, …], @file.json or key:VALUE") from None

@@ -1,0 +1,150 @@
+"""`memwal status`: the state of a table, from its owner when it answers, from storage when not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text
+
+import wal
+from ingest.cli.open import open_for_reading
+from ingest.cli.print import ranges
+from ingest.client.remote import RemoteTable
+from ingest.settings.load import Settings
+
+REFRESH = 1.0
+"""Seconds between two looks of `--watch`."""
+
+
+def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool, watch: bool) -> int:
+    """Print the status once, or again every second until interrupted.
+
+    Watched on a terminal it stays in place; elsewhere, and as JSON, every round is printed (JSON: one line each).
+    Raises: Invalid when there is no table.
+    """
+    if not watch:
+        _print(current(settings, environ), console, as_json=as_json)
+        return 0
+    clock = wal.SystemClock()
+    if as_json or not console.is_terminal:
+        while True:
+            _print(current(settings, environ), console, as_json=as_json, indent=None)
+            clock.sleep(REFRESH)
+    with Live(render(current(settings, environ)), console=console, auto_refresh=False) as live:
+        while True:
+            clock.sleep(REFRESH)
+            live.update(render(current(settings, environ)), refresh=True)
+
+
+def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent: int | None = 2) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(status, default=str, indent=indent) + "\n")
+        sys.stdout.flush()
+    else:
+        console.print(render(status))
+
+
+def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The status in the form of `Table.status()`, or of `StoredTable.status()` where nobody serves it."""
+    table = open_for_reading(settings, environ)
+    if isinstance(table, RemoteTable):
+        with table:
+            return table.status()
+    return table.status()
+
+
+def render(status: Mapping[str, Any]) -> RenderableType:
+    """A status for people."""
+    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
+        table.add_column(name, justify="left" if name == "id" else "right", no_wrap=True)
+    for region in status["regions"]:
+        table.add_row(
+            str(region["bucket"]),
+            UUID(region["id"]).hex[:8],
+            str(region["epoch"]),
+            str(region["wal_position"]),
+            str(region["replay_after"]),
+            str(region["generation"]),
+            f"{region['memtable_rows']:,}",
+            _pending_ssts(region),
+            _behind(region),
+        )
+    routing = f"{len(status['regions'])} regions claimed, routing version {status.get('routing', 1)}"
+    head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed, {routing}"
+    troubles = [
+        f"region {each['bucket']} is {each['state'].replace('_', ' ')}: {text}"
+        for each in status["regions"]
+        if (text := _trouble(each))
+    ]
+    troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
+    above, below = [head, *_owners(status)], [*troubles, pending(status), *_resizing(status)]
+    return Group(Text("\n".join(above)), table, Text("\n".join(below)))
+
+
+def _owners(status: Mapping[str, Any]) -> list[str]:
+    """Who serves which regions: a line for each daemon, since addresses are too long for a column."""
+    served: dict[str | None, list[int]] = {}
+    for region in status["regions"]:
+        served.setdefault(region["owner"], []).append(region["bucket"])
+    unowned = served.pop(None, [])
+    lines = [f"{owner} serves {_regions(buckets)}" for owner, buckets in served.items()]
+    if unowned:
+        lines.append(f"nobody serves {_regions(unowned)}; this is what storage holds")
+    if status.get("served_last_by"):
+        lines.append(f"served last by {', '.join(status['served_last_by'])}")
+    return lines
+
+
+def _regions(buckets: Sequence[int]) -> str:
+    return f"{'region' if len(buckets) == 1 else 'regions'} {ranges(buckets)}"
+
+
+def _trouble(region: Mapping[str, Any]) -> str | None:
+    trouble: str | None = region["failure"] or region["flush_error"]
+    return trouble
+
+
+def _uncommitted(failure: Mapping[str, str], status: Mapping[str, Any]) -> str:
+    bucket = next((each["bucket"] for each in status["regions"] if each["id"] == failure["region"]), None)
+    if not failure["region"]:
+        return f"the last commit failed: {failure['error']}"
+    return f"region {failure['region'] if bucket is None else bucket} cannot be committed: {failure['error']}"
+
+
+def _pending_ssts(region: Mapping[str, Any]) -> str:
+    """Such as "3 (2 pending)"."""
+    waiting = sum(not sst["committed"] for sst in region["ssts"])
+    return f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"]))
+
+
+def _behind(region: Mapping[str, Any]) -> str:
+    """How old the oldest row is that the base table does not have; only an owner knows."""
+    behind = region["behind"]
+    return "-" if behind is None else f"{behind['committed']:.1f} s"
+
+
+def _resizing(status: Mapping[str, Any]) -> list[str]:
+    """One line where the table is being resized."""
+    sealed = sum(bool(region.get("sealed")) for region in status["regions"])
+    if not sealed:
+        return []
+    return [f"being resized: {sealed} regions are sealed; where that was broken off, run `memwal regions resize` again"]
+
+
+def pending(status: Mapping[str, Any]) -> str:
+    """One line: what is not in the base table yet."""
+    rows = sum(region["memtable_rows"] for region in status["regions"])
+    ssts = [sst for region in status["regions"] for sst in region["ssts"] if not sst["committed"]]
+    if not rows and not ssts:
+        return "nothing pending: every acknowledged row is in the base table"
+    flushed = sum(sst["rows"] or 0 for sst in ssts)
+    return f"pending: {rows:,} rows in memtables, {flushed:,} rows in {len(ssts)} SSTs; all durable and queryable"

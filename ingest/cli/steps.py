@@ -1,0 +1,110 @@
+"""`memwal flush` and `memwal commit`: one step towards the base table, now."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+
+import flush
+import wal
+from ingest.cli.open import NO_TABLE, open_for_reading
+from ingest.client.remote import RemoteTable
+from ingest.errors import Invalid
+from ingest.settings.load import Settings
+from ingest.table.maintenance import BaseUpkeep
+from ingest.table.open import by_itself, maintenance_rules, open_table
+
+
+def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
+    """Commit what is published, from storage, whoever owns the regions; then maintain the base table.
+
+    Rows in memtables stay there: flush first. Raises: Invalid when there is no table; flush and wal errors.
+    """
+    uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
+    base = flush.BaseTable.find(uri, options)
+    if base is None:
+        raise Invalid(f"{uri}: {NO_TABLE}")
+    store, commit = wal.open_store(uri, options), settings.commit
+    with console.status("committing") as shown:
+        report = flush.commit(
+            uri,
+            options,
+            store,
+            clock=clock,
+            retries=commit.retries,
+            memory_max=commit.memory_max,
+            options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+        )
+        shown.update("maintaining the base table")
+        done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(report) | {"maintenance": list(done)}, default=str, indent=2) + "\n")
+    else:
+        for line in (describe(uri, report), *done):
+            console.out(line, highlight=False)
+    return 0
+
+
+def describe(uri: str, report: flush.CommitReport) -> str:
+    """A report for people, in one line."""
+    if not report.ssts and report.rows_repaired:
+        rows = _counted(report.rows_repaired, "row")
+        return f"repaired {rows} whose key stood twice, nothing to commit: version {report.version} of {uri}"
+    if not report.ssts:
+        return f"nothing to commit: version {report.version} of {uri} has every flushed row"
+    rows = ", ".join(
+        f"{_counted(count, 'row')} {what}"
+        for count, what in (
+            (report.rows_inserted, "inserted"),
+            (report.rows_updated, "updated"),
+            (report.rows_deleted, "deleted"),
+            (report.rows_skipped, "skipped"),
+            (report.rows_repaired, "repaired"),
+        )
+        if count
+    )
+    # A pass that only deletes writes no data file.
+    files = f"{decimal(report.bytes_written)} written to {_counted(report.files_written, 'file')} in "
+    return (
+        f"committed {rows or 'no change of rows'}: {_counted(report.ssts, 'SST')} of "
+        f"{_counted(len(report.regions), 'region')} {'is' if report.ssts == 1 else 'are'} version {report.version} of "
+        f"{uri}, {files if report.files_written else ''}{report.seconds:.2f} s"
+    )
+
+
+def flush_table(settings: Settings, environ: Mapping[str, str], console: Console) -> int:
+    """Publish what the memtables hold as SSTs: by the daemon that owns the regions where one answers, else by claiming
+    them here, which fences whoever has them and does not answer. Nothing is claimed where the log holds nothing.
+
+    Raises: Invalid when there is no table; wal errors.
+    """
+    found = open_for_reading(settings, environ)
+    if isinstance(found, RemoteTable):
+        with found, console.status("flushing, by the daemons"):
+            rows = _in_memory(found.status()["regions"])
+            found.flush()
+        by = f"the daemon{'' if found.router.alone else 's'} at {found.endpoint.replace(',', ', ')}"
+    else:
+        rows = _in_memory(found.status()["regions"])
+        if rows:
+            with closing(open_table(by_itself(settings), environ)) as table, console.status("flushing"):
+                table.flush()
+        by = "this process, no daemon answers"
+    said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"
+    console.out(f"{said} ({by})", highlight=False)
+    return 0
+
+
+def _in_memory(regions: Sequence[Mapping[str, Any]]) -> int:
+    return sum(region["memtable_rows"] for region in regions)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,83 @@
+"""`memwal verify`: is everything on storage as the protocols promise, and how to mend what is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+import wal
+from flush.verification.finding import Finding
+from flush.verification.runner import Progress as OnProgress
+from flush.verification.runner import Verified, verify_table
+from ingest.settings.load import Settings
+from wal.patience import patient
+
+DAMAGED = 1
+"""Exit code where something is wrong."""
+
+
+def show(settings: Settings, environ: Mapping[str, str], console: Console, *, deep: bool, as_json: bool) -> int:
+    """Check the table and print one line per finding and a summary; 0 when clean, 1 when not. Writes nothing.
+
+    Raises: NotALanceTable, NotInitialised; errors of storage.
+    """
+    uri, options = settings.table.uri, settings.storage_options(environ)
+    clock = wal.SystemClock()
+    store = patient(wal.open_store(uri, options), clock, wal.WalOptions())
+    began = clock.monotonic()
+    with _progress(console, wanted=not as_json) as told:
+        found = verify_table(store, uri, deep=deep, on_progress=told)
+    if as_json:
+        _write_json(found)
+    else:
+        for each in found.findings:
+            console.print(_line(each), soft_wrap=True)
+        console.print(_summary(found, clock.monotonic() - began), soft_wrap=True)
+    return DAMAGED if found.findings else 0
+
+
+def _line(finding: Finding) -> Text:
+    line = Text.assemble((finding.check, "bold red"), "  ", (finding.where, "bold"), f": {finding.what}; ")
+    return line.append(finding.remedy, style="green")
+
+
+def _summary(found: Verified, seconds: float) -> Text:
+    looked = (
+        f"version {found.version}, {_count(found.regions, 'region')}, {_count(found.ssts, 'SST')}: "
+        f"{_count(found.checks, 'check')} in {seconds:.1f}s{'' if found.deep else ', no rows read (--deep reads them)'}"
+    )
+    if not found.findings:
+        return Text.assemble(("clean", "bold green"), f": {looked}")
+    return Text.assemble((_count(len(found.findings), "finding"), "bold red"), f": {looked}")
+
+
+def _write_json(found: Verified) -> None:
+    shown = {**asdict(found), "clean": not found.findings}
+    sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+
+
+@contextmanager
+def _progress(console: Console, *, wanted: bool) -> Iterator[OnProgress | None]:
+    """A bar on a terminal, gone when done; nothing elsewhere."""
+    if not wanted or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("checking")
+
+        def told(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield told
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -1,0 +1,1 @@
+"""The methods of a table through its daemons."""

@@ -1,0 +1,150 @@
+"""`ingest.connect`: a client of a table's daemons, by their addresses or found by the table's own notes.
+
+By a table's address: the owners' notes on storage name daemons, which are asked who they are; a note proves nothing.
+Where they do not own all regions by claims as new as the notes', nobody serves the table, and the caller has said what
+then. The command line finds daemons here too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import flush
+import wal
+from ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
+from ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, at_the_edge
+from ingest.rpc import owner_notes as owners
+from ingest.rpc.credentials import authority
+from ingest.table.live_owners import noted
+from ingest.table.stored import StoredTable
+
+OWNER_PATIENCE = 2.0
+"""Seconds that a daemon has to say who it is; one that serves answers in milliseconds."""
+FALLBACKS = ("error", "durable")
+_ON_STORAGE = re.compile(r"file://|s3://|memory://|s3a://|gs://|az://")
+_HOST_AND_PORT = re.compile(r"[\w.\-\[\]:]+:\d+(,.*)?")
+
+
+@overload
+def connect(
+    location: str | os.PathLike[str] | Sequence[str],
+    *,
+    token: str | None = None,
+    tls_ca: str | Path | bytes | None = None,
+    fallback: Literal["error"] = "error",
+    storage_options: Mapping[str, str] | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+) -> RemoteTable: ...
+
+
+@overload
+def connect(
+    location: str | os.PathLike[str] | Sequence[str],
+    *,
+    token: str | None = None,
+    tls_ca: str | Path | bytes | None = None,
+    fallback: Literal["durable"],
+    storage_options: Mapping[str, str] | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+) -> RemoteTable | StoredTable: ...
+
+
+@at_the_edge
+def connect(
+    location: str | os.PathLike[str] | Sequence[str],
+    *,
+    token: str | None = None,
+    tls_ca: str | Path | bytes | None = None,
+    fallback: str = "error",
+    storage_options: Mapping[str, str] | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+) -> RemoteTable | StoredTable:
+    """Connect to the daemons of a table.
+
+    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or with commas between them, of which
+    any may be down: they name each other. Or the path or URL of the table: its daemons are found by their owners' notes
+    (with `storage_options`: Lance's own), now and whenever a region has no owner. `token`: sent as a bearer token.
+    `tls_ca`: a PEM file, or its bytes. `in_flight_max`: bytes of rows on their way at the same time; a put that finds
+    no room waits. `fallback`: by the address of a table that nobody serves, "error" raises and "durable" reads storage.
+    Raises: Invalid for a location that is none, Unavailable when nobody answers.
+    """
+    location = str(location) if isinstance(location, os.PathLike) else location
+    if not isinstance(location, str | Sequence):
+        raise Invalid(f"location = {location!r}: write grpc://host:port, or the address of the table")
+    if fallback not in FALLBACKS:
+        raise Invalid(f"fallback = {fallback!r}; write one of {', '.join(map(repr, FALLBACKS))}")
+    trusted = None if tls_ca is None else authority(tls_ca)
+    shown: dict[str, Any] = {"token": token, "tls_ca": trusted, "in_flight_max": in_flight_max}
+    if not is_table(location):
+        if fallback != "error":
+            raise Invalid("fallback needs the address of the table; a daemon's does not say where that is")
+        return RemoteTable(location, **shown)
+    options = dict(storage_options or {})
+    try:
+        base, store = flush.BaseTable.open(str(location), options), wal.open_store(str(location), options)
+    except flush.NotALanceTable as error:
+        raise Invalid(f"{error}; of a daemon write grpc://host:port") from None
+
+    def find() -> Iterable[str]:
+        notes = owners.find(store, base.regions)
+        return () if notes is None else notes.endpoints
+
+    served = served_table(base, store, lambda: shown, find=find)
+    if served is None and fallback == "error":
+        raise Unavailable(nobody_serves(base, store))
+    return StoredTable(base, store) if served is None else served
+
+
+def is_table(location: str | Sequence[str]) -> bool:
+    """Whether it is the address of a table, and not of daemons."""
+    if not isinstance(location, str):
+        return False
+    if "://" in location:
+        return _ON_STORAGE.match(location) is not None
+    return bool(location.strip()) and not _HOST_AND_PORT.fullmatch(location)
+
+
+def served_table(
+    base: flush.BaseTable,
+    store: wal.ObjectStore,
+    access: Callable[[], Mapping[str, Any]],
+    also: Sequence[str] = (),
+    find: Callable[[], Iterable[str]] | None = None,
+) -> RemoteTable | None:
+    """A client of the daemons that own every region of `base`; None where there are none.
+
+    `access`: what `RemoteTable` is to show them, asked for only where notes name any. `also`: daemons to ask besides;
+    `find`: see `Router`. Raises: Invalid where a daemon refuses the token or cannot be trusted: what storage alone
+    shows is not what was asked for.
+    """
+    notes = owners.find(store, base.regions, also)
+    if notes is None:
+        return None
+    shown, table = access(), store.url("")
+    try:
+        owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=table, find=find, **shown)
+        if notes.are_of(owner.identity, table):
+            return owner
+        owner.close()
+    except MemWalError as error:  # stale notes: nobody answers there any more
+        if error.details.get("reason") == UNAUTHENTICATED:
+            raise
+        if error.details.get("untrusted"):
+            raise Invalid(str(error)) from error  # it lives, and must not be taken for one that ended
+    return None
+
+
+def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
+    """What to say of a table without daemons."""
+    last = "; ".join(f"its notes say {owner}" for owner in noted(owners.read(store, base.regions)))
+    return (
+        f"no daemon serves {base.uri}{f' ({last})' if last else ''}: start `memwal serve`, or read storage with "
+        'fallback="durable"'
+    )
+
+
+__all__ = ["connect", "is_table", "nobody_serves", "served_table"]

@@ -1,0 +1,327 @@
+"""What `ingest.connect` returns: the methods of `Table`, through the daemons that own its regions.
+
+A client knows every daemon of its table and what each of them owns (`ingest.client.router`). Where one of them owns
+all, a call is one call to it. Else rows go by their bucket to their owners, side by side, and reads are put together
+from the answers for disjoint regions. A Spark task opens one stream per region (`open_stream`), so that a micro-batch
+is applied whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from flush import CommitReport
+from ingest.api.keys import normalise_keys
+from ingest.api.reads import Reads
+from ingest.api.rows import as_table, size_bound
+from ingest.api.tokens import Applied, Receipt, Rising, Token, TokenLike
+from ingest.client.retry import Attempts, given_up_when
+from ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
+from ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
+from ingest.client.stream import RegionStream
+from ingest.client.writes import InFlight, RoutedWrite, the_worst
+from ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, at_the_edge
+from ingest.rpc.connection import Connection, as_vector
+from memtable import row_schema
+from wal import Clock, Ids
+
+T = TypeVar("T")
+
+STATUS_TIMEOUT, READ_TIMEOUT, WRITE_TIMEOUT, STEP_TIMEOUT = 10.0, 120.0, 120.0, 1800.0
+"""Seconds after which a call is given up, its attempts together. A write's is longer than any put timeout and retry
+budget of the defaults; a step (flush, commit) may build an index."""
+
+ANSWER_TIMEOUT = 5.0
+"""Seconds that a daemon has to say that a put's own timeout has passed, which is a better answer than none."""
+
+IN_FLIGHT_MAX = 64 << 20
+
+
+class RemoteTable(Reads):
+    """A table served by daemons.
+
+    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
+    """
+
+    def __init__(
+        self,
+        location: str | Sequence[str],
+        *,
+        token: str | None = None,
+        tls_ca: bytes | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        patience: float | None = None,
+        wait: float = 0.0,
+        restarts: float = 0.0,
+        table: str | None = None,
+        id: str | None = None,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        find: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        """See `connecting.connect`. `patience`: seconds to wait for the first answer, None for as long as it takes.
+        `wait`: seconds for which daemons are asked again while none answers (one that is alone: with `restarts` only).
+        `restarts`: see `Attempts`. `table`, `id`: its address and id, None for any.
+        `find`: see `Router`.
+        """
+        opened = partial(Connection, token=token, tls_ca=tls_ca)
+        self.router = Router(endpoints_of(location), opened, clock, ids, find)
+        self.clock, self.router.table, self.router.id = self.router.clock, table, id
+        self._in_flight, self._restarts, self._rising = InFlight(in_flight_max), restarts, Rising()
+        self._patiently(lambda _: self._describe({}, patience), wait)
+
+    @property
+    def endpoint(self) -> str:
+        """The daemons that are known, in the form that `connect` takes."""
+        return ",".join(self.router.endpoints)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The table's address, and the epoch of each region that is owned."""
+        router = self.router
+        if len(router.epochs()) < len(router.regions):
+            router.learn(router.rounds)
+        return {"table": router.table, "epochs": router.epochs()}
+
+    # ---- write ---------------------------------------------------------------------------------------------------
+
+    @at_the_edge
+    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
+        """As `Table.put`. A put that nothing was applied of is made again until `timeout` (two minutes without one),
+        one that may be applied only with its `token`. Raises also: UnknownOutcome when an owner was lost before its
+        answer.
+        """
+        given = as_table(rows, self.schema, alike=self.upsert == "merge")
+        if not set(given.column_names) <= set(self.schema.names):
+            self.refresh()
+            if isinstance(rows, Sequence):
+                given = as_table(rows, self.schema, alike=self.upsert == "merge")
+        return self._write(given, False, durable, token, timeout)
+
+    @at_the_edge
+    def delete(
+        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+    ) -> Receipt:
+        """As `Table.delete`; made again as a put is."""
+        return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token, timeout)
+
+    @at_the_edge
+    def open_stream(
+        self,
+        region: UUID,
+        token: Token,
+        *,
+        timeout: float | None = None,
+        columns: Sequence[str] | None = None,
+        deletes: bool = False,
+        routing: int = 1,
+        rows: int | None = None,
+    ) -> RegionStream:
+        """Start the stream of one region and micro-batch; nothing is applied before `finish`.
+
+        `columns`: those that the rows have, in the order of the schema; only a table whose upserts merge takes fewer
+        than all, which are meant without it. `deletes`: whether there is a last column, `_tombstone`, which says of
+        each row whether it deletes its key.
+        `routing`: version of the routing by which the caller found `region`.
+        `rows`: how many will be written, where that is known; the region applies nothing of fewer or more.
+        `timeout`: seconds from now to the ack, after which the stream is given up; None for ever.
+        """
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        if deletes:
+            nullable = row_schema(schema, self.key)  # all columns but the key's may be null
+            schema = nullable.with_metadata(schema.metadata)
+        router, seconds = self.router, float("inf") if timeout is None else timeout
+        attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
+
+        name, asked = str(region), list[Callable[[], bool]]()
+
+        def open_put() -> Any:
+            patience, to = attempts.patience(alone=router.alone), router.owner(name)
+            asked[:] = [router.watch(to.endpoint, [name])]
+            return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing, rows)
+
+        def again(error: MemWalError) -> None:
+            router.before_next(attempts, error, router.rounds)
+
+        def moved() -> bool:
+            return any(each() for each in asked)
+
+        within = (lambda call: call()) if router.alone else partial(given_up_when, moved)
+        return RegionStream(name, schema, open_put, again, within, router.clock)
+
+    # ---- steps and state -----------------------------------------------------------------------------------------
+
+    @at_the_edge
+    def flush(self) -> None:
+        """As `Table.flush`, of every owner."""
+        self._patiently(lambda within: self._of_owners("flush", {}, within), STEP_TIMEOUT)
+
+    @at_the_edge
+    def commit(self) -> CommitReport:
+        """As `Table.commit`; the rows never come here. Asked of the owner of bucket 0, who commits for all."""
+        return CommitReport(**self._patiently(self._commit, STEP_TIMEOUT))
+
+    @at_the_edge
+    def status(self) -> dict[str, Any]:
+        """As `Table.status`, put together from what every daemon says that answers."""
+        router = self.router
+        answering = router.endpoints if router.alone else tuple(router.asked())
+        calls = [partial(router.connection(each).act, "status", None, STATUS_TIMEOUT) for each in answering]
+        if not calls:
+            raise Unavailable(f"no daemon answers at {self.endpoint}; is one running?")
+        answers = router.side_by_side(calls)
+        found = [answer for answer in answers if not isinstance(answer, MemWalError)]
+        if not found:
+            raise the_worst(answers, repeatable=True, alone=router.alone)
+        return merged_status(found)
+
+    @at_the_edge
+    def applied(self, producer: str, timeout: float = READ_TIMEOUT) -> Applied:
+        """What the regions have applied of `producer`.
+
+        `timeout`: seconds for which regions without an owner are waited for.
+        """
+        found = self._patiently(partial(self._of_owners, "applied", {"producer": producer}), timeout)
+        return Applied.together(Applied(*each) for each in found)
+
+    @at_the_edge
+    def refresh(self, *, look: bool = True) -> None:
+        """Take the table's columns over into `schema`. `look`: have a daemon look first whether they were changed."""
+        self._patiently(lambda within: self._describe({"look": True} if look else {}, within), READ_TIMEOUT)
+
+    def close(self) -> None:
+        """Close the connections; the daemons go on."""
+        self.router.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def splitter(self) -> Splitter:
+        """Routes rows; made when they go to several daemons for the first time, and after a change of columns."""
+        return Splitter(self.schema, self.key, self._described)
+
+    def _describe(self, request: dict[str, Any], patience: float | None) -> None:
+        described = self.router.describe(request, patience)
+        self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
+        self.key = tuple(described["key"])
+        self.upsert: str = described["upsert"]
+        self.version: str = described["version"]
+        self._described = described
+        self.__dict__.pop("splitter", None)
+
+    def _patiently(self, call: Callable[[float], T], seconds: float, *, repeatable: bool = True) -> T:
+        """What `call` returns, made again as `ingest.client.retry` says; it is given the seconds that it may take."""
+        router = self.router
+        attempts = Attempts(router.clock, router.ids, seconds, repeatable=repeatable, restarts=self._restarts)
+        while True:
+            seen = router.rounds
+            try:
+                return call(attempts.patience(alone=router.alone))
+            except MemWalError as error:
+                self._before_next(attempts, error, seen)
+
+    def _before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
+        """As `Router.before_next`; a table that was resized is met anew, by the routing that it has now."""
+        try:
+            self.router.before_next(attempts, error, seen)
+        except MemWalError as last:
+            if last.details.get("reason") != RESIZED or "schema" not in self.__dict__:
+                raise
+            attempts.after(Unavailable(last.message, {"reason": NOT_OWNER}), alone=False)
+            with suppress(Unavailable):  # the next attempt says so
+                self._describe({}, PROBE_TIMEOUT)
+
+    def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
+        parsed = Token.parse(token)
+        request = {
+            "delete": delete,
+            "durable": durable,
+            "token": None if parsed is None else f"{parsed.producer}:{parsed.sequence}",
+            "timeout": timeout,
+        }
+        # What is no number of seconds the daemon refuses, as the embedded table does.
+        limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
+        seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
+        grace, rises = ANSWER_TIMEOUT if limited else 0.0, self._rising.rises(parsed)
+        write = RoutedWrite(self.router, lambda: self.splitter, rows, request, grace, may_go_down=not rises)
+        with self._in_flight.of(size_bound(rows), seconds):
+            try:
+                receipt = self._patiently(write.attempt, seconds, repeatable=parsed is not None)
+                self._rising.taken(parsed)
+                return receipt
+            except MemWalError as error:
+                raise write.outcome(error) from None
+
+    def _answer(self, read: str, level: str, /, **request: Any) -> Any:
+        request["level"] = level
+        rows = None
+        if read == "get":
+            rows = normalise_keys(request.pop("keys"), self.schema, self.key)
+        elif read == "search":
+            rows = as_vector(request.pop("vector"))
+        return self._patiently(partial(self._read, read, request, rows), READ_TIMEOUT)
+
+    def _read(self, read: str, request: dict[str, Any], rows: pa.Table | None, within: float) -> Any:
+        sole = self.router.sole
+        if sole is None and request["level"] == "committed":  # which needs no owner: any daemon answers for all regions
+            sole = self.router.owner(self.router.regions[0])
+        if sole is not None:
+            return self._all_of([Call(sole, self.router.regions, partial(sole.read, read, request, rows, within))])[0]
+        if read == "get":
+            assert rows is not None
+            return self._get(rows, request, within)
+        answers = self._of_owners(read, request, within, rows)
+        return sum(answers) if read == "count" else merged(read, answers, request)
+
+    def _of_owners(self, name: str, request: dict[str, Any], within: float, rows: pa.Table | None = None) -> list[Any]:
+        """The answers of every owner to a read of all regions, or to the step "flush". Raises: the worst failure."""
+        router = self.router
+        routing = router.routing  # before the regions: should they change now, the daemons refuse it
+        calls: list[Call[Any]] = []
+        for endpoint, regions in router.owners(router.regions).items():
+            to, asking = router.connection(endpoint), {**request, "regions": regions, "routing": routing}
+            make = partial(to.act, name, request) if name == "flush" else partial(to.read, name, asking, rows)
+            calls.append(Call(to, regions, partial(make, timeout=within)))
+        return self._all_of(calls)
+
+    def _commit(self, within: float) -> dict[str, Any]:
+        first = self.router.regions[0]
+        to = self.router.owner(first)
+        done: dict[str, Any] = self._all_of([Call(to, [first], partial(to.act, "commit", timeout=within))])[0]
+        return done
+
+    def _all_of(self, calls: Sequence[Call[T]]) -> list[T]:
+        answers = self.router.answers(calls)
+        failed = [answer for answer in answers if isinstance(answer, MemWalError)]
+        if failed:
+            raise the_worst(failed, repeatable=True, alone=self.router.alone)
+        return [answer for answer in answers if not isinstance(answer, MemWalError)]
+
+    def _get(self, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:
+        """Each key is asked of the owner of its region only."""
+        router, splitter, columns = self.router, self.splitter, request["columns"]
+        buckets = splitter.buckets(keys)
+        present = np.unique(buckets).tolist() or [0]
+        wanted = None if columns is None else [*dict.fromkeys([*columns, *self.key])]
+        calls: list[Call[Any]] = []
+        for endpoint, regions in router.owners(router.regions[bucket] for bucket in present).items():
+            mine = [bucket for bucket in present if router.regions[bucket] in regions]
+            asked, to = keys.filter(pa.array(np.isin(buckets, mine))), router.connection(endpoint)
+            asking = {**request, "columns": wanted, "regions": regions, "routing": splitter.routing}
+            calls.append(Call(to, regions, partial(to.read, "get", asking, asked, within)))
+        found = in_asked_order(self._all_of(calls), keys)
+        return found if columns is None else found.select([*dict.fromkeys(columns)])

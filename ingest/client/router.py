@@ -1,0 +1,354 @@
+"""Which daemon owns which region, and how a call that met the wrong one finds the right one.
+
+1. Every daemon that is known is asked, side by side, what it owns (action "regions"); none of them has to answer.
+2. Of two that claim a region the one with the higher epoch is believed. The answer is kept until a call fails by it.
+3. A call that fails by it (`ingest.client.retry`) has it asked again, once for all calls that failed together, and is
+   made again, until its deadline. Where the daemon that refused it names the owner, that one is tried first, at once.
+
+Nothing depends on what is believed here: a daemon refuses what it does not own, and the epoch stops one that is wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ingest.client.retry import Attempts, awaited, begun
+from ingest.errors import DRAINING, NOT_OWNER, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
+from ingest.refusals import expect_routing, of_another_table
+from ingest.rpc.connection import Connection
+from wal import Clock, Ids, SystemClock, SystemIds, WalError
+
+T = TypeVar("T")
+
+PROBE_TIMEOUT = 1.0
+"""Seconds that a daemon has to say what it owns; one that lives answers in milliseconds, whatever else it does."""
+DESCRIBE_TIMEOUT = 10.0
+"""Seconds that each of several daemons has to describe the table; the first one that does is enough."""
+AT_ONCE = 32
+"""Calls of one client beside the callers' own threads."""
+
+
+class Owner(NamedTuple):
+    """Who owns a region, by its own word."""
+
+    endpoint: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One call to a daemon about `regions`, which it owns as last heard."""
+
+    to: Connection
+    regions: Sequence[str]
+    make: Callable[[], T]
+
+
+def endpoints_of(location: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses in `location`: a list of them, or a text with commas between them; each once. Raises: Invalid."""
+    listed = location.split(",") if isinstance(location, str) else list(location)
+    found = tuple(dict.fromkeys(str(each).strip() for each in listed if str(each).strip()))
+    if not found:
+        raise Invalid(f"{location!r} names no daemon; write grpc://host:port")
+    return found
+
+
+def believed(answers: Iterable[tuple[str, Mapping[str, Any]]], table: str | None) -> dict[str, Owner]:
+    """Who owns what, of answers to "regions" by endpoint: the highest epoch, of equals the first one.
+
+    Of a region that nobody has, the one that is about to claim it, which lets calls wait for that; with epoch 0.
+    Ports are used again, so another daemon's `table` is none of ours.
+    """
+    owners: dict[str, Owner] = {}
+    for endpoint, answer in answers:
+        if table is not None and answer.get("table", table) != table:
+            continue
+        for region, epoch in (dict.fromkeys(answer.get("claiming", ()), 0) | answer["regions"]).items():
+            if region not in owners or owners[region].epoch < epoch:
+                owners[region] = Owner(endpoint, epoch)
+    return owners
+
+
+class Router:
+    """The daemons of one table and what they own, as last heard.
+
+    Thread safety. Every method from any thread.
+    Invariants. `sole` is set exactly while one daemon owns every region, or is alone: this costs a call one look.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        connect: Callable[[str], Connection],
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        find: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        """`connect`: makes a connection, which connects when it is used first. `find`: says where daemons are when
+        those that are known do not have every region; without it nobody else is looked for. Raises: Invalid for a
+        wrong address.
+        """
+        self.clock, self.ids = clock or SystemClock(), ids or SystemIds()
+        self._connect, self._find = connect, find
+        self._changing, self._asking = threading.Lock(), threading.Lock()
+        self._connections = {endpoint: connect(endpoint) for endpoint in endpoints}
+        self._pool = ThreadPoolExecutor(AT_ONCE, "router")
+        self._owners: dict[str, Owner] = {}
+        self._rounds = 0
+        self._followed: dict[str, int] = {}
+        self.regions: tuple[str, ...] = ()
+        """That of bucket n at n."""
+        self.routing = 1
+        """Version of the routing of rows to them."""
+        self.table: str | None = None
+        """Its address."""
+        self.id: str | None = None
+        """What tells it from any other; calls of regions' rows name it."""
+        self.sole: Connection | None = None
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Every daemon that is known."""
+        return tuple(self._connections)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one daemon only, so that nobody takes its regions over."""
+        return len(self._connections) == 1 and self._find is None
+
+    @property
+    def rounds(self) -> int:
+        """How often the daemons were asked: what `learn` compares with."""
+        return self._rounds
+
+    def connection(self, endpoint: str) -> Connection:
+        """That to `endpoint`, one for all calls."""
+        with self._changing:
+            if endpoint not in self._connections:
+                self._connections[endpoint] = self._connect(endpoint)
+            found = self._connections[endpoint]
+            found.table = self.id
+            return found
+
+    def describe(self, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
+        """The table as the first daemon that answers describes it. Raises: what the last one said if none does."""
+        connections = list(self._connections.values())
+        if len(connections) == 1:
+            return self._described(connections[0], request, patience)
+        within = DESCRIBE_TIMEOUT if patience is None else patience
+        asked = [self._pool.submit(self._described, each, request, within) for each in connections]
+        error: BaseException | None = None
+        for answered in as_completed(asked):
+            error = answered.exception()
+            if error is None:
+                return answered.result()
+        assert error is not None
+        if isinstance(error, MemWalError) and error.details.get("reason") == UNAUTHENTICATED:
+            raise error
+        raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))
+
+    def owners(self, regions: Iterable[str]) -> dict[str, list[str]]:
+        """`regions` by the endpoint of their owner. Raises: Unavailable for one that nobody is known to own."""
+        found: dict[str, list[str]] = {}
+        owners = self._owners
+        for region in regions:
+            if region not in owners:
+                raise Unavailable(
+                    f"region {region}: no daemon at {', '.join(self.endpoints)} says that it owns it; retry with the "
+                    "same token",
+                    {"reason": NOT_OWNER, "region": region, "owner": None},
+                )
+            found.setdefault(owners[region].endpoint, []).append(region)
+        return found
+
+    def owner(self, region: str) -> Connection:
+        """The connection to the owner of `region`. Raises: as `owners`."""
+        return self.sole or self.connection(next(iter(self.owners([region]))))
+
+    def answers(self, calls: Sequence[Call[T]], grace: float = 0.0) -> list[T | MemWalError]:
+        """What each call returned or failed with. One that takes long is given up when another daemon has its regions
+        (`ingest.client.retry`; `grace`: as there): the one that was called stands still, or what it does is void.
+        """
+        if self.alone:
+            return self.side_by_side([call.make for call in calls])
+        watches = [self.watch(call.to.endpoint, call.regions) for call in calls]
+        under_way = [begun(call.make) for call in calls]
+        return [_settled(partial(awaited, *each, grace)) for each in zip(under_way, watches, strict=True)]
+
+    def watch(self, endpoint: str, regions: Iterable[str]) -> Callable[[], bool]:
+        """Says, from now on, whether another daemon than that at `endpoint` has one of `regions` by a higher epoch.
+
+        The others are asked where that is not known, and believed.
+        """
+        since = {region: self._owners[region] for region in regions if region in self._owners}
+
+        def newer(owners: Mapping[str, Owner]) -> bool:
+            found = ((owners[region], owner) for region, owner in since.items() if region in owners)
+            return any(other.endpoint != endpoint and other.epoch > owner.epoch for other, owner in found)
+
+        return lambda: newer(self._owners) or newer(self._heard_beside(endpoint))
+
+    def _heard_beside(self, endpoint: str) -> Mapping[str, Owner]:
+        """What the daemons but that at `endpoint` own by their own word; where that is newer, it is believed."""
+        others = [(at, each) for at, each in list(self._connections.items()) if at != endpoint]
+        answers = self.side_by_side([partial(each.act, "regions", None, PROBE_TIMEOUT) for _, each in others])
+        told = zip((at for at, _ in others), answers, strict=True)
+        heard = believed([(at, answer) for at, answer in told if not isinstance(answer, MemWalError)], self.table)
+        known = self._owners
+        newer = {each: at for each, at in heard.items() if each not in known or at.epoch > known[each].epoch}
+        self._believe(known | newer)
+        return heard
+
+    def epochs(self) -> dict[str, int]:
+        """The epoch of each region whose owner is known."""
+        return {region: owner.epoch for region, owner in self._owners.items() if owner.epoch}
+
+    def learn(self, seen: int) -> None:
+        """Ask every daemon what it owns, unless that was done since `rounds` was `seen`."""
+        with self._asking:
+            if self._rounds == seen:
+                self._ask()
+                self._rounds += 1
+
+    def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
+        """Return when a call that failed may be made again; `seen`: `rounds` before it. Raises: `error`, if never."""
+        if attempts.left and self._rounds == seen and self._follow(error):
+            return
+        if attempts.after(error, alone=self.alone):
+            self.learn(seen)
+            if not attempts.left:  # it took all the time that there was
+                raise error
+
+    def asked(self) -> dict[str, Mapping[str, Any]]:
+        """What every daemon that answers owns, by endpoint."""
+        with self._asking:
+            answers = self._ask()
+            self._rounds += 1
+            return answers
+
+    def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
+        """What each call returned or failed with; the first one runs in this thread."""
+        others: list[Future[T]] = [self._pool.submit(call) for call in calls[1:]]
+        return [_settled(call) for call in (*calls[:1], *(other.result for other in others))]
+
+    def close(self) -> None:
+        """Close every connection; the daemons go on."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> dict[str, Mapping[str, Any]]:
+        """One round, and another with those that were found then, where a region has no owner."""
+        answers = self._answers(list(self._connections))
+        if self._find is not None and not self._is_whole(answers):
+            answers |= self._answers(self._found())
+        self._take_over(answers)
+        return answers
+
+    def _found(self) -> list[str]:
+        """Daemons that were not known. What keeps storage from answering keeps them from serving as well."""
+        assert self._find is not None
+        try:
+            return [endpoint for endpoint in self._find() if endpoint not in self._connections]
+        except (WalError, MemWalError, OSError):
+            return []
+
+    def _is_whole(self, answers: Mapping[str, Mapping[str, Any]]) -> bool:
+        owners = believed(answers.items(), self.table)
+        return bool(answers) and all(region in owners for region in self.regions)
+
+    def _answers(self, endpoints: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+        """What these say. It ends when all have answered or failed, or all regions are where they were not before."""
+        asked = {
+            self._pool.submit(self.connection(each).act, "regions", None, PROBE_TIMEOUT): each for each in endpoints
+        }
+        before, answers = self._owners, dict[str, Mapping[str, Any]]()
+        for answered in as_completed(asked):
+            if answered.exception() is not None:
+                continue
+            said = answered.result()
+            if self.table in (None, said.get("table", self.table)):  # ports are used again
+                answers[asked[answered]] = said
+            if self._is_news(believed(answers.items(), self.table), before):
+                break
+        return answers
+
+    def _follow(self, error: MemWalError) -> bool:
+        """Believe a daemon that says who has the region which it has not, once between two rounds; whether it did."""
+        if not isinstance(error, Unavailable) or error.details.get("reason") not in (NOT_OWNER, DRAINING):
+            return False
+        region, owner = str(error.details.get("region")), str(error.details.get("owner"))
+        known = self._owners.get(region)
+        if known is None or owner not in self._connections or self._followed.get(region) == self._rounds:
+            return False
+        self._followed[region] = self._rounds
+        self._believe({**self._owners, region: Owner(owner, known.epoch)})
+        return True
+
+    def _is_news(self, owners: Mapping[str, Owner], before: Mapping[str, Owner]) -> bool:
+        """Whether every region is claimed anew: no answer that is still missing can say more."""
+        return all(
+            region in owners and (region not in before or owners[region].epoch > before[region].epoch)
+            for region in self.regions
+        )
+
+    def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raises: Unavailable (reason "resized") where the table has other regions by now than those that are known."""
+        for answer in answers.values() if self.regions else ():
+            if answer["table"] == self.table:
+                expect_routing(answer["table"], self.routing, answer["routing_version"])
+        self._meet(answers.values())
+        self._believe(believed(answers.items(), self.table))
+
+    def _described(self, connection: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
+        """The table as this daemon describes it, and what that says of others. Raises: Invalid for another table."""
+        described: dict[str, Any] = connection.act("schema", request, patience)
+        there = described["identity"]["table"]
+        if self.id not in (None, described.get("id", self.id)):
+            raise of_another_table(there)
+        with self._changing:
+            if self.table not in (None, there):
+                raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")
+            self.regions, self.table = tuple(described["ids"]), there
+            self.routing = described["routing_version"]
+            self.id = described.get("id", self.id)
+            for each in self._connections.values():
+                each.table = self.id
+        self._meet([described])
+        if not self._owners:
+            self._believe(believed([(connection.endpoint, described)], there))
+        return described
+
+    def _meet(self, answers: Collection[Mapping[str, Any]]) -> None:
+        """Know the daemons that others name; one that answered itself is known, maybe by another name of its host."""
+        own = {answer["endpoint"] for answer in answers}
+        for endpoint in dict.fromkeys(each for answer in answers for each in answer["endpoints"]):
+            if endpoint not in own:
+                self.connection(endpoint)
+
+    def _believe(self, owners: dict[str, Owner]) -> None:
+        with self._changing:
+            known = self._owners
+            self._owners = {
+                region: owner if owner.epoch else Owner(owner.endpoint, known[region].epoch if region in known else 0)
+                for region, owner in owners.items()
+            }
+            holders = {owners[region].endpoint if region in owners else None for region in self.regions}
+            only = holders.pop() if len(holders) == 1 else None
+            if self.alone:  # it says itself what is wrong
+                only = next(iter(self._connections))
+            self.sole = None if only is None else self._connections[only]
+
+
+def _settled(call: Callable[[], T]) -> T | MemWalError:
+    try:
+        return call()
+    except MemWalError as error:
+        return error

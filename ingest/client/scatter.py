@@ -1,0 +1,129 @@
+"""The answers of several daemons to one call as one: each has its own regions, so their rows are disjoint. Pure.
+
+The rows of one call by bucket, checked first, without storage: what a client does whose rows go to several daemons.
+
+No daemon may write its part before all parts are fine. One daemon checks what it is given (`ingest.table.writes`); of
+several each sees its own part only, so the client checks the whole before it sends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flush.base.sharding import Routing
+from ingest.api.rows import check_encoding, first_of_each_key
+from ingest.errors import BUSY, Unavailable
+from memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+
+_ROW, _AT = "_memwal_row", "_memwal_at"
+
+
+def merged(read: str, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
+    """The answers of several owners to one read as one. Raises: Unavailable where columns changed in between."""
+    parts = _alike(answers)
+    if read == "search":
+        return best_of(parts, "_distance", request["k"], ascending=True)
+    if read == "match":
+        return best_of(parts, "_score", request["k"], ascending=False)
+    rows = pa.concat_tables(parts)
+    return rows if request["limit"] is None else rows.slice(0, request["limit"])
+
+
+def _alike(answers: Sequence[pa.Table]) -> Sequence[pa.Table]:
+    if any(answer.schema != answers[0].schema for answer in answers):
+        raise Unavailable("somebody changed the table's columns while it was read; read again", {"reason": BUSY})
+    return answers
+
+
+def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What several daemons say of one table: of a region that two name the higher epoch, of the base the newest."""
+    newest = max(found, key=lambda status: int(status["base_version"]))
+    regions: dict[str, Any] = {}
+    for region in (region for status in found for region in status["regions"]):
+        known = regions.get(region["id"])
+        if known is None or known["epoch"] < region["epoch"]:
+            regions[region["id"]] = region
+    merged = newest | {"regions": sorted(regions.values(), key=lambda region: int(region["bucket"]))}
+    failures = [failure for status in found for failure in status.get("commit_failures", ())]
+    if failures:
+        merged["commit_failures"] = [each for at, each in enumerate(failures) if each not in failures[:at]]
+    return merged
+
+
+def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
+    """The rows that several owners found of the keys `asked`, in the order in which these are first named.
+
+    `found`: one table at least, each with all key columns. Raises: as `merged`.
+    """
+    rows = pa.concat_tables(_alike(found))
+    if len(found) == 1 or not rows.num_rows:
+        return rows
+    key = asked.column_names
+    numbered = asked.append_column(_ROW, pa.array(np.arange(asked.num_rows)))
+    first = numbered.group_by(key).aggregate([(_ROW, "min")])
+    at = pa.array(np.arange(rows.num_rows))
+    # Only keys are joined: Arrow joins no rows with columns of lists, such as vectors. They are copied, since it warns,
+    # on the user's terminal, of rows that lie as they came off the wire.
+    keys = rows.select(key).take(at).cast(asked.schema).append_column(_AT, at)
+    joined = keys.join(first, key, join_type="inner")
+    order = pc.sort_indices(joined.column(f"{_ROW}_min"))
+    return rows.take(joined.column(_AT).take(order))
+
+
+def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool) -> pa.Table:
+    """The best `k` of several rankings, each best first; on equal scores the earlier one's rows first, NaN last."""
+    rows = pa.concat_tables(found)
+    scores = rows.column(score).to_numpy()
+    order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
+    return rows.take(pa.array(order))
+
+
+class Splitter:
+    """Checks and routes rows of one table. Thread safety: any thread; immutable."""
+
+    def __init__(self, schema: pa.Schema, key: Sequence[str], described: Mapping[str, Any]) -> None:
+        """`described`: as a daemon describes the table (`ingest.daemon.service`, action "schema")."""
+        self.routing: int = described["routing_version"]
+        """Version of the routing to these buckets."""
+        self.regions: tuple[str, ...] = tuple(described["ids"])
+        """That of bucket n at n."""
+        self._key = tuple(key)
+        self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
+        self._rows = row_schema(schema, key)
+        self._required = tuple(described["required"])
+        self._checker = MemTable(self._rows, key, [IndexSpec(**each) for each in described["indexes"]], generation=0)
+        self._bucket = Routing.parse(described["routing"]).hash(schema)
+
+    def checked(self, rows: pa.Table) -> pa.Table:
+        """The rows of a put in the table's columns, each key as often as the table takes it in one put.
+
+        Raises: InvalidRows or Invalid, naming column and row.
+        """
+        check_encoding(rows)
+        given, required = set(rows.column_names), self._required
+        if self._merges:
+            required = tuple(name for name in required if name in given)
+        whole = with_tombstone(rows, self._rows, required)
+        self._checker.check(whole)
+        left_out = [name for name in whole.column_names if self._merges and name not in given]
+        conformed = whole.drop_columns([*{TOMBSTONE, *left_out}])
+        if self._on_duplicate == "last":
+            return conformed
+        once = first_of_each_key(conformed, self._key, refuse=self._on_duplicate == "fail")
+        return conformed if once.all() else conformed.filter(pa.array(once))
+
+    def checked_keys(self, keys: pa.Table) -> pa.Table:
+        """The keys of a delete. Raises: InvalidRows or Invalid."""
+        check_encoding(keys)
+        self._checker.check(tombstones(keys, self._rows))
+        return keys
+
+    def buckets(self, rows: pa.Table) -> npt.NDArray[np.int32]:
+        """Bucket of every row, of whole rows or of keys."""
+        return self._bucket(rows)

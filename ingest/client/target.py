@@ -1,0 +1,52 @@
+"""The table that a task writes to: its columns and its routing, opened once in a worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+from pydantic import SecretStr
+
+from flush import BaseTable
+from ingest.api.rows import given_required
+from ingest.refusals import expect_routing
+from ingest.secret_refs import resolve
+from memtable import MemTable, row_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a worker knows of the table it routes to. `checker` holds no rows: it knows what a memtable refuses."""
+
+    base: BaseTable
+    schema: pa.Schema
+    required: tuple[str, ...]
+    checker: MemTable
+
+    def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """The columns that must have a value in rows with `columns`."""
+        return given_required(self.required, columns, self.base.rules)
+
+
+@lru_cache(maxsize=8)
+def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
+    """The target table, opened once per Python worker and version of its routing: its key never changes, and rows are
+    checked again by the columns of their owner (see `reopened`). Raises: Unavailable where another routing holds.
+    """
+    secrets = {name: SecretStr(value) for name, value in options}
+    base = BaseTable.open(uri, resolve(secrets, os.environ))
+    expect_routing(uri, routing, base.routing_version)
+    schema = row_schema(base.schema, base.key)
+    checker = MemTable(schema, base.key, base.indexes, generation=0)
+    return Target(base, schema, base.required, checker)
+
+
+def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
+    """For rows with a column that `target` does not know: the table as it is now, to which it may have been added."""
+    if target.base.latest().shape == target.base.shape:
+        return target
+    opened.cache_clear()
+    return opened(uri, options, routing)

@@ -1,0 +1,1 @@
+"""`memwal serve`: the process that owns regions."""

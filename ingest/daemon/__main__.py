@@ -1,0 +1,53 @@
+"""A child daemon: `python -m ingest.daemon`, which its parent starts (`ingest.daemon.child`)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import sys
+from contextlib import suppress
+from typing import Any
+
+from ingest.errors import to_wire
+
+
+def _say(answer: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError):  # the parent is gone: the lifeline ends this process
+        sys.stdout.write(json.dumps(answer, default=str) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> int:
+    """The child's side: read the configuration, serve, say what went wrong."""
+    from ingest.daemon.without_pandas import leave_pandas_out
+
+    leave_pandas_out()
+    from ingest.daemon.serve import serve
+    from ingest.errors import classify
+    from ingest.ops.logs import silence_grpc
+    from ingest.table.replay_progress import Unhurried, in_words
+    from wal import SystemClock
+    from wal.panics import as_exception
+
+    silence_grpc()
+    try:
+        settings, take_over = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - our parent wrote it
+        replaying = Unhurried(lambda *told: _say({"replaying": in_words(*told)}), SystemClock())
+        return serve(
+            settings,
+            os.environ,
+            lifeline=sys.stdin,
+            ready=lambda endpoint: _say({"endpoint": endpoint}),
+            on_replay=replaying,
+            take_over=take_over,
+        )
+    except BaseException as error:  # noqa: BLE001 - the edge of this process
+        found = classify(as_exception(error))
+        _say(to_wire(found))
+        return found.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

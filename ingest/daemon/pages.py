@@ -1,0 +1,89 @@
+"""What a daemon shows over HTTP: its metrics, its health with reasons, its status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from ingest.daemon.balancer import Balancer
+from ingest.errors import MemWalError
+from ingest.ops.health import Health, Reason, not_here, of_commits, of_regions
+from ingest.ops.http_server import Make, pages_of
+from ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE, Scrape, families
+from ingest.table.embedded import Table
+
+
+class TableCollector(Collector):
+    """The metrics of a table's regions, labelled by region id, and of its commits."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def collect(self) -> Iterator[Metric]:
+        """What there is at this moment."""
+        meters = self._table.regions.context.meters
+        yield from families(COUNTED, {str(region): meter for region, meter in meters.regions().items()}, "region")
+        held = {writer.name: writer.status() for writer in self._table.regions.writers}
+        yield from families(HELD, held, "region")
+        yield from families(COMMITTED, {"": meters.commits})
+        yield from families(TABLE, {"": self._table})
+
+
+class DaemonPages:
+    """The pages of a daemon, before and after it has its table.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, scrape: Scrape) -> None:
+        self.health = Health()
+        self.health.hold("claiming", "the regions are being claimed and their logs replayed")
+        self._scrape = scrape
+        self._table: Table | None = None
+        self._shown: TableCollector | None = None
+        self._share: Balancer | None = None
+        self._notice: Callable[[], None] = lambda: None
+
+    def shows(self, table: Table, notice: Callable[[], None] = lambda: None) -> None:
+        """The table is open; its regions may still be claimed. One that was shown before is closed. `notice`: looks
+        whether another writer has taken regions, before anybody is told that this daemon is ready.
+        """
+        if self._shown is not None:
+            self._scrape.remove(self._shown)
+        self._table, self._shown, self._notice = table, TableCollector(table), notice
+        self._scrape.add(self._shown)
+
+    def serves(self, share: Balancer | None) -> None:
+        """The regions are claimed: the daemon's share of them, None where it has all."""
+        self._share = share
+        self.health.release("claiming")
+
+    def reasons(self) -> list[Reason]:
+        """Why this daemon is not ready; empty when it is. Asks storage, once."""
+        held = self.health.reasons()
+        if self._table is None:
+            return held
+        self._notice()
+        found = [*held, *of_regions(writer.status() for writer in self._table.regions.writers)]
+        found += of_commits(self._table.upkeep.failures)
+        found += [] if self._share is None else not_here(self._share.missing())
+        try:
+            self._table.ask_storage()
+            resizing = self._table.resizing.under_way()
+            found += [] if resizing is None else [{"reason": "resizing", "text": resizing}]
+        except MemWalError as error:
+            found.append({"reason": "storage", "text": str(error)})
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """As `memwal status --json`; Raises: what reading the table does."""
+        if self._table is None:
+            return {"regions": [], "not_ready": self.health.reasons()}
+        return self._table.status()
+
+    def pages(self) -> dict[str, Make]:
+        """By path."""
+        return pages_of(self._scrape, self.reasons, self.status)

@@ -1,0 +1,289 @@
+"""`memwal serve`: a table with its regions, or a share of them, behind Arrow Flight, until told to stop.
+
+One daemon without endpoints claims every region before it is ready. One of several (`daemon.endpoints`) answers calls
+first and then claims its share (`ingest.daemon.balancer`). With `daemon.workers` the process starts so many daemons and
+serves nothing itself (`ingest.daemon.workers`).
+
+A child daemon (of `memwal run`, or a worker) lives exactly as long as its parent: its standard input is a pipe whose
+other end only the parent holds, so the end of that pipe is the end of the parent, however it came about.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TextIO
+
+import wal
+from ingest.daemon.balancer import Balancer
+from ingest.daemon.claim_again import ClaimsAgain
+from ingest.daemon.pages import DaemonPages
+from ingest.daemon.service import FlightService, Place
+from ingest.daemon.workers import Supervisor, ports_of, worker_settings
+from ingest.errors import FencedError, Invalid, Unavailable, classify
+from ingest.ops.http_server import listening
+from ingest.ops.logs import configure_logs
+from ingest.ops.metrics import Scrape
+from ingest.region.context import OnReplay
+from ingest.rpc.credentials import Access
+from ingest.rpc.guard import Guard, check_address
+from ingest.settings import endpoints as addresses
+from ingest.settings.load import Settings
+from ingest.table.embedded import Table
+from ingest.table.live_owners import as_daemon
+from ingest.table.open import open_table, owners_of, refuse_served
+from ingest.threads import stop_event
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at whether a region has stopped itself."""
+_LOG = logging.getLogger("memwal.daemon")
+
+
+def serve(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    lifeline: TextIO | None,
+    ready: Callable[[str], None],
+    on_replay: OnReplay | None = None,
+    http_ready: Callable[[str], None] = lambda _: None,
+    take_over: bool = False,
+) -> int:
+    """Serve the table of `settings`; returns the exit code.
+
+    Somebody else who serves the table and lives is fenced with `take_over` only; daemons of the same endpoints, and one
+    that ends, are nobody else (`ingest.table.live_owners`).
+    `http_ready` is called with the URL of the HTTP edge, where there is one, before anything is claimed; `ready` with
+    the endpoint once every region of its share is claimed and calls are answered, `on_replay` as in `open_table`. Ends
+    on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a region stop itself,
+    which only a new claim mends. Of a table that is resized it goes on with its share of the new regions.
+    Raises: Invalid for an address that is taken, that others reach without token and TLS, or that is not one of the
+    endpoints; Unavailable for such a region, and for a table that is served; what `open_table` does.
+    """
+    configure_logs(settings.log.level, settings.log.format)
+    guard = check_addresses(settings, environ)
+    if settings.daemon.workers > 1:
+        return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
+    stop, pages = stop_event(lifeline), DaemonPages(Scrape())
+    place = _place(settings, stop)
+    with ExitStack() as stack:
+        host, port = settings.daemon.host, settings.daemon.http_port
+        url = stack.enter_context(listening(host, port, pages, guard, setting="daemon.http_port"))
+        if url is not None:
+            http_ready(url)
+            _LOG.info("metrics, health and status at %s", url, extra={"event": "http", "url": url})
+        daemon = _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over)
+        again = daemon.run(on_replay, ready)
+        while again:
+            again = daemon.run(None, lambda _: None)
+    return 0
+
+
+class _Daemon:
+    """One daemon, for as long as it lives.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        place: Place,
+        guard: Guard,
+        stop: threading.Event,
+        pages: DaemonPages,
+        *,
+        take_over: bool,
+    ) -> None:
+        self._settings, self._environ = settings, environ
+        self._place, self._guard, self._stop, self._pages = place, guard, stop, pages
+        self._alone = len(place.endpoints) < 2
+        self._claimant = as_daemon(() if self._alone else place.endpoints, take_over=take_over)
+        self._service: FlightService | None = None
+
+    def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
+        """Serve the table with the regions that it has now; True where it was given others, to be served in their
+        place. Raises: as `serve`.
+        """
+        settings, place, stop = self._settings, self._place, self._stop
+        with ExitStack() as stack:
+            table = open_table(settings, self._environ, on_replay=on_replay, claim=self._alone, claimant=self._claimant)
+            stack.callback(_close, table)
+            again = self._claims_again(table)
+            self._show(table, again)
+            share = stack.enter_context(_sharing(table, place, stop, Access.of(settings)))
+            if not stop.is_set():
+                self._pages.serves(share)
+                ready(place.endpoint)
+                fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
+                _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
+            broken = resized = taken = None
+            while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
+                broken, resized = self._broken(table), _resized(table)
+                taken = None if again is None or resized else _taken(again)
+            if resized and not stop.is_set():
+                _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
+                self._pages.health.hold("claiming", "the table was resized, its new regions are being claimed")
+                return True
+            self._end(table, share, broken)
+            if taken is not None:
+                raise taken
+        return False
+
+    def _claims_again(self, table: Table) -> ClaimsAgain | None:
+        """None where there are others, who agree on who has what."""
+        context, pause = table.regions.context, self._settings.daemon.claim_again
+        owners = owners_of(table.base, context.store, self._settings, self._environ)
+        return ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
+
+    def _show(self, table: Table, again: ClaimsAgain | None) -> None:
+        """Have callers find `table` from now on."""
+        if self._service is None:
+            self._service = _listening(table, self._settings, self._place, self._guard)
+        self._service.table = table
+        table.announce(self._place.endpoint)
+        self._pages.shows(table, *(() if again is None else (again.notice,)))
+
+    def _broken(self, table: Table) -> str | None:
+        """Why a daemon that is alone has to end. One of several claims anew what stopped itself."""
+        return table.broken() if self._alone else None
+
+    def _end(self, table: Table, share: Balancer | None, broken: str | None) -> None:
+        """Raises: Unavailable where a region stopped itself."""
+        assert self._service is not None
+        timeout = self._settings.daemon.drain_timeout
+        self._pages.health.hold("draining", "this daemon is ending and takes nothing new")
+        _LOG.info("draining for up to %g s", timeout, extra={"event": "drain"})
+        if share is not None and not broken:
+            share.hand_over()
+        _drain(self._service, timeout)
+        broken = self._broken(table) or broken
+        if broken:
+            raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
+
+
+def _close(table: Table) -> None:
+    """Close it. Rows that were never durable may not find their way into a region that another has taken."""
+    try:
+        table.close()
+    except FencedError as error:
+        _LOG.warning("%s", error)
+
+
+def _resized(table: Table) -> str | None:
+    """See `Resizing.done`; storage that does not answer says nothing."""
+    try:
+        done = table.resizing.done()
+        if done is None:
+            table.resizing.look()
+        return done
+    except Exception as error:  # noqa: BLE001 - looked at again in a moment
+        _LOG.warning("cannot look whether the table was resized: %s", classify(error))
+        return None
+
+
+def _taken(again: ClaimsAgain) -> FencedError | None:
+    """See `ClaimsAgain.look`; storage that does not answer is asked again."""
+    try:
+        return again.look()
+    except Exception as error:  # noqa: BLE001 - looked at again in a moment
+        _LOG.warning("regions that another writer took cannot be claimed again yet: %s", classify(error))
+        return None
+
+
+def _supervised(
+    settings: Settings,
+    environ: Mapping[str, str],
+    lifeline: TextIO | None,
+    ready: Callable[[str], None],
+    http_ready: Callable[[str], None],
+    *,
+    take_over: bool,
+) -> int:
+    section, stop, clock = settings.daemon, stop_event(lifeline), wal.SystemClock()
+    for number in range(section.workers if section.http_port > 0 else 0):
+        scheme = "https" if section.tls_cert else "http"
+        http_ready(f"{scheme}://{addresses.url_host(section.host)}:{section.http_port + number}")
+    workers = worker_settings(settings, ports_of(section.host, section.port, section.workers))
+    refuse_served(settings, environ, as_daemon(workers[0].daemon.endpoints, take_over=take_over), clock)
+    return Supervisor(workers, clock).run(stop, ready)
+
+
+def _place(settings: Settings, stop: threading.Event) -> Place:
+    """Where this daemon is found, as far as the settings say. Raises: Invalid where it is none of the endpoints."""
+    daemon = settings.daemon
+    if not daemon.endpoints:
+        return Place(ends=stop.is_set)
+    scheme = _scheme(settings)
+    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
+    if mine is None:
+        raise Invalid(addresses.none_of_them(daemon.host, daemon.port, scheme))
+    return Place(mine, list(daemon.endpoints), ends=stop.is_set)
+
+
+def _scheme(settings: Settings) -> str:
+    return addresses.scheme_of(settings.daemon.tls_cert)
+
+
+def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> FlightService:
+    """Answer calls from now on. Raises: Invalid where it cannot listen there."""
+    host, port = settings.daemon.host, settings.daemon.port
+    try:
+        service = FlightService(table, addresses.at(host, port, _scheme(settings)), place, guard)
+    except OSError as error:
+        raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
+    if not place.endpoint:
+        place.endpoint = addresses.at(host, service.port, _scheme(settings))
+        place.endpoints = [place.endpoint]
+    return service
+
+
+@contextmanager
+def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) -> Iterator[Balancer | None]:
+    """Claim this daemon's share of the regions, and keep it that; None where it is alone and has them all.
+
+    Returns once the share is here, or `stop` is set.
+    """
+    if len(place.endpoints) < 2:
+        yield None
+        return
+    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access)
+    place.heard, place.look, place.gives = share.heard, share.look, share.gives
+    share.start()
+    try:
+        while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
+            pass
+        yield share
+    finally:
+        share.stop()
+
+
+def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: bool = True) -> Guard:
+    """What a daemon of `settings`, with its workers, asks of its callers, once its addresses are found free and fit for
+    that. `free`: see `check_address`. Raises: Invalid, before anything is claimed.
+    """
+    daemon = settings.daemon
+    guard = Guard.of(daemon, environ)
+    for setting, port in (("daemon.port", daemon.port), ("daemon.http_port", max(0, daemon.http_port))):
+        for worker in range(daemon.workers if port else 1):
+            check_address(setting, daemon.host, port + worker, guard, free=free)
+    return guard
+
+
+def _drain(service: FlightService, timeout: float) -> None:
+    """Let calls under way finish; a client that does not let go within `timeout` seconds is cut off.
+
+    Acknowledged rows are in the WAL and the others were not acknowledged, so ending at once loses nothing.
+    """
+    ending = threading.Thread(target=service.shutdown, daemon=True)
+    ending.start()
+    ending.join(timeout)
+    if ending.is_alive():
+        _LOG.warning("calls still under way after %g s, ending", timeout)
+        sys.stderr.flush()
+        os._exit(0)

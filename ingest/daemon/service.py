@@ -1,0 +1,249 @@
+"""The daemon's Arrow Flight service: a `Table` behind five kinds of call.
+
+DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  so many rows of one region, all or none
+           (the Spark sink)
+           {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
+           "routing" too where the sender has split them itself
+DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
+DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
+           "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
+           "schema" {"look": true}     looks first whether somebody changed the table's columns
+           "regions"                   which regions are here; answers while they are being claimed, too
+           "release" {"region", "flush"}   hands a region over: lets go of it, so that the asker can claim it
+           "look"                      the caller, a peer, has something new to show
+           `from`, on the last three: the endpoint of the peer that asks
+
+Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
+rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
+`table`, on all but "schema" and "regions": the id of the table that is meant. Ports are used again, and regions of all
+tables have the same ids, so a daemon of another one refuses the call, as one that does not own the region.
+`regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all. Beside it
+`routing`: the version by which the asker knows them, since regions of another one have other rows under the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import wraps
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ingest.api.reads import Reads
+from ingest.api.tokens import Token
+from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
+from ingest.refusals import coming_back, expect_routing, of_another_table
+from ingest.region.backlog import Waiting
+from ingest.rpc.guard import Guard
+from ingest.rpc.wire import StreamSum, closed_with, raise_over_flight, unpack
+from ingest.table.embedded import Table
+from wal.panics import as_exception
+
+T = TypeVar("T")
+
+
+@dataclass
+class Place:
+    """Where a daemon is found, and the endpoints of all that share its table, its own among them. What it does when a
+    peer looks at it (`heard`), wants to be looked at (`look`) or asks for a region (`gives`: whether it gets it).
+    """
+
+    endpoint: str = ""
+    endpoints: Sequence[str] = ()
+    heard: Callable[[str], object] = lambda _: None
+    look: Callable[[str], object] = lambda _: None
+    gives: Callable[[UUID, str], bool] = lambda *_: True
+    ends: Callable[[], bool] = lambda: False
+    """Whether the daemon was told to end."""
+
+
+def _answering(method: Callable[..., T]) -> Callable[..., T]:
+    """Let a handler's errors reach the client with their kind."""
+
+    @wraps(method)
+    def wrapped(self: FlightService, *args: Any) -> T:
+        table = self.table
+        try:
+            return method(self, *args)
+        except BaseException as error:
+            raise_over_flight(self.told(classify(as_exception(error)), table))
+            raise
+
+    return wrapped
+
+
+class FlightService(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves one table; another `table` takes its place when the number of its regions has changed.
+
+    Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
+    """
+
+    def __init__(self, table: Table, location: str, place: Place | None = None, guard: Guard | None = None) -> None:
+        """Listen at `location`, such as grpc://127.0.0.1:0, for those that `guard` admits.
+
+        `place`: where this daemon is found and which others there are; None: it is alone. Raises: OSError when the port
+        is taken.
+        """
+        super().__init__(location, **(guard or Guard()).flight_options())
+        self.table, self._place = table, place or Place()
+
+    def told(self, error: MemWalError, table: Table) -> MemWalError:
+        """`error` of a call to `table` as the caller is to hear it: a resize is a pause."""
+        if isinstance(error, UnknownOutcome):
+            return error
+        try:
+            return coming_back(table.base.uri) if table.closed else table.resizing.told(error)
+        except Exception:  # noqa: BLE001 - storage does not say more than the error
+            return error
+
+    @_answering
+    def do_put(
+        self,
+        _context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        request = self._meant(unpack(descriptor.command)[0])
+        rows = _read_closed(reader, request.get("rows"))
+        writer.write(json.dumps(self._write(request, rows)).encode())
+
+    @_answering
+    def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
+        request, rows = unpack(ticket.ticket)
+        return flight.RecordBatchStream(self._read(self._meant(request), rows))
+
+    @_answering
+    def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
+        request = self._meant(unpack(action.body.to_pybytes())[0])
+        return iter([json.dumps(self._act(action.type, request), default=str).encode()])
+
+    def _meant(self, request: dict[str, Any]) -> dict[str, Any]:
+        """`request` without the table that it is meant for. Raises: Unavailable where that is another one."""
+        meant, table = request.pop("table", None), self.table
+        if meant not in (None, table.id):
+            raise of_another_table(table.base.uri)
+        return request
+
+    def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
+        if request["op"] == "put":
+            token = Token(request["producer"], request["sequence"])
+            routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
+            return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
+        table = self.table  # another may take its place at any moment
+        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+        write = table.delete if request["delete"] else table.put
+        options = {"durable": request["durable"], "timeout": request.get("timeout")}
+        return asdict(write(rows, token=Token.parse(request["token"]), **options))
+
+    def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table:
+        op = request.pop("op")
+        table = self._of(request)
+        if op == "get":
+            return table.get(rows, **request)
+        if op == "search" and rows is not None:
+            return table.search(vector=rows.column(0).combine_chunks(), **request)
+        if op in ("scan", "match"):
+            reads: dict[str, Callable[..., pa.Table]] = {"scan": table.scan, "match": table.match}
+            return reads[op](**request)
+        raise Invalid(f"unknown read {op!r}")
+
+    def _of(self, request: dict[str, Any]) -> Reads:
+        """What the read `request` is about; takes that out of it."""
+        regions, routing, table = request.pop("regions", None), request.pop("routing", None), self.table
+        expect_routing(table.base.uri, routing, table.base.routing_version)
+        return table if regions is None else table.only([UUID(region) for region in regions])
+
+    def _act(self, name: str, request: dict[str, Any]) -> Any:
+        acts: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "count": lambda request: self._of(request).count(**request),
+            "applied": self._applied,
+            "status": lambda _: self.table.status(),
+            "flush": lambda _: self.table.flush(),
+            "commit": lambda _: asdict(self.table.commit()),
+            "schema": self._schema,
+            "regions": self._looked_at,
+            "look": lambda request: self._place.look(request.get("from", "")),
+            "release": self._release,
+        }
+        if name not in acts:
+            raise Invalid(f"unknown action {name!r}")
+        return acts[name](request)
+
+    def _applied(self, request: dict[str, Any]) -> Sequence[int | None]:
+        table = self.table
+        expect_routing(table.base.uri, request["routing"], table.base.routing_version)
+        return table.applied(request["producer"], map(UUID, request["regions"]))
+
+    def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("look"):  # the caller has columns that it does not know
+            self.table.look()
+        base = self.table.base
+        return {
+            "schema": base.schema.serialize().to_pybytes().hex(),
+            "key": list(base.key),
+            "identity": self.table.identity,
+            "upsert": self.table.upsert,
+            "version": base.rules.version,
+            "on_duplicate": base.rules.on_duplicate,
+            "indexes": [asdict(spec) for spec in base.indexes],
+            "required": list(base.required),
+            "ids": [str(region) for region in base.regions],
+            "append_by": None if base.append_by is None else list(base.append_by),
+            "routing": base.routing._asdict(),
+            **self._regions(),
+        }
+
+    def _looked_at(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "from" in request:
+            self._place.heard(request["from"])
+        upkeep = self.table.upkeep
+        waiting = asdict(Waiting.of_all(upkeep.waiting()))
+        claiming = [str(region) for region in self.table.regions.coming]
+        return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
+
+    def _regions(self) -> dict[str, Any]:
+        return {
+            "endpoint": self._place.endpoint or None,
+            "endpoints": list(self._place.endpoints),
+            "table": self.table.identity["table"],
+            "id": self.table.id,
+            "routing_version": self.table.base.routing_version,
+            "regions": self.table.regions.epochs,
+            "draining": self.table.regions.draining or self._place.ends(),
+        }
+
+    def _release(self, request: dict[str, Any]) -> dict[str, Any]:
+        region = UUID(request["region"])
+        if "from" in request and not self._place.gives(region, request["from"]):
+            raise Unavailable(
+                f"region {region}: it belongs to another daemon than {request['from']}, seen from here; ask again",
+                {"reason": "disagree", "region": str(region)},
+            )
+        return {"epoch": self.table.release(region, flush=request.get("flush"))}
+
+
+def _read_closed(reader: flight.MetadataRecordBatchReader, announced: int | None) -> pa.Table:
+    """All rows of a DoPut stream; `announced`: how many they are, where that was known before the first was sent.
+
+    Raises: Invalid when it ended without its closing message, Unavailable when other rows arrived than were sent.
+    """
+    batches: list[pa.RecordBatch] = []
+    arrived, said = StreamSum(), None
+    for chunk in reader:
+        if chunk.data is not None and chunk.data.num_rows:
+            batches.append(chunk.data)
+            arrived.add(chunk.data)
+        said = closed_with(chunk.app_metadata)
+    if said is None:
+        raise Invalid(f"the stream ended after {arrived.rows} rows without being closed; nothing was applied")
+    if said != arrived or announced not in (None, arrived.rows):
+        raise Unavailable(
+            f"{arrived.rows} rows arrived with checksum {arrived.crc}, but the sender announced {announced} rows and "
+            f"closed the stream after {said.rows} with checksum {said.crc}; nothing was applied, retry"
+        )
+    return pa.Table.from_batches(batches, reader.schema)

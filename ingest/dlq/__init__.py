@@ -1,0 +1,1 @@
+"""Dead letters: rows that cannot be used, kept with the reason, replayed."""

@@ -1,0 +1,155 @@
+"""Sorting out the rows of a batch that cannot be used, one by one; the good ones stay together.
+
+A batch is checked as a whole. Only where that fails is it halved, again and again, until the rows at fault are alone:
+b bad rows of n cost about 2 b log2(n / b) checks, none bad costs one.
+
+How many of the newest rows were bad, and whether that is too many.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.api.python_times import python_values
+from ingest.client.target import Target
+from ingest.source.columns import PROBLEM, rows_and_deletes
+from memtable import InvalidRows, with_tombstone
+
+T = TypeVar("T")
+
+_ALONE = " in row 0"
+"""What the message of a row that was checked alone says of its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """Why a row is a dead letter: at which stage (parse, map, fit, refused), by which column if one is at fault."""
+
+    stage: str
+    column: str | None
+    reason: str
+
+
+def problems_of(batch: pa.RecordBatch) -> dict[int, BadRow]:
+    """Rows that the source or the mapping could not make use of, by their number in the batch."""
+    if PROBLEM not in batch.schema.names:
+        return {}
+    said = batch[PROBLEM]
+    if said.null_count == len(said):
+        return {}
+    rows = pc.indices_nonzero(pc.is_valid(said)).to_pylist()
+    return {row: _problem(text) for row, text in zip(rows, said.take(pa.array(rows)).to_pylist(), strict=True)}
+
+
+def _problem(text: str) -> BadRow:
+    stage, colon, reason = text.partition(": ")
+    return BadRow(stage, None, reason) if colon and stage in ("parse", "map") else BadRow("map", None, text)
+
+
+def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tuple[dict[int, BadRow], T | None]:
+    """Rows that `check` raises InvalidRows for, by their number in the batch; and what it returns where there is none.
+
+    Raises InvalidRows where even no rows of these columns pass: that is the fault of the columns, not of a row.
+    """
+    try:
+        return {}, check(batch)
+    except InvalidRows:
+        check(batch.slice(0, 0))
+    found: dict[int, BadRow] = {}
+    _halve(batch, 0, check, found)
+    return found, None
+
+
+def _halve(
+    failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], object], found: dict[int, BadRow]
+) -> None:
+    """Add to `found` the bad rows of `failed`, of which there is at least one; its first row is number `first`."""
+    if failed.num_rows == 1:
+        try:
+            check(failed)
+        except InvalidRows as error:
+            found[first] = BadRow("fit", error.column, str(error).replace(_ALONE, ""))
+        return
+    middle = failed.num_rows // 2
+    for start, part in ((0, failed.slice(0, middle)), (middle, failed.slice(middle))):
+        try:
+            check(part)
+        except InvalidRows:
+            _halve(part, first + start, check, found)
+
+
+# ---- rows as JSON --------------------------------------------------------------------------------------------------
+
+
+def as_json(row: Mapping[str, Any]) -> bytes:
+    """A row of a source without raw bytes as JSON: times as ISO text, bytes as base64. Nulls are left out."""
+    given = {name: value for name, value in row.items() if value is not None}
+    return json.dumps(given, default=_plain, ensure_ascii=False).encode(errors="surrogateescape")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return str(value)
+
+
+def readable_row(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+    """One row's values; bytes of text that is not UTF-8 as surrogates, which `as_json` writes as those bytes: no replay
+    takes the letter for JSON then, and puts other text.
+    """
+    return {name: _value(batch[name].slice(row, 1)) for name in batch.schema.names}
+
+
+def _value(alone: pa.Array) -> Any:
+    try:
+        return python_values(alone)[0]
+    except UnicodeDecodeError:
+        return alone.cast(pa.binary())[0].as_py().decode(errors="surrogateescape")
+
+
+class BadRate:
+    """The share of bad rows in the newest micro-batches that have `window` rows together; no share of fewer rows.
+
+    Thread safety. One thread. A new process begins with no rows: a stream that was stopped for its bad rows goes on for
+    `window` rows more before it is stopped again, but for a micro-batch that is too bad by itself.
+    """
+
+    def __init__(self, max_percent: int, window: int) -> None:
+        self._max_percent, self._window = max_percent, window
+        self._batches: deque[tuple[int, int]] = deque()
+        self._rows = self._bad = 0
+
+    def with_more(self, rows: int, bad: int) -> str | None:
+        """Count a micro-batch of `rows`, `bad` of them bad; what is wrong in words where that makes too many."""
+        self._batches.append((rows, bad))
+        self._rows += rows
+        self._bad += bad
+        while self._rows - self._batches[0][0] >= self._window:
+            old_rows, old_bad = self._batches.popleft()
+            self._rows -= old_rows
+            self._bad -= old_bad
+        if self._rows < self._window or self._bad * 100 <= self._max_percent * self._rows:
+            return None
+        return f"{self._bad:,} of the last {self._rows:,} rows ({self._bad * 100 / self._rows:.1f} %) are bad"
+
+
+def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
+    """The user's columns of a batch as the table has them. Raises: InvalidRows for what a region would refuse."""
+    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
+    conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
+    target.checker.check(conformed)
+    return conformed

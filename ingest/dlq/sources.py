@@ -1,0 +1,137 @@
+"""From dead letters back to rows: each source reads its own raw bytes, as it does in the stream.
+
+Letters of files are rows as JSON. Letters of Kafka are records, and go through the mapping of `[source]`, in this
+process; only where the mapping has SQL a Spark session evaluates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.dlq.bad_rows import BadRow, problems_of
+from ingest.dlq.file_rows import failure, fields_of, read_json, read_text
+from ingest.mapping.spec import RecordMapping
+from ingest.mapping.values import column
+from ingest.settings.load import Settings
+from ingest.settings.model import KAFKA
+from ingest.source.columns import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
+from ingest.source.kafka.rows import column_name, mapped, record_mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Rows of letters. `rows[n]` comes from letter number `of[n]`; letters without a row are in `failed`.
+
+    The columns of `rows` are the table's, and `DELETE` where the source has deletes.
+    """
+
+    rows: pa.RecordBatch
+    of: Sequence[int]
+    failed: Mapping[int, BadRow]
+
+
+Map = Callable[[pa.Table], Mapped]
+"""From letters (`dead_letters.SCHEMA`, raw bytes and all) to rows."""
+
+
+def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Map:
+    """How letters of the source of `settings` are read into columns of `schema`; those of another source fail.
+
+    Raises: Invalid for a mapping that does not fit the table.
+    """
+    if settings.source.format == KAFKA:
+        mapping = record_mapping(settings.source, schema, key)
+        return _of_kind(of_topics=True, read=lambda letters: rows_of_records(letters, mapping, settings))
+    texts = settings.source.format == "csv"
+    return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema, texts=texts))
+
+
+def _of_kind(*, of_topics: bool, read: Map) -> Map:
+    other = "a file" if of_topics else "a Kafka topic"
+    why = BadRow("map", None, f"it came from {other}; replay it with the configuration that read it")
+
+    def of_either(letters: pa.Table) -> Mapped:
+        ours = np.asarray(letters["topic"].is_valid()) == of_topics
+        numbers = np.flatnonzero(ours)
+        found = read(letters.take(pa.array(numbers)))
+        failed = {int(numbers[at]): each for at, each in found.failed.items()}
+        failed |= {int(at): why for at in np.flatnonzero(~ours)}
+        return Mapped(found.rows, [int(numbers[at]) for at in found.of], failed)
+
+    return of_either
+
+
+# ---- records of Kafka ----------------------------------------------------------------------------------------------
+
+
+def rows_of_records(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:
+    """Records through `mapping`. Letters of an older version have no headers: a mapping that reads them skips those."""
+    kept = np.ones(letters.num_rows, dtype=bool)
+    if mapping.headers:
+        kept = np.asarray(letters["raw_headers"].is_valid()) if "raw_headers" in letters.column_names else ~kept
+    old = BadRow("map", None, "the mapping reads headers, which this letter does not hold; produce the record again")
+    numbers = np.flatnonzero(kept)
+    found = _rows_of(letters.take(pa.array(numbers)), mapping, settings)
+    failed = {int(numbers[at]): each for at, each in found.failed.items()}
+    failed |= {int(at): old for at in np.flatnonzero(~kept)}
+    return Mapped(found.rows, [int(numbers[at]) for at in found.of], failed)
+
+
+def _rows_of(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:
+    if not letters.num_rows:
+        return Mapped(pa.RecordBatch.from_pydict({}), [], {})
+    of_records = {"raw_key": "key", "raw_value": "value", "topic": "topic", "partition": "partition"}
+    of_records |= {"offset": "offset", "landed": "timestamp"} | ({"raw_headers": "headers"} if mapping.headers else {})
+    records = letters.select(list(of_records)).rename_columns(list(of_records.values()))
+    rows = _by_spark(records, mapping, settings) if mapping.has_sql else _by_itself(records, mapping)
+    failed = problems_of(rows)
+    good = [row for row in range(rows.num_rows) if row not in failed]
+    names = [*(each.name for each in mapping.columns), DELETE]
+    return Mapped(rows.select(names).take(pa.array(good, pa.int64())), good, failed)
+
+
+def _by_itself(records: pa.Table, mapping: RecordMapping) -> pa.RecordBatch:
+    found = mapped(records.combine_chunks().to_batches()[0], mapping)
+    columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
+    return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in (DELETE, PROBLEM)})
+
+
+def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> pa.RecordBatch:
+    """The same with SQL, in a local Spark, in the order of `records`."""
+    from ingest.source.kafka.stream import rows_of
+    from ingest.spark.session import configuration, start_session
+
+    conf = configuration(settings, 1, once=True) | {"spark.master": "local[1]"}
+    conf.pop("spark.jars.packages", None)  # nobody asks Kafka here
+    rows = rows_of(start_session(conf).createDataFrame(records), mapping).toArrow()
+    places = zip(*(rows[name].to_pylist() for name in (TOPIC, PARTITION, OFFSET)), strict=True)
+    at = {each: row for row, each in enumerate(places)}
+    wanted = zip(*(records[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    order = pa.array([at[each] for each in wanted], pa.int64())
+    return rows.take(order).combine_chunks().to_batches()[0]
+
+
+# ---- rows as JSON --------------------------------------------------------------------------------------------------
+
+
+def rows_of_json(letters: pa.Table, schema: pa.Schema, *, texts: bool = False) -> Mapped:
+    """Letters whose `raw_value` is a JSON object, read as strictly as a record of Kafka: nothing is cut off or guessed.
+
+    Fields of names that are not in `schema` are left out. `texts`: the rows are of CSV, so numbers may be text.
+    """
+    documents = [fields_of(raw) for raw in letters["raw_value"].to_pylist()]
+    failed = {row: each for row, each in enumerate(documents) if isinstance(each, BadRow)}
+    objects = [{} if isinstance(each, BadRow) else each for each in documents]
+    columns = {}
+    for field in schema:
+        given = [each.get(field.name) for each in objects]
+        values, problems = column(given, field.type, "", read_text if texts else read_json)
+        columns[field.name] = values
+        for row, reason in problems.items():
+            failed.setdefault(row, failure(field, reason))
+    good = [row for row in range(len(documents)) if row not in failed]
+    return Mapped(pa.RecordBatch.from_pydict(columns).take(pa.array(good, pa.int64())), good, failed)

@@ -1,0 +1,322 @@
+"""The Lance table of dead letters: rows of a source that no region took, each once.
+
+A micro-batch's letters are written by one task, before Spark hears that the micro-batch is done. In steps:
+
+ 1. **Write** the letters into data files, streamed. No version refers to them. *Crash here: files that Lance's clean-up
+    of old versions removes; the replay of the micro-batch writes them again.*
+ 2. **Append** by a compare-and-swap (`flush.base.swap`). The same version notes, in the schema's metadata, for the
+    query: the newest batch_id, and a digest of the ids of its letters. Whoever appends for the same micro-batch at the
+    same time (a task that Spark runs twice) fails, looks again and finds the note. *Crash here: both or none.*
+ 3. Spark notes that the micro-batch is done, regions that failed are replayed. *Crash before: the micro-batch comes
+    again; its letters have the digest that is noted, and nothing is written.*
+
+Where a replay has other letters than the first attempt (a column was added between the two; a region refused rows),
+those that are not there yet are appended, told by their ids. Only then is the table read, two columns of it. A later
+micro-batch of a query begins only after the one before is done, so older ones never need a look.
+
+An id is a hash of the query and of the row's place in its source, so a row has the same id in every replay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import lance
+import pyarrow as pa
+from lance.fragment import write_fragments
+
+import wal
+from flush import swapped, unborn
+from flush.base.open import open_dataset
+from flush.commits.maintenance import compact
+from ingest.errors import Invalid, Unavailable
+from ingest.source.columns import HEADERS_TYPE
+from wal.panics import panics_as_errors
+
+T = TypeVar("T")
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("time", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("column", pa.string()),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("file", pa.string()),
+        pa.field("block", pa.int64()),
+        pa.field("row", pa.int64()),
+        pa.field("landed", pa.timestamp("us", "UTC")),
+        pa.field("query_id", pa.string(), nullable=False),
+        pa.field("batch_id", pa.int64(), nullable=False),
+        pa.field("raw_key", pa.binary()),
+        pa.field("raw_value", pa.binary()),
+        pa.field("raw_headers", HEADERS_TYPE),
+    ]
+)
+"""`stage`: one of `STAGES`. `time`: when the letter was written. `landed`: the time of the record, or of its file.
+`raw_headers`: of a record of Kafka, in their order; null in letters that are older than the column, and of files."""
+_ADDED = ("raw_headers",)  # columns that a table may not have yet
+
+STAGES = ("parse", "map", "fit", "refused")
+_NOTES, _REPLAY, _NAME = "memwal:letters", "memwal:replay", "memwal:letters-id"
+_SWAPS = 50
+_FRAGMENTS, _ROWS_MAX, _DELETED = 16, 1 << 20, 0.25
+_VERSIONS_KEPT, _VERSIONS_AGE = 10, timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The newest micro-batch of a query with letters. `digest`: of all their ids, in any order; 0 of none."""
+
+    batch_id: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Letters that are on their way into the table again, under this number; `ids` is empty when they have arrived."""
+
+    sequence: int
+    ids: tuple[str, ...]
+
+
+class DeadLetters:
+    """The table of dead letters at one place.
+
+    Thread safety. One thread; any number of processes at the same table.
+    Durability. What returns is on storage.
+    Errors. Unavailable where others were always faster; OSError of Lance; wal errors of storage.
+    """
+
+    def __init__(self, uri: str, dataset: lance.LanceDataset, options: Mapping[str, str], clock: wal.Clock) -> None:
+        """Use `find` or `create`."""
+        self.uri, self.dataset = uri, dataset
+        self._options, self._clock = dict(options), clock
+
+    @staticmethod
+    def find(uri: str, options: Mapping[str, str], clock: wal.Clock) -> DeadLetters | None:
+        """The table at `uri`, None where there is none. Raises: Invalid where another table is there."""
+        store = wal.open_store(uri, options)
+        dataset = open_dataset(store, uri)
+        if dataset is None:
+            return None
+        needed, metadata = set(SCHEMA.names) - set(_ADDED), dataset.schema.metadata or {}
+        if not needed <= set(dataset.schema.names) or _NAME.encode() not in metadata:
+            raise Invalid(f"dlq.uri: {uri} is a table of something else than dead letters; choose another place")
+        return DeadLetters(uri, dataset, store.storage_options, clock)
+
+    @staticmethod
+    def create(uri: str, options: Mapping[str, str], clock: wal.Clock, ids: wal.Ids) -> DeadLetters:
+        """The table at `uri`, made where there is none; of several that make it, one does. Raises: as `find`."""
+        found = DeadLetters.find(uri, options, clock)
+        if found is not None:
+            return found._widened()  # noqa: SLF001 - one of us
+        schema = SCHEMA.with_metadata({_NAME: ids.entry_id()})
+        known_to_lance = wal.open_store(uri, options).storage_options
+        with suppress(OSError):  # another process was faster, or `find` says what is wrong
+            lance.write_dataset(schema.empty_table(), uri, schema=schema, storage_options=known_to_lance)
+        found = DeadLetters.find(uri, options, clock)
+        if found is None:
+            raise Unavailable(f"{uri}: the table of dead letters could not be made; run the same command again")
+        return found._widened()  # noqa: SLF001 - one of us
+
+    # ---- write ---------------------------------------------------------------------------------------------------
+
+    def append(self, letters: Iterable[pa.RecordBatch], query_id: str, batch_id: int) -> int:
+        """Write the letters of a micro-batch (in `SCHEMA`), those only that are not there yet; returns how many.
+
+        Raises: Unavailable where another attempt wrote other letters at this moment: the replay adds what is missing.
+        """
+        noted = self.note(query_id)
+        if noted is not None and noted.batch_id > batch_id:
+            return 0
+        if noted is not None and noted.batch_id == batch_id:
+            letters = self._missing(pa.Table.from_batches(letters, SCHEMA), noted, query_id)
+        written = _Written(letters)
+        fragments = unborn(written.into(self.dataset, self._options))
+        if not written.rows:
+            return 0
+        before = noted.digest if noted is not None and noted.batch_id == batch_id else 0
+        done = Note(batch_id, before ^ written.digest)
+
+        def swap() -> int:
+            if self.note(query_id) == noted:
+                notes = {**self._notes(), query_id: [done.batch_id, f"{done.digest:x}"]}
+                self._swap(fragments, {_NOTES: json.dumps(notes)})
+                return written.rows
+            if self.note(query_id) == done:
+                return 0
+            raise Unavailable(f"{self.uri}: another attempt wrote letters of micro-batch {batch_id}; it is tried again")
+
+        added = self._until_alone(swap)
+        self._maintain()
+        return added
+
+    def delete(self, condition: str) -> int:
+        """Delete the letters that `condition` (SQL) holds for; returns how many. Raises: as the class says."""
+
+        def act() -> int:
+            self.refresh()
+            before = self.dataset.count_rows()
+            self.dataset.delete(condition)
+            return before - self.dataset.count_rows()
+
+        return self._until_alone(act)
+
+    def reserve(self, ids: Sequence[str], after: Replay) -> Replay | None:
+        """Note that these letters are replayed next, where `after` is still the newest; None where it is not."""
+        replay = Replay(after.sequence + 1, tuple(ids)) if ids else Replay(after.sequence, ())
+        said = json.dumps({"sequence": replay.sequence, "ids": replay.ids})
+
+        def swap() -> Replay | None:
+            if self.replay() != after:
+                return None
+            self._swap([], {_REPLAY: said})
+            return replay
+
+        return self._until_alone(swap)
+
+    # ---- read ----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """What this table is called as the producer of writes; a table made anew at the same place has another name."""
+        return self._metadata(_NAME)
+
+    def note(self, query_id: str) -> Note | None:
+        """What the newest version that was looked at notes for a query."""
+        found = self._notes().get(query_id)
+        return None if found is None else Note(int(found[0]), int(found[1], 16))
+
+    def written(self, query_id: str, batch_id: int) -> pa.Table:
+        """The letters of a micro-batch that are here, without their raw bytes."""
+        kept = [name for name in SCHEMA.names if not name.startswith("raw_")]
+        return self.dataset.to_table(kept, filter=_of_micro_batch(query_id, batch_id))
+
+    def replay(self) -> Replay:
+        """The newest replay: ids that may be on their way, or none."""
+        said = json.loads(self._metadata(_REPLAY) or '{"sequence": 0, "ids": []}')
+        return Replay(said["sequence"], tuple(said["ids"]))
+
+    def refresh(self) -> None:
+        """Look at the newest version."""
+        self.dataset.checkout_latest()  # type: ignore[no-untyped-call]
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _widened(self) -> DeadLetters:
+        """This table, with every column of `SCHEMA`: an older version made it without some. Raises: Unavailable."""
+
+        def act() -> None:
+            missing = [SCHEMA.field(name) for name in SCHEMA.names if name not in self.dataset.schema.names]
+            if missing:
+                self.dataset.add_columns(missing)
+                self.refresh()
+
+        self._until_alone(act)
+        return self
+
+    def _notes(self) -> dict[str, Any]:
+        notes: dict[str, Any] = json.loads(self._metadata(_NOTES) or "{}")
+        return notes
+
+    def _metadata(self, name: str) -> str:
+        return str((self.dataset.schema.metadata or {}).get(name.encode(), b"").decode())
+
+    def _missing(self, letters: pa.Table, noted: Note, query_id: str) -> Iterator[pa.RecordBatch]:
+        """Of letters of the micro-batch `noted`, those that the table does not have."""
+        if digest(letters["id"].to_pylist()) == noted.digest:
+            return iter(())
+        same = _of_micro_batch(query_id, noted.batch_id)
+        there = set(self.dataset.to_table(["id"], filter=same)["id"].to_pylist())
+        kept = [id not in there for id in letters["id"].to_pylist()]
+        return iter(letters.filter(pa.array(kept, pa.bool_())).to_batches())
+
+    def _swap(self, fragments: Sequence[Any], metadata: Mapping[str, str]) -> None:
+        encoded = {name: value.encode() for name, value in metadata.items()}
+        self.dataset = swapped(self.dataset, fragments, encoded, self._options)
+
+    def _until_alone(self, act: Callable[[], T]) -> T:
+        """`act()`, again on top of the newest version while somebody else comes in between."""
+        for attempt in range(_SWAPS):
+            try:
+                return act()
+            except OSError as error:
+                last = error
+            self._clock.sleep(0.01 * (attempt + 1))
+            self.refresh()
+        said = (str(last).splitlines() or [type(last).__name__])[0]
+        raise Unavailable(f"{self.uri}: not written after {_SWAPS} attempts ({said}); run it again") from last
+
+    def _maintain(self) -> None:
+        """Keep fragments and versions few: each micro-batch with letters adds one. Nothing depends on it."""
+        if len(self.dataset.get_fragments()) < _FRAGMENTS:
+            return
+        with suppress(OSError, RuntimeError, ValueError), panics_as_errors:
+            removed, _ = compact(self.dataset, _FRAGMENTS, _ROWS_MAX, _DELETED)
+            if removed:
+                self.dataset.cleanup_old_versions(_VERSIONS_AGE, retain_versions=_VERSIONS_KEPT)
+
+
+class _Written:
+    """Letters on their way into data files: their number and the digest of their ids, known once they are written."""
+
+    def __init__(self, letters: Iterable[pa.RecordBatch]) -> None:
+        self._letters = letters
+        self._error: BaseException | None = None
+        self.rows = self.digest = 0
+
+    def into(self, dataset: lance.LanceDataset, options: Mapping[str, str]) -> Sequence[Any]:
+        """Write data files; no version of `dataset` refers to them. Raises: what reading the letters raises."""
+        letters = iter(self._letters)
+        first = next(letters, None)
+        if first is None:
+            return []
+        reader = pa.RecordBatchReader.from_batches(SCHEMA, self._counted(first, letters))
+        try:
+            with panics_as_errors:
+                return write_fragments(reader, dataset, schema=SCHEMA, mode="append", storage_options=dict(options))
+        except Exception as error:
+            raise self._error or error from error  # Lance hands on the text of what reading raised only
+
+    def _counted(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                self.rows += batch.num_rows
+                self.digest ^= digest(batch["id"].to_pylist())
+                yield batch
+                batch = next(rest, None)
+        except Exception as error:
+            self._error = error
+            raise
+
+
+def digest(ids: Iterable[str]) -> int:
+    """One number for a set of ids: the same in any order, and XOR of the digests of its parts."""
+    found = 0
+    for id in ids:
+        found ^= int(id, 16)
+    return found
+
+
+def _of_micro_batch(query_id: str, batch_id: int) -> str:
+    return f"query_id = {quoted(query_id)} AND batch_id = {batch_id}"
+
+
+def quoted(text: str) -> str:
+    """A text as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def moment(seconds: float) -> str:
+    """A unix time as SQL writes it."""
+    return f"timestamp '{datetime.fromtimestamp(seconds, UTC).isoformat()}'"

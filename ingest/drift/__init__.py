@@ -1,0 +1,1 @@
+"""New fields of a source, and what becomes of them."""

@@ -1,0 +1,1 @@
+"""Daemons on the executors of Spark."""

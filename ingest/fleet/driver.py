@@ -1,0 +1,247 @@
+"""Daemons on the executors of a Spark cluster: a barrier job of `daemon.on_spark` tasks, and its driver's side.
+
+1. There must be room for all tasks at once (`ingest.fleet.slots`).
+2. The job starts; its tasks start daemons and say where they serve (`ingest.fleet.task`, `ingest.fleet.channel`).
+3. The driver hangs up: the daemons drain side by side, the tasks end, and so does the job.
+
+An executor that dies ends the job: Spark has no barrier with a task missing. The driver then hangs up on what is
+left, and runs the job again, at other ports, maybe on other hosts. *Daemons of before may still drain then: a region
+belongs to the higher epoch, whoever claims it.* Who wants to know where the daemons are reads the notes of the regions'
+owners (`ingest.rpc.owner_notes`), which each of them leaves on storage. A job that keeps ending is started less and
+less often.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import wal
+from ingest.daemon.workers import PAUSE_FIRST, PAUSE_MOST, STEADY
+from ingest.errors import Internal, MemWalError, Unavailable, from_wire
+from ingest.fleet.channel import Desk
+from ingest.fleet.slots import check_configuration, patience_of, slots_now, wait_for_slots
+from ingest.fleet.task import DaemonTask, Told
+from ingest.ops.logs import configure_logs
+from ingest.settings.load import Settings
+from ingest.settings.paths import anywhere
+from ingest.spark.errors import of_spark
+from ingest.spark.session import check_java, check_master, configuration, start_context
+from ingest.table.create import find_or_create
+from ingest.table.live_owners import as_daemon
+from ingest.table.open import refuse_served
+from ingest.threads import stop_event
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_LOG = logging.getLogger("memwal.on_spark")
+LOOK_EVERY = 0.1
+TRIES = 3
+"""Jobs that end before their daemons serve until that is an error, where Spark is the reason."""
+ENDS_WITHIN = 15.0
+"""Seconds that a job has to end beyond what its daemons have to drain."""
+_CAUSE = re.compile(r"(?:ExecutorLostFailure|SparkException: |Exception: |Error: )[^\n]*")
+
+
+class SparkDaemons:
+    """The daemons of one table on the executors of a Spark.
+
+    Thread safety. Any thread. Errors. What ends them for good is `failure`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkContext,
+        settings: Settings,
+        told: Callable[[Sequence[str]], None],
+        clock: wal.Clock,
+        ids: wal.Ids,
+        *,
+        beside: int = 0,
+    ) -> None:
+        """Start them. `told`: the endpoints, whenever all daemons serve, by a thread of this object. `beside`: tasks
+        that must find room too. Raises: Invalid for a Spark that cannot.
+        """
+        self._spark, self._settings, self._told = spark, settings, told
+        self._clock, self._beside, self._count = clock, beside, settings.daemon.on_spark
+        conf = dict(spark.getConf().getAll())
+        check_configuration(conf, self._count, beside=beside)
+        host = conf.get("spark.driver.host", "127.0.0.1")
+        self._secret = ids.token()
+        self._desk = Desk(host, conf.get("spark.driver.bindAddress", host), self._secret)
+        self._group = f"memwal daemons {self._desk.address[1]}"
+        self._attempts, self._unserved, self._pause = 0, 0, PAUSE_FIRST
+        self._stopping = threading.Event()
+        self.endpoints: tuple[str, ...] = ()
+        """Of all daemons, as they were told last; empty before."""
+        self.code = 0
+        self.failure: MemWalError | None = None
+        self._thread = threading.Thread(target=self._run, name="daemons on Spark", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are none any more, nor will be."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Drain them and wait for their end."""
+        self._stopping.set()
+        self._desk.forget()
+        self._thread.join(self._settings.daemon.drain_timeout + ENDS_WITHIN)
+        if self._thread.is_alive():
+            _LOG.warning("the daemons on Spark do not end, their job is killed")
+            with suppress(Exception):
+                self._spark.cancelJobGroup(self._group)
+            self._thread.join(ENDS_WITHIN)
+        self._desk.close()
+
+    # ---- the job's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                began = self._clock.monotonic()
+                self._look_at(self._attempt())
+                if self._clock.monotonic() - began >= STEADY:
+                    self._pause = PAUSE_FIRST
+                self._stopping.wait(self._pause)
+                self._pause = min(2 * self._pause, PAUSE_MOST)
+        except Exception as error:  # noqa: BLE001 - the edge of this thread
+            self.failure = of_job(error, self._spark)
+
+    def _attempt(self) -> MemWalError | None:
+        """One job, from its start to its end; returns what ended it. Raises: Invalid where there is no room."""
+        self._wait_for_room()
+        self._attempts += 1
+        self._unserved += 1
+        self._desk.expect(self._attempts, self._count, self._serving)
+        if self._stopping.is_set():
+            self._desk.forget()
+            return None
+        task = DaemonTask(anywhere(self._settings), self._desk.address, self._secret, self._attempts)
+        self._spark.setJobGroup(self._group, f"daemons of {self._settings.table.uri}", interruptOnCancel=True)
+        try:
+            rows = self._spark.parallelize(range(self._count), self._count)
+            answers: list[Told] = rows.barrier().mapPartitions(task).collect()
+        except Exception as error:  # noqa: BLE001 - told apart by whoever looks at it
+            self._desk.forget()
+            return of_job(error, self._spark)
+        self.code = max(abs(int(answer.get("code", 1))) for answer in answers)
+        return next((from_wire(answer) for answer in answers if "kind" in answer), None)
+
+    def _wait_for_room(self) -> None:
+        """Raises: Invalid, Unavailable where there is none. Once they have served it is waited for as long as sinks
+        wait for them: a cluster whose master was started anew has forgotten this Spark, and gives it nothing any more.
+        """
+        within = self._settings.sink.stream_timeout if self.endpoints else patience_of(self._spark)
+        if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
+            _LOG.warning("waiting for room for %d daemons, there are %d slots", self._count, slots)
+        try:
+            wait_for_slots(self._spark, self._count, self._beside, self._clock, self._stopping, within)
+        except MemWalError as error:
+            if not self.endpoints:
+                raise
+            raise Unavailable(
+                f"the daemons on Spark ended, and there was no room to start them again for {within:.0f} s "
+                f"(sink.stream_timeout); start this again, what was acknowledged is in the log; {error}"
+            ) from None
+
+    def _serving(self, endpoints: list[str]) -> None:
+        self.endpoints, self._unserved = tuple(endpoints), 0
+        fields = {"event": "serving", "table": self._settings.table.uri, "endpoints": endpoints}
+        _LOG.info("serving %s at %s", self._settings.table.uri, ", ".join(endpoints), extra=fields)
+        self._told(endpoints)
+
+    def _look_at(self, error: MemWalError | None) -> None:
+        """Raises: `error`, where the same would come again. What has served once is tried for ever: its settings are
+        fine, and a port may still be held by a daemon of before.
+        """
+        if self._stopping.is_set():
+            return
+        hopeless = error is not None and (not error.details.get("spark") or self._unserved >= TRIES)
+        if error is not None and ((hopeless and not self.endpoints) or _is_over(self._spark)):
+            raise error
+        _LOG.warning(
+            "the daemons on Spark ended and are started again: %s", error or "a task lost its line to the driver"
+        )
+
+
+def serve_on_spark(
+    settings: Settings,
+    environ: Mapping[str, str],
+    ready: Callable[[Sequence[str]], None],
+    *,
+    take_over: bool = False,
+) -> int:
+    """`memwal serve` with `daemon.on_spark`; returns the exit code once SIGTERM or SIGINT came and all have drained.
+
+    `ready`: told where they serve, again after every restart. `take_over`: as for `daemon.serve`. Raises: Invalid for a
+    Spark or a table that cannot be, what a daemon says that does not start, Unavailable for a Spark that ends and for a
+    table that somebody else serves.
+    """
+    configure_logs(settings.log.level, settings.log.format)
+    conf = session_of(settings)
+    check_configuration(conf, settings.daemon.on_spark)
+    check_java(environ)
+    check_master(conf)
+    find_or_create(settings, environ)
+    refuse_served(settings, environ, as_daemon(take_over=take_over), wal.SystemClock())
+    stop = stop_event(None)
+    with ThreadPoolExecutor(1, "spark-start") as starter:  # Spark takes signals over in the main thread
+        spark = starter.submit(start_context, conf).result()
+    try:
+        return _served(spark, settings, ready, stop)
+    finally:
+        with suppress(Exception):
+            spark.stop()
+
+
+def _served(
+    spark: SparkContext, settings: Settings, ready: Callable[[Sequence[str]], None], stop: threading.Event
+) -> int:
+    daemons = SparkDaemons(spark, settings, ready, wal.SystemClock(), wal.SystemIds())
+    try:
+        while not stop.wait(LOOK_EVERY) and not daemons.ended:
+            pass
+    finally:
+        daemons.stop()
+    if daemons.failure is not None:
+        raise daemons.failure
+    return daemons.code
+
+
+def session_of(settings: Settings) -> dict[str, str]:
+    """Spark's configuration without the connectors of a source, which no daemon reads."""
+    plain = settings.source.model_copy(update={"format": "parquet"})
+    return configuration(settings.model_copy(update={"source": plain}), 1, once=False)
+
+
+def of_job(error: BaseException, spark: Any = None) -> MemWalError:
+    """What ended a barrier job, in one line; `details["spark"]` where it was Spark, and may pass."""
+    if isinstance(error, MemWalError):
+        return error
+    if spark is not None and _is_over(spark):
+        return Unavailable(
+            "Spark ended, and the daemons on its executors with it; start it again: what was acknowledged is in the log"
+        )
+    found = of_spark(error)
+    if not isinstance(found, Internal):
+        return found
+    cause = _CAUSE.findall(str(error))
+    return Unavailable(f"Spark: {cause[-1] if cause else found}", {"spark": True})
+
+
+def _is_over(spark: SparkContext) -> bool:
+    """Whether Spark itself has ended, or its JVM."""
+    try:
+        jvm: Any = spark._jsc.sc()  # noqa: SLF001
+        return bool(jvm.isStopped())
+    except Exception:  # noqa: BLE001 - no JVM answers
+        return True

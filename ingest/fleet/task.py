@@ -1,0 +1,151 @@
+"""What runs on an executor: a barrier task that starts its daemons, keeps them running, and drains them.
+
+1. Every task finds ports on its executor's host, and tells all others its endpoints (`allGather`). *One that cannot
+   says why instead, and all end.*
+2. It starts its daemons as child processes that know all endpoints (`ingest.daemon.workers`), and waits until they
+   serve.
+3. All tasks wait for each other (`allGather` again). *One whose daemons do not start says why, and all drain.*
+4. It tells the driver that they serve. A daemon that ends is started again at its port; the others take over meanwhile.
+5. The line to the driver ends: it drains its daemons, and is done. *Spark kills the task, or its executor dies: the
+   daemons' standard input ends with the Python worker that held it, and they drain by themselves.*
+
+The settings come with the task's code and go on to the daemons by a pipe; they hold references, never a secret, which
+are looked up on the executor's host. An error is returned, not raised: Spark would kill the others at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingest.daemon.workers import Supervisor, ports_of
+from ingest.errors import Invalid, from_wire, to_wire
+from ingest.fleet.channel import Line
+from ingest.ops.logs import configure_logs, silence_grpc
+from ingest.rpc.guard import is_loopback
+from ingest.settings import endpoints as addresses
+from ingest.settings.load import Settings
+from ingest.spark.task import on_executor
+from wal import SystemClock
+from wal.panics import as_exception
+
+Told = dict[str, Any]
+_MEETINGS = 2
+"""How often all tasks wait for each other; Spark hangs where one waits more often than another."""
+
+
+def host_of(address: str) -> str:
+    """The host of a task's address, host:port, as Spark has it."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def offset_of(hosts: Sequence[str], task: int, workers: int) -> int:
+    """By how much the fixed ports of `task` are above the first: tasks before it on the same host have theirs."""
+    return workers * list(hosts[:task]).count(hosts[task])
+
+
+def daemons_of(settings: Settings, host: str, ports: Sequence[int], every: Sequence[str], above: int) -> list[Settings]:
+    """The configuration of each daemon of a task on `host`; `above`: see `offset_of`."""
+    daemon, scheme = settings.daemon, addresses.scheme_of(settings.daemon.tls_cert)
+    http = daemon.http_port
+    found = []
+    for number, port in enumerate(ports):
+        own = {
+            "host": bound(daemon.host, host),
+            "port": port,
+            "advertise": addresses.at(host, port, scheme),
+            "endpoints": list(every),
+            "http_port": http + above + number if http > 0 else http,
+            "workers": 1,
+            "on_spark": 0,
+        }
+        found.append(settings.model_copy(update={"daemon": daemon.model_copy(update=own)}))
+    return found
+
+
+def bound(wanted: str, host: str) -> str:
+    """What daemons on `host` listen on: `daemon.host`, unless that is an address of this machine alone."""
+    return host if is_loopback(wanted) else wanted
+
+
+@dataclass(frozen=True)
+class DaemonTask:
+    """The function of the barrier job: takes no rows, returns one answer: {"code"}, or an error as `to_wire` has it."""
+
+    settings: Settings
+    desk: tuple[str, int]
+    secret: str = field(repr=False)
+    attempt: int
+
+    def __call__(self, _rows: Iterable[Any]) -> Iterator[Told]:
+        """Serve until the driver hangs up."""
+        from pyspark import BarrierTaskContext
+
+        silence_grpc()
+        configure_logs(self.settings.log.level, self.settings.log.format)
+        # The daemons find memwal where this process did, which may be an archive that Spark brought.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        yield _Serving(self, BarrierTaskContext.get()).run()
+
+
+class _Serving:
+    """One run of a task. Thread safety. One thread."""
+
+    def __init__(self, task: DaemonTask, context: Any) -> None:
+        self._task, self._context = task, context
+        self._number = int(context.partitionId())
+        self._hosts = [host_of(info.address) for info in context.getTaskInfos()]
+        self._met = 0
+
+    def run(self) -> Told:
+        line: Line | None = None
+        try:
+            line = Line(self._task.desk, self._task.secret, self._task.attempt, self._number)
+            answer = self._serve(line)
+        except BaseException as error:  # noqa: BLE001 - the edge of this process
+            answer = to_wire(on_executor(as_exception(error)))
+        finally:
+            if line is not None:
+                line.close()
+        while self._met < _MEETINGS:  # the others wait for this task as often
+            self._meet(answer)
+        return answer
+
+    def _serve(self, line: Line) -> Told:
+        ports, above = self._ports()
+        host = self._hosts[self._number]
+        scheme = addresses.scheme_of(self._task.settings.daemon.tls_cert)
+        own = [addresses.at(host, port, scheme) for port in ports]
+        every = [endpoint for told in self._agreed({"endpoints": own}) for endpoint in told["endpoints"]]
+        daemons = daemons_of(self._task.settings, host, ports, every, above)
+
+        def ready(_: str) -> None:
+            self._agreed({})
+            line.serves(own)
+
+        return {"code": Supervisor(daemons, SystemClock()).run(line.ended, ready)}
+
+    def _ports(self) -> tuple[list[int], int]:
+        daemon, host = self._task.settings.daemon, self._hosts[self._number]
+        above = offset_of(self._hosts, self._number, daemon.workers)
+        first = daemon.port + above if daemon.port else 0
+        try:
+            return ports_of(bound(daemon.host, host), first, daemon.workers), above
+        except OSError as error:
+            raise Invalid(f"daemon.host: an executor cannot listen on {host} ({error.strerror or error})") from None
+
+    def _agreed(self, said: Mapping[str, Any]) -> list[Told]:
+        """What all tasks said. Raises: MemWalError where one of them cannot go on."""
+        everybody = self._meet(said)
+        for told in everybody:
+            if "kind" in told:
+                raise from_wire(told)
+        return everybody
+
+    def _meet(self, said: Mapping[str, Any]) -> list[Told]:
+        self._met += 1
+        return [json.loads(text) for text in self._context.allGather(json.dumps(said, default=str))]

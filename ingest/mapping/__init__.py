@@ -1,0 +1,1 @@
+"""Values of records to columns of the table. Pure."""

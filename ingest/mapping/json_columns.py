@@ -1,0 +1,148 @@
+"""JSON values of a whole batch as columns, by Arrow's reader: all of them, or none when any is not as it should be.
+
+The values are read as one text with a line break between any two. No record can shift into its neighbour's place:
+each must begin with `{` and end with `}`, so a value that is cut off inside an object meets `{` where JSON wants a
+comma, and one that is cut off inside a string a line break, which JSON forbids there. Then as many objects as values
+means one each. Arrow refuses what is no strict JSON, doubled names, numbers in the place of text and integers out of
+range; `mapping_types.finished` the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.mapping.documents import DELETE, UPSERTS
+from ingest.mapping.values import finished, json_type
+
+Path = tuple[str, ...]
+Read = tuple[Path, pa.DataType, str]
+"""A field to read: its path, its column's type, its unit."""
+_Tree = dict[str, "_Tree | pa.DataType"]
+_WRAPPER: Path = ("payload",)
+
+
+def plain(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
+    """The columns of `fields`, in order; None when a value is not JSON or does not fit. `values`: binary, no nulls."""
+    try:
+        struct = _struct(values, fields)
+        return None if struct is None else [finished(at(struct, path), *how) for path, *how in fields]
+    except _REFUSED:
+        return None
+
+
+def wrapped(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
+    """As `plain`, where a value may be the payload beside its schema."""
+    try:
+        struct = _struct(values, [*fields, *_below(_WRAPPER, fields)])
+        return None if struct is None else [_either(struct, *field) for field in fields]
+    except _REFUSED:
+        return None
+
+
+def debezium(
+    values: pa.Array, fields: Sequence[Read], around: Sequence[Read], empty: pa.Array
+) -> tuple[list[pa.Array], pa.Array] | None:
+    """The columns of `fields` of the row inside each envelope, then of `around` of the envelope itself; and which rows
+    are deleted. None as `plain`, or when an envelope is not as it should be. `empty`: rows that are not looked at.
+    """
+    op = (("op",), pa.string(), "")
+    sides = [*_below(("after",), fields), *_below(("before",), fields)]
+    try:
+        struct = _struct(values, [*(each for w in ((), _WRAPPER) for each in _below(w, [op, *sides, *around]))])
+        if struct is None:
+            return None
+        ops = _either(struct, *op)
+        upsert = pc.is_in(ops, pa.array(UPSERTS))
+        delete = pc.equal(ops, DELETE).fill_null(False)
+        if not pc.all(pc.or_(empty, pc.or_(upsert, delete))).as_py() or not _sides_there(struct, upsert, delete):
+            return None
+        rows = [
+            pc.if_else(delete, _either(struct, ("before", *path), *how), _either(struct, ("after", *path), *how))
+            for path, *how in fields
+        ]
+        return [*rows, *(_either(struct, *field) for field in around)], delete
+    except _REFUSED:
+        return None
+
+
+_REFUSED = (pa.ArrowInvalid, UnicodeDecodeError)
+
+
+def _below(path: Path, fields: Sequence[Read]) -> list[Read]:
+    return [((*path, *each), kind, unit) for each, kind, unit in fields]
+
+
+def _either(struct: pa.StructArray, path: Path, kind: pa.DataType, unit: str) -> pa.Array:
+    """A field of the payload where there is one, else of the value itself."""
+    inside = at(struct, (*_WRAPPER, *path))
+    found = pc.if_else(pc.is_valid(at(struct, _WRAPPER)), inside, at(struct, path))
+    return finished(found, kind, unit)
+
+
+def _sides_there(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -> bool:
+    """Whether every upsert has an after and every delete a before."""
+    for side, wanted in (("after", upsert), ("before", delete)):
+        there = pc.or_(pc.is_valid(at(struct, (side,))), pc.is_valid(at(struct, (*_WRAPPER, side))))
+        if pc.any(pc.and_not(wanted, there)).as_py():
+            return False
+    return True
+
+
+def _struct(values: pa.Array, fields: Sequence[Read]) -> pa.StructArray | None:
+    text = values.cast(pa.string())  # the reader itself does not look at the encoding
+    tree: _Tree = {}
+    for path, kind, unit in fields:
+        _grow(tree, path, json_type(kind, unit))
+    return _parsed(text, _schema(tree))
+
+
+def at(struct: pa.StructArray, path: Path) -> pa.Array:
+    """The field at `path`; null below a null."""
+    found: pa.Array = struct
+    for name in path:
+        found = pc.struct_field(found, name)
+    return found
+
+
+def _grow(tree: _Tree, path: Path, kind: pa.DataType) -> None:
+    for name in path[:-1]:
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
+            raise pa.ArrowInvalid(f"{name} is read as a value and as an object")
+        tree = below
+    if tree.setdefault(path[-1], kind) != kind:
+        raise pa.ArrowInvalid(f"{path[-1]} is read as two types")
+
+
+def _schema(tree: _Tree) -> pa.Schema:
+    return pa.schema([pa.field(name, _kind(below)) for name, below in tree.items()])
+
+
+def _kind(below: _Tree | pa.DataType) -> pa.DataType:
+    return pa.struct(list(_schema(below))) if isinstance(below, dict) else below
+
+
+def _parsed(text: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
+    import pyarrow.json as reader
+
+    trimmed = pc.ascii_trim(text, " \t\r\n")
+    whole = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
+    if not len(text):
+        return pa.array([], pa.struct(list(schema)))
+    if not pc.all(whole).as_py():
+        return None
+    offsets = pa.array(np.array([0, len(text)], np.int32))
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, trimmed), "\n")
+    buffer = joined[0].as_buffer()
+    table = reader.read_json(
+        pa.BufferReader(buffer),
+        read_options=reader.ReadOptions(use_threads=False, block_size=buffer.size + 1),
+        parse_options=reader.ParseOptions(
+            explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
+        ),
+    )
+    return table.to_struct_array().combine_chunks() if len(table) == len(text) else None

@@ -1,0 +1,355 @@
+"""Values of a record as values of a column: strict, exact, and with a reason that a person can act on.
+
+Nothing is cut off, wrapped around or guessed: 1.5 is no int64, "12" is no number, 300 no int8. What is converted: text
+that is a date or a time (ISO 8601), base64 text into binary (as JSON carries bytes), numbers and text that are one into
+decimals, numbers with a declared unit into times, and the text of keys and headers into whatever the column is.
+
+Spark has neither unsigned numbers nor fixed-size lists, so columns travel in the type that `carried` says; the sink
+brings them into the table's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.suggest import nearest
+
+Problems = dict[int, str]
+"""Row of a batch -> why it cannot be used."""
+
+MARK_ANY = (b"memwal:values", b"any")
+"""Metadata of a column of text that takes values of every kind, written as `ANY_TEXT` says."""
+ANY_TEXT = "any"
+"""In the place of a unit: text stays as it is, everything else becomes JSON, as Spark reads JSON into text."""
+
+_UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
+"""Factor and divisor that make microseconds of each unit."""
+_SHOWN = 40
+_FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether a column holds bytes."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def carried(kind: pa.DataType) -> pa.DataType:
+    """The type in which Spark carries a column: that of `source.spark_type`."""
+    wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32()}
+    wider |= {pa.uint64(): pa.decimal128(20, 0), pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        return pa.list_(carried(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(carried(field.type)) for field in kind])
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    return wider.get(kind, kind)
+
+
+def check_unit(unit: str, kind: pa.DataType) -> str:
+    """`unit` if it goes with a column of type `kind`. Raises: ValueError."""
+    wanted = ("d",) if pa.types.is_date(kind) else tuple(_UNITS) if pa.types.is_timestamp(kind) else ()
+    if unit and not wanted:
+        raise ValueError(f"unit = {unit!r} is for columns that are times, this one is {kind}; take it out")
+    if unit and unit not in wanted:
+        raise ValueError(f"unit = {unit!r} is not known; {nearest(unit, wanted)}")
+    return unit
+
+
+# ---- single values -------------------------------------------------------------------------------------------------
+
+
+def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
+    """A value of JSON or Avro as one that Arrow takes for `carried(kind)`; None stays None. Raises: ValueError."""
+    if value is None:
+        return None
+    for family, convert in _FAMILIES:
+        if family(kind):
+            return convert(value, kind, unit)
+    raise ValueError(f"a column of type {kind} cannot be filled from a record")
+
+
+def of_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
+    """The text of a key or a header as `typed` gives it. Raises: ValueError."""
+    if is_text(kind):
+        return typed(text, kind)
+    number = unit or pa.types.is_integer(kind)
+    wanted = pa.int64() if unit else kind
+    if number or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        try:
+            return typed(pa.scalar(text.strip()).cast(wanted).as_py(), kind, unit)
+        except pa.ArrowInvalid:
+            raise _misfit(text, kind) from None
+    return typed(text, kind, unit)
+
+
+def _misfit(value: Any, kind: pa.DataType, why: str = "") -> ValueError:
+    text = repr(value)
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return ValueError(f"{text} is no {_named(kind)}{why and f' ({why})'}")
+
+
+def _named(kind: pa.DataType) -> str:
+    """A type as [table] columns writes it."""
+    name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
+    return name.replace("tz=", "").replace("[day]", "")
+
+
+def _integer(value: Any, kind: pa.DataType, _unit: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _misfit(value, kind)
+    low, high = (
+        (0, 2**kind.bit_width - 1)
+        if pa.types.is_unsigned_integer(kind)
+        else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
+    )
+    if not low <= value <= high:
+        raise _misfit(value, kind, "out of range")
+    return value
+
+
+def _floating(value: Any, kind: pa.DataType, _unit: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _misfit(value, kind)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise _misfit(value, kind, "out of range") from None
+    if not math.isfinite(number) or abs(number) > _FLOAT_MAX[kind.bit_width]:
+        raise _misfit(value, kind, "not a finite number in range")
+    return number
+
+
+def _boolean(value: Any, kind: pa.DataType, _unit: str) -> bool:
+    if not isinstance(value, bool):
+        raise _misfit(value, kind)
+    return value
+
+
+def _text(value: Any, kind: pa.DataType, unit: str) -> str:
+    if isinstance(value, UUID | Decimal | datetime.time):
+        return str(value)
+    if unit == ANY_TEXT and not isinstance(value, str):
+        value = _any(value)
+    if not isinstance(value, str):
+        raise _misfit(value, kind, "write sql with to_json or cast for numbers and objects as text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _misfit(value, kind, "half of a surrogate pair") from None
+    return value
+
+
+def _any(value: Any) -> str:
+    if isinstance(value, bytes | datetime.date):
+        return _plain(value)
+    try:
+        text = json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        raise ValueError("it holds a number that is not finite, which JSON has not") from None
+    halves = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return json.dumps(value, default=_plain, separators=(",", ":")) if halves else text
+
+
+def _plain(value: object) -> str:
+    """What Avro knows and JSON does not: bytes as base64, times as ISO 8601."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
+
+
+def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
+        raise _misfit(value, kind)
+    try:
+        # A float by its shortest digits: those that were written, up to 15 of them.
+        return pa.scalar(Decimal(str(value))).cast(kind).as_py()  # type: ignore[no-any-return]
+    except (ArithmeticError, pa.ArrowException, ValueError):
+        raise _misfit(value, kind, "no number of so many digits") from None
+
+
+def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise _misfit(value, kind, "bytes in JSON are base64") from None
+    raise _misfit(value, kind)
+
+
+def _date(value: Any, kind: pa.DataType, unit: str) -> Any:
+    if unit:
+        return _EPOCH + datetime.timedelta(days=_within(value, kind, 2_900_000))
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value
+    return _parsed(value, kind)
+
+
+def _timestamp(value: Any, kind: pa.DataType, unit: str) -> Any:
+    if unit:
+        factor, divisor = _UNITS[unit]
+        whole = _within(value, kind, 2**63) * factor
+        if whole % divisor:
+            raise _misfit(value, kind, "more exact than a microsecond")
+        return _within(whole // divisor, kind, 2**63)
+    if isinstance(value, datetime.datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
+        return aware if kind.tz is not None else aware.astimezone(datetime.UTC).replace(tzinfo=None)
+    return _parsed(value, kind)
+
+
+def _within(value: Any, kind: pa.DataType, limit: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _misfit(value, kind, "unit needs a whole number")
+    if not -limit <= value < limit:
+        raise _misfit(value, kind, "out of range")
+    return value
+
+
+def _parsed(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str):
+        raise _misfit(value, kind, "numbers need a unit" if isinstance(value, int | float) else "")
+    try:
+        return pa.scalar(value).cast(carried(kind)).as_py()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        why = "with an offset, such as Z" if "expected a zone offset" in str(error) else ""
+        if "no zone offset" in str(error):
+            why = f"without an offset, or declare the column timestamp[{kind.unit}, UTC]"
+        raise _misfit(value, kind, f"write ISO 8601 {why}".strip()) from None
+
+
+def _vector(value: Any, kind: pa.DataType, unit: str) -> list[float]:
+    if not isinstance(value, list):
+        raise _misfit(value, kind)
+    if len(value) != kind.list_size:
+        raise ValueError(f"has {len(value)} numbers, the column's vectors have {kind.list_size}")
+    return [_floating(each, kind.value_type, unit) for each in value]
+
+
+def _list(value: Any, kind: pa.DataType, unit: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _misfit(value, kind)
+    return [typed(each, kind.value_type, unit) for each in value]
+
+
+def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _misfit(value, kind)
+    for name in value:
+        if kind.get_field_index(name) < 0:
+            raise ValueError(f"has a field {name!r} that the column has not")
+    found = {}
+    for field in kind:
+        try:
+            found[field.name] = typed(value.get(field.name), field.type)
+        except ValueError as error:
+            raise ValueError(f"{field.name}: {error}") from None
+    return found
+
+
+_EPOCH = datetime.date(1970, 1, 1)
+_Convert = Callable[[Any, pa.DataType, str], Any]
+_FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
+    (pa.types.is_integer, _integer),
+    (pa.types.is_floating, _floating),
+    (pa.types.is_boolean, _boolean),
+    (is_text, _text),
+    (is_bytes, _binary),
+    (pa.types.is_date32, _date),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_decimal128, _decimal),
+    (pa.types.is_fixed_size_list, _vector),
+    (pa.types.is_list, _list),
+    (pa.types.is_struct, _struct),
+)
+
+
+# ---- whole columns -------------------------------------------------------------------------------------------------
+
+
+def column(
+    values: Sequence[Any], kind: pa.DataType, unit: str, convert: Callable[[Any, pa.DataType, str], Any] = typed
+) -> tuple[pa.Array, Problems]:
+    """Values one by one: the column, null where a value does not fit, and why for each of those."""
+    taken: list[Any] = []
+    problems: Problems = {}
+    for row, value in enumerate(values):
+        try:
+            if isinstance(value, ValueError):
+                raise value
+            taken.append(convert(value, kind, unit))
+        except ValueError as error:
+            taken.append(None)
+            problems[row] = str(error)
+    return pa.array(taken, carried(kind)), problems
+
+
+def bytes_column(values: pa.Array, kind: pa.DataType, unit: str) -> tuple[pa.Array, Problems]:
+    """Bytes (binary array: keys, headers, raw values) as a column; text is UTF-8."""
+    if is_bytes(kind):
+        return values.cast(pa.binary()), {}
+    try:
+        text = values.cast(pa.string())
+        if is_text(kind):
+            return text, {}
+    except pa.ArrowInvalid:
+        return column(values.to_pylist(), kind, unit, _of_bytes)
+    return column(text.to_pylist(), kind, unit, lambda each, *how: None if each is None else of_text(each, *how))
+
+
+def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
+    if value is None:
+        return None
+    try:
+        return of_text(value.decode(), kind, unit)
+    except UnicodeDecodeError:
+        raise ValueError(f"{value[:_SHOWN]!r} is not UTF-8 text") from None
+
+
+def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+    """A column as `json_type` reads it, in `carried(kind)`; all of it or none. Raises: pa.ArrowInvalid."""
+    if unit or is_bytes(kind) or pa.types.is_decimal(kind):
+        found, problems = column(values.to_pylist(), kind, unit)
+        if problems:
+            raise pa.ArrowInvalid(next(iter(problems.values())))
+        return found
+    floats = values.flatten() if pa.types.is_list(values.type) else values
+    if pa.types.is_floating(floats.type) and pc.all(pc.is_finite(floats)).as_py() is False:
+        raise pa.ArrowInvalid("not finite")
+    if pa.types.is_fixed_size_list(kind):
+        widths = pc.list_value_length(values)
+        if floats.null_count or pc.any(pc.not_equal(widths, kind.list_size)).as_py():
+            raise pa.ArrowInvalid("width")
+    if kind == pa.float16() and pc.any(pc.greater(pc.abs(values), _FLOAT_MAX[16])).as_py():
+        raise pa.ArrowInvalid("range")
+    return values.cast(carried(kind))
+
+
+def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
+    """The type as which Arrow's JSON reader reads a field for `finished`; text where that one would guess."""
+    if unit:
+        return pa.int64()
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        return pa.list_(json_type(kind.value_type, ""))
+    if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return pa.string()
+    return pa.float32() if kind == pa.float16() else kind

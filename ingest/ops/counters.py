@@ -1,0 +1,216 @@
+"""What a daemon counts while it works: plain numbers, each written by one thread, read by whoever scrapes.
+
+The put path pays two clock readings and a few additions per group of writes, never anything per row, and takes no lock:
+a reader may see a group's rows a moment before its time, which no dashboard can tell. `ingest.ops.metrics` says what
+each number means and how Prometheus calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+from uuid import UUID
+
+from flush import CommitReport
+from wal import Clock
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of time buckets: from an append to a local disk to a commit of many SSTs."""
+SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+"""Upper bounds of the buckets for writes that share an append."""
+_LOG = logging.getLogger("memwal.commit")
+
+
+class Histogram:
+    """How often a value was at most each bound.
+
+    Thread safety. One thread observes, any reads.
+    """
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0.0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def spread(self, least: float, most: float, count: int) -> None:
+        """Count `count` values of which the least and the most are known, the others as evenly spread between."""
+        below = 0.0
+        for number, bound in enumerate((*self._bounds, most)):
+            share = 1.0 if bound >= most else 0.0 if bound < least else (bound - least) / (most - least)
+            self._counts[number] += count * (share - below)
+            below = share
+        self.total += count * (least + most) / 2
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, the last of which is "+Inf"."""
+        found, below = [], 0.0
+        for bound, count in zip((*self._bounds, float("inf")), list(self._counts), strict=True):
+            below += count
+            found.append(("+Inf" if bound == float("inf") else repr(bound), below))
+        return found
+
+
+class Answer(Protocol):
+    """What a region told one write; see `write_queue.Ack`."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def applied(self) -> bool: ...
+
+    @property
+    def skipped(self) -> int: ...
+
+    @property
+    def repeated(self) -> int: ...
+
+
+class RegionMeter:
+    """What one region has counted since this process first claimed it.
+
+    Thread safety. `served` and `appended` by the region's thread, what is flushed by the flusher's, `claimed` by
+    whoever opens the region, `failed` once per claim; `waiting` and `refused` by any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.rows_put = self.rows_deleted = self.rows_skipped = self.rows_repeated = 0
+        self.writes = self.writes_failed = 0
+        self.ack_seconds, self.group_writes = Histogram(), Histogram(SIZES)
+        self.entries = self.append_bytes = 0
+        self.append_seconds = Histogram()
+        self.flush_seconds = Histogram()
+        self.flush_rows = self.flush_bytes = self.flush_failures = 0
+        self.waiting_puts = self.waited_puts = self.refused_puts = 0
+        self.waited_seconds = 0.0
+        self.claims = self.fences = self.poisonings = 0
+        self.replay_seconds = 0.0
+
+    def served(self, seconds: float, answers: Sequence[tuple[Answer, int]], failed: int) -> None:
+        """A group of writes is answered, the oldest of them after so many seconds: what each applied, and how many
+        of its rows delete; `failed` of them were refused."""
+        self.ack_seconds.observe(seconds)
+        self.group_writes.observe(len(answers) + failed)
+        self.writes += len(answers)
+        self.writes_failed += failed
+        for answer, deletes in answers:
+            if not answer.applied:
+                self.rows_repeated += answer.rows
+            else:
+                self.rows_repeated += answer.repeated
+                self.rows_deleted += deletes
+                self.rows_put += answer.rows - answer.repeated - deletes - answer.skipped
+                self.rows_skipped += answer.skipped
+
+    def appended(self, seconds: float, size: int, entries: int) -> None:
+        """One append is durable: `entries` WAL entries of `size` bytes of rows."""
+        self.append_seconds.observe(seconds)
+        self.append_bytes += size
+        self.entries += entries
+
+    def flushed(self, seconds: float, rows: int, size: int) -> None:
+        """One memtable is a published SST."""
+        self.flush_seconds.observe(seconds)
+        self.flush_rows += rows
+        self.flush_bytes += size
+
+    @contextmanager
+    def waiting(self, clock: Clock) -> Iterator[None]:
+        """A put waits for room; many may at the same time, and none of them is in a hurry, so there is a lock here."""
+        began = clock.monotonic()
+        with self._lock:
+            self.waiting_puts += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.waiting_puts -= 1
+                self.waited_puts += 1
+                self.waited_seconds += clock.monotonic() - began
+
+    def refused(self) -> None:
+        """A put found no room in time."""
+        with self._lock:
+            self.refused_puts += 1
+
+    def failed(self, *, fenced: bool) -> None:
+        """The region ended: a newer writer fenced it, or storage made it stop itself."""
+        if fenced:
+            self.fences += 1
+        else:
+            self.poisonings += 1
+
+    def claimed(self, seconds: float) -> None:
+        """The region was claimed and its log replayed, in so many seconds."""
+        self.claims += 1
+        self.replay_seconds += seconds
+
+
+class CommitMeter:
+    """Commits of this process.
+
+    Thread safety. One commit at a time, see `CommitLoop`.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = Histogram()
+        self.rows_inserted = self.rows_updated = self.rows_deleted = 0
+        self.ssts = self.bytes = self.failures = self.held_back = 0
+
+    def counted(self, commit: Callable[[], CommitReport], clock: Clock) -> CommitReport:
+        """`commit()`, counted and logged. One that finds nothing to commit counts for nothing."""
+        began = clock.monotonic()
+        try:
+            report = commit()
+        except BaseException:
+            self.failures += 1
+            raise
+        if report.ssts:
+            self._committed(report, clock.monotonic() - began)
+        return report
+
+    def _committed(self, report: CommitReport, seconds: float) -> None:
+        self.seconds.observe(seconds)
+        rows = report.rows_inserted + report.rows_updated + report.rows_deleted
+        text = "committed %d SSTs as version %d, %d rows changed, in %.3f s"
+        told = {"event": "commit", "version": report.version, "rows": rows, "ssts": report.ssts, "seconds": seconds}
+        _LOG.info(text, report.ssts, report.version, rows, seconds, extra=told)
+        self.rows_inserted += report.rows_inserted
+        self.rows_updated += report.rows_updated
+        self.rows_deleted += report.rows_deleted
+        self.ssts += report.ssts
+        self.bytes += report.bytes_written
+
+
+class Meters:
+    """Those of one table in one process; a region's outlive its claims, since counters never go back.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._regions: dict[UUID, RegionMeter] = {}
+        self.commits = CommitMeter()
+
+    def of(self, region: UUID) -> RegionMeter:
+        """The meter of a region, made at the first call."""
+        with self._lock:
+            return self._regions.setdefault(region, RegionMeter())
+
+    def regions(self) -> dict[UUID, RegionMeter]:
+        """Of every region that was ever asked for."""
+        with self._lock:
+            return dict(self._regions)

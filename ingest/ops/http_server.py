@@ -1,0 +1,201 @@
+"""What the HTTP edges of `memwal serve` and `memwal run` answer: /metrics, /health/livez, /health/readyz, /status.
+
+The HTTP edge of a process: a few pages on one thread with an event loop of its own, which ends with the process.
+
+A page is made by a thread of its own, one at a time for each path: who asks meanwhile gets the same answer, and where
+it does not come in time (storage hangs) a 503 that says so. So neither a slow reader nor any number of them, nor a page
+that hangs, keeps a thread that writes rows waiting, or another page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiohttp import web
+
+from ingest.errors import Invalid
+from ingest.ops.health import Reason
+from ingest.rpc.guard import REFUSED, Guard
+from ingest.settings.endpoints import url_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingest.ops.metrics import Scrape
+    from ingest.rpc.guard import Guard
+
+
+class Pages(Protocol):
+    """What a process shows: a daemon, or a pipeline's driver."""
+
+    def pages(self) -> dict[str, Make]:
+        """By path."""
+        ...
+
+
+def listening(host: str, port: int, pages: Pages, guard: Guard, *, setting: str) -> AbstractContextManager[str | None]:
+    """Serve the pages for as long as the context lasts; its value is their URL, None where `port` is -1 (off).
+
+    Raises: Invalid when the port is taken.
+    """
+    return _listening(host, port, pages, guard, setting)
+
+
+@contextmanager
+def _listening(host: str, port: int, pages: Pages, guard: Guard, setting: str) -> Iterator[str | None]:
+    if port < 0:
+        yield None
+        return
+
+    edge = HttpEdge(host, port, pages.pages(), guard, setting=setting)
+    try:
+        yield edge.url
+    finally:
+        edge.close()
+
+
+def pages_of(
+    scrape: Scrape, reasons: Callable[[], list[Reason]], status: Callable[[], Mapping[str, Any]]
+) -> dict[str, Make]:
+    from ingest.ops.metrics import CONTENT_TYPE
+
+    def ready() -> Page:
+        found = reasons()
+        return Page.of({"ready": not found, "reasons": found}, 503 if found else 200)
+
+    return {
+        "/metrics": lambda: Page(scrape.text(), CONTENT_TYPE),
+        "/health/livez": lambda: Page.of({"alive": True}),
+        "/health/readyz": ready,
+        "/status": lambda: Page.of(status()),
+    }
+
+
+OPEN = frozenset({"/health/livez"})
+"""What needs no token: it tells no more than that somebody is there."""
+PATIENCE = 5.0
+"""Seconds that a page has to be made; whoever looks at health by the second wants an answer, not the truth later."""
+_END = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one path answers."""
+
+    body: bytes
+    content_type: str = "application/json"
+    status: int = 200
+
+    @classmethod
+    def of(cls, found: Any, status: int = 200) -> Page:
+        """JSON."""
+        return cls(json.dumps(found, default=str).encode() + b"\n", status=status)
+
+
+Make = Callable[[], Page]
+
+
+class HttpEdge:
+    """Answers GET of the paths of `pages`.
+
+    Thread safety. `close` from any thread; the pages are called by threads of its own. Errors. A page that raises is a
+    500 with the error's kind and message.
+    """
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Make], guard: Guard, *, setting: str) -> None:
+        """Listen. `port` 0: any free one; `setting` names it in errors. Raises: Invalid when it is taken."""
+        self._guard = guard
+        self._loop = asyncio.new_event_loop()
+        self._runner = web.AppRunner(
+            self._application(pages), access_log=None, handle_signals=False, shutdown_timeout=0.1
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
+        self._thread.start()
+        try:
+            self.port = self._run(self._listen(host, port))
+        except OSError as error:
+            self.close()
+            raise Invalid(
+                f"{setting}: cannot listen on {host}:{port} ({error.strerror}); choose another port, or 0"
+            ) from None
+        self.url = f"{guard.scheme('http', 'https')}://{url_host(host)}:{self.port}"
+
+    def close(self) -> None:
+        """Stop listening; answers under way are cut off."""
+        with suppress(TimeoutError):
+            self._run(self._runner.cleanup())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_END)
+
+    def _run(self, what: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(_END)
+
+    def _application(self, pages: Mapping[str, Make]) -> web.Application:
+        application = web.Application(middlewares=[self._guarded], client_max_size=1)
+        for path, make in pages.items():
+            application.router.add_get(path, _Shared(path, make).answer)
+        return application
+
+    async def _listen(self, host: str, port: int) -> int:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, ssl_context=self._guard.context)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path not in OPEN and not self._guard.admits(request.headers.get("Authorization")):
+            return _response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _response(Page.of({"error": error.reason}, error.status))
+
+
+class _Shared:
+    """One page, made once for all who ask at the same time. One event loop."""
+
+    def __init__(self, path: str, make: Make) -> None:
+        self._path, self._make = path, make
+        self._making: asyncio.Future[Page] | None = None
+
+    async def answer(self, _: web.Request) -> web.Response:
+        if self._making is None or self._making.done():
+            self._making = asyncio.wrap_future(_in_a_thread(self._make))
+        try:
+            return _response(await asyncio.wait_for(asyncio.shield(self._making), PATIENCE))
+        except TimeoutError:
+            text = f"{self._path} was not made within {PATIENCE:g} s: what it asks does not answer, storage most likely"
+            return _response(Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503))
+
+
+def _in_a_thread(make: Make) -> Future[Page]:
+    """A daemon thread, not a pool's: one that hangs must not keep the process from ending."""
+    from ingest.errors import classify
+
+    made: Future[Page] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - told to whoever asked
+            found = classify(error)
+            status = 503 if found.kind == "UNAVAILABLE" else 500
+            made.set_result(Page.of({"error": {"kind": found.kind, "message": found.message}}, status))
+
+    threading.Thread(target=work, name="http-page", daemon=True).start()
+    return made
+
+
+def _response(page: Page, headers: Mapping[str, str] | None = None) -> web.Response:
+    sent = {"Content-Type": page.content_type, "Cache-Control": "no-store", **(headers or {})}
+    return web.Response(body=page.body, status=page.status, headers=sent)

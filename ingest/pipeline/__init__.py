@@ -1,0 +1,1 @@
+"""`memwal run`: from a source to the table until it is ended."""

@@ -1,0 +1,136 @@
+"""What `memwal run` and `config check` look at before anything is written: Java, secrets, addresses, source, table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from flush import BaseTable
+from ingest.daemon.serve import check_addresses
+from ingest.dlq.table import DeadLetters
+from ingest.errors import Invalid, MemWalError, classify
+from ingest.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
+from ingest.rpc.credentials import Access
+from ingest.rpc.guard import Guard, check_address
+from ingest.secret_refs import resolve
+from ingest.settings.load import Settings
+from ingest.settings.model import KAFKA
+from ingest.source.files import check_source
+from ingest.source.kafka.rows import record_mapping
+from ingest.source.kafka.stream import check_reachable
+from ingest.spark.names import check_spark_names
+from ingest.spark.session import check_java, check_master
+from ingest.table.create import find_or_create
+from wal import SystemClock
+
+T = TypeVar("T")
+
+
+def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
+    """The table as it is, None when it is to be created. Reads only. Raises: the first problem, mostly Invalid."""
+    base, problems = examined(settings, environ, starts=True)
+    if problems:
+        raise problems[0]
+    return base
+
+
+def examined(
+    settings: Settings, environ: Mapping[str, str], *, starts: bool
+) -> tuple[BaseTable | None, list[MemWalError]]:
+    """The table as it is, None when it is to be created or cannot be read, and all that is wrong. Reads only.
+
+    `starts`: the pipeline is to run now; else it may be running, and ports may be taken. What is wrong with one thing
+    keeps nothing else from being looked at, unless it depends on it.
+    """
+    problems: list[MemWalError] = []
+
+    def step(work: Callable[..., T], *args: Any) -> T | None:
+        try:
+            return work(*args)
+        except Exception as error:  # noqa: BLE001 - told with the others
+            problems.append(classify(error))
+            return None
+
+    pipeline = starts or has_source(settings)
+    if pipeline:
+        step(check_java, environ)
+        step(check_spark_names, settings.source)
+        step(check_master, settings.source.spark)
+        step(check_checkpoint, settings)
+    step(_edges, settings, environ, starts)
+    step(_secrets, settings, environ)
+    known = len(problems)
+    base = step(_table, settings, environ)
+    schema = step(_schema, settings, base) if len(problems) == known else None
+    if pipeline and schema is not None:
+        step(refuse_old_checkpoint, settings, base)
+        step(_source, settings, schema, tuple(settings.table.key) if base is None else base.key)
+        if settings.dlq.mode == "table":
+            step(DeadLetters.find, settings.dead_letters, settings.storage_options(environ), SystemClock())
+    return base, problems
+
+
+def has_source(settings: Settings) -> bool:
+    """Whether a configuration is one of a pipeline: it says where rows come from."""
+    return bool({"format", "path", "feed"} & settings.source.model_fields_set)
+
+
+def _edges(settings: Settings, environ: Mapping[str, str], starts: bool) -> None:
+    """What our own edges ask of callers; the addresses of a child daemon are looked at too."""
+    daemon, sink = settings.daemon, settings.sink
+    guard = Guard.of(daemon, environ) if daemon.endpoints or daemon.on_spark else None
+    if guard is None:
+        guard = check_addresses(settings, environ, free=starts)
+    elif not starts and daemon.endpoints and not daemon.on_spark:
+        check_addresses(settings, environ, free=False)
+    if sink.http_port >= 0:
+        check_address("sink.http_port", sink.http_host, sink.http_port, guard, free=starts)
+
+
+def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Every reference points to something, those that are looked up late too."""
+    source, lines = settings.source, list[str]()
+    for resolved in (
+        lambda: Access.of(settings).options(environ),
+        lambda: resolve(source.options, environ, "[source] options"),
+        lambda: resolve(source.registry_options, environ, "[source] registry_options"),
+    ):
+        try:
+            resolved()
+        except Invalid as error:
+            lines += error.lines
+    if lines:
+        raise Invalid.of(lines)
+
+
+def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
+    base = BaseTable.find(settings.table.uri, settings.storage_options(environ))
+    return None if base is None else find_or_create(settings, environ)[0]
+
+
+def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
+    schema = settings.arrow_schema() if base is None else written_schema(settings, base)
+    if not schema.names:
+        raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
+    return schema
+
+
+def _source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    check_source(settings.source, schema)
+    if settings.source.format == KAFKA:
+        record_mapping(settings.source, schema, key)
+        check_reachable(settings.source)
+
+
+def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
+    """The columns that a file source is read with: the table's.
+
+    Where upserts merge, only those that [table] columns names, if it does: Spark reads a column that a file does not
+    have as null, and a null takes the place of what is stored.
+    """
+    named = settings.table.columns
+    if base.rules.upsert != "merge" or not named:
+        return base.schema
+    return pa.schema([field for field in base.schema if field.name in named])

@@ -1,0 +1,113 @@
+"""What a run has counted so far: rows, acks and waiting times, from the receipts of its micro-batches."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingest.sink.receipts import BatchReceipt
+from wal import Clock
+
+KEPT = 100_000
+"""Acks and waiting times that are kept for the percentiles: the newest so many, a few megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A moment of a run. Times in seconds; NaN where nothing was measured.
+
+    `rows`: rows of finished micro-batches; `repeated`: those of them that their region had applied before. `bad`: rows
+    that no region got; `letters`: dead letters written for them.
+    `seconds`: from the start of the query to the last ack. `ack_*`: from a stream's closing message to the ack, one
+    per region and micro-batch. `queryable_*`: from a row's landing in the source to its ack; of a region's rows of a
+    micro-batch the oldest's is known and the newest's, and the median takes the middle of both.
+    """
+
+    rows: int
+    repeated: int
+    micro_batches: int
+    batch_id: int
+    seconds: float
+    ack_p50: float
+    ack_p99: float
+    queryable_p50: float
+    queryable_max: float
+    by_region: dict[str, int]
+    bad: int = 0
+    letters: int = 0
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows over the time from the start of the query to the last ack."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+
+class Tally:
+    """Counts receipts.
+
+    Thread safety. `begin` and `add` from the query's thread, `figures` from any.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began = self._last = clock.monotonic()
+        self._rows = self._repeated = self._batches = 0
+        self._bad = self._letters = 0
+        self._batch_id = -1
+        self._by_region: Counter[str] = Counter()
+        self._acks: deque[float] = deque(maxlen=KEPT)
+        self._waits: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of the middle, of the oldest, rows
+
+    def begin(self) -> None:
+        """The query starts now."""
+        with self._lock:
+            self._began = self._last = self._clock.monotonic()
+
+    def add(self, receipt: BatchReceipt) -> None:
+        """Count a finished micro-batch."""
+        with self._lock:
+            self._last = self._clock.monotonic()
+            self._batches += 1
+            self._batch_id = receipt.batch_id
+            self._bad += receipt.bad
+            self._letters += receipt.letters
+            for region in receipt.regions:
+                self._rows += region.rows
+                self._repeated += 0 if region.applied else region.rows
+                self._by_region[region.region] += region.rows
+                self._acks.append(region.ack_seconds)
+                if region.landed_first is not None:
+                    oldest = max(0.0, region.acked_at - region.landed_first)
+                    newest = max(0.0, region.acked_at - (region.landed_last or region.landed_first))
+                    self._waits.append(((oldest + newest) / 2, oldest, region.rows))
+
+    def figures(self) -> Figures:
+        """The counts at this moment."""
+        with self._lock:
+            waits = np.array(list(self._waits) or [(np.nan, np.nan, 1)])
+            acks = np.array(list(self._acks) or [np.nan])
+            return Figures(
+                rows=self._rows,
+                repeated=self._repeated,
+                micro_batches=self._batches,
+                batch_id=self._batch_id,
+                seconds=self._last - self._began,
+                ack_p50=float(np.percentile(acks, 50)),
+                ack_p99=float(np.percentile(acks, 99)),
+                queryable_p50=_weighted_median(waits[:, 0], waits[:, 2]),
+                queryable_max=float(waits[:, 1].max()),
+                by_region=dict(self._by_region),
+                bad=self._bad,
+                letters=self._letters,
+            )
+
+
+def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
+    """The least value that at least half of the weight is at or below; both arrays float64[n], n >= 1."""
+    order = np.argsort(values)
+    covered = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(covered, covered[-1] / 2)])

@@ -1,0 +1,151 @@
+"""What `memwal run` counts on the driver: micro-batches and their rows, how far the source is ahead, dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from ingest.ops.counters import Histogram
+from ingest.ops.metrics import Declared, families
+from ingest.sink.receipts import BatchReceipt
+
+WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+"""Upper bounds of the time that rows take from the source until they are queryable."""
+
+
+class RunMeter:
+    """What one pipeline has counted since it was started.
+
+    Thread safety. `add` from the query's thread, `progressed` from the run's; reading from any.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.repeated = self.micro_batches = 0
+        self.bad = self.letters = 0
+        self.batch_id = -1
+        self.ack_seconds = Histogram()
+        self.queryable: dict[str, Histogram] = {}
+        """How long rows took from the source until they were queryable, by region."""
+        self.lag_seconds, self.finished_at = 0.0, 0.0
+        self.rows_behind: int | None = None
+        self.steps: dict[str, float] = {}
+
+    def add(self, receipt: BatchReceipt) -> None:
+        """Count a finished micro-batch; its lag is that of its oldest row, from landing in the source to the ack."""
+        self.micro_batches += 1
+        self.bad += receipt.bad
+        self.letters += receipt.letters
+        self.batch_id = receipt.batch_id
+        waits = []
+        for region in receipt.regions:
+            self.rows += region.rows
+            self.repeated += 0 if region.applied else region.rows
+            self.ack_seconds.observe(region.ack_seconds)
+            self.finished_at = max(self.finished_at, region.acked_at)
+            if region.landed_first is not None:
+                waits.append(max(0.0, region.acked_at - region.landed_first))
+                newest = max(0.0, region.acked_at - (region.landed_last or region.landed_first))
+                self._queryable_of(region.region).spread(newest, waits[-1], region.rows)
+        self.lag_seconds = max(waits, default=0.0)
+
+    def _queryable_of(self, region: str) -> Histogram:
+        if region not in self.queryable:
+            self.queryable = {**self.queryable, region: Histogram(WAITS)}  # not in place: a scrape goes through it
+        return self.queryable[region]
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """Take over what Spark says of the query's last trigger."""
+        self.rows_behind = rows_behind(progress)
+        self.steps = {step: float(took) / 1e3 for step, took in progress.get("durationMs", {}).items()}
+
+
+def rows_behind(progress: Mapping[str, Any]) -> int | None:
+    """Rows that the sources held at the last trigger beyond what it took; None where a source counts no rows (files).
+
+    `progress`: as Spark's JSON has it. A source that counts rows gives offsets by topic and partition, as Kafka does.
+    """
+    behind: int | None = None
+    for source in progress.get("sources", ()):
+        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+        if end is not None and latest is not None:
+            ahead = sum(max(0, offset - end.get(place, 0)) for place, offset in latest.items())
+            behind = (behind or 0) + ahead
+    return behind
+
+
+def _offsets(found: Any) -> dict[tuple[str, str], int] | None:
+    """By topic and partition; None of anything else."""
+    try:
+        topics = json.loads(found) if isinstance(found, str) else found
+        return {(topic, number): int(offset) for topic, by in topics.items() for number, offset in by.items()}
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+RAN = (
+    Declared("memwal_run_rows", "counter", "rows of finished micro-batches", lambda run: run.rows),
+    Declared("memwal_run_repeated_rows", "counter", "rows of these that were sent again", lambda run: run.repeated),
+    Declared("memwal_run_micro_batches", "counter", "micro-batches finished", lambda run: run.micro_batches),
+    Declared("memwal_run_batch_id", "gauge", "batch_id of the newest of them, -1 before", lambda run: run.batch_id),
+    Declared(
+        "memwal_run_last_batch_timestamp_seconds",
+        "gauge",
+        "when rows were last acknowledged, unix time; 0 before",
+        lambda run: run.finished_at,
+    ),
+    Declared(
+        "memwal_run_ack_seconds",
+        "histogram",
+        "closing of a region's stream to its ack, one per region and micro-batch",
+        lambda run: run.ack_seconds,
+    ),
+    Declared(
+        "memwal_source_lag_seconds",
+        "gauge",
+        "age of the oldest row of the last micro-batch when it became queryable",
+        lambda run: run.lag_seconds,
+    ),
+    Declared(
+        "memwal_source_lag_rows",
+        "gauge",
+        "rows that the source held at the last trigger and it did not take; NaN where the source counts none (files)",
+        lambda run: float("nan") if run.rows_behind is None else run.rows_behind,
+    ),
+    Declared(
+        "memwal_run_step_seconds",
+        "gauge",
+        "the last micro-batch by Spark's own count: triggerExecution is all of it, addBatch the sink's part",
+        lambda run: sorted(run.steps.items()),
+        by="step",
+    ),
+    Declared("memwal_bad_rows", "counter", "rows that no region got: left out, or dead letters", lambda run: run.bad),
+    Declared("memwal_dead_letters", "counter", "dead letters written", lambda run: run.letters),
+)
+"""Of a `RunMeter`."""
+
+RAN_BY_REGION = (
+    Declared(
+        "memwal_run_queryable_seconds",
+        "histogram",
+        "freshness at level latest: a row's landing in the source (a record's timestamp) to the ack of its "
+        "micro-batch; rows between the oldest and the newest of one count as evenly spread",
+        lambda queryable: queryable,
+    ),
+)
+"""Of what a `RunMeter` has of a region."""
+
+
+class RunCollector(Collector):
+    """The metrics of one pipeline."""
+
+    def __init__(self, meter: RunMeter) -> None:
+        self._meter = meter
+
+    def collect(self) -> Iterator[Metric]:
+        """What there is at this moment."""
+        yield from families(RAN, {"": self._meter})
+        yield from families(RAN_BY_REGION, self._meter.queryable, "region")

@@ -1,0 +1,79 @@
+"""What the driver of a pipeline shows over HTTP: its metrics, its health with reasons, its status."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ingest.ops.http_server import Make
+from ingest.ops.metrics import Scrape
+from ingest.pipeline.figures import Tally
+from ingest.pipeline.metrics import RunCollector, RunMeter
+from ingest.sink.receipts import BatchReceipt
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from ingest.ops.health import Health
+from ingest.ops.http_server import pages_of
+
+
+class RunPages:
+    """The pages of a pipeline's driver.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, scrape: Scrape, meter: RunMeter, tally: Tally, table: str) -> None:
+        self.health = Health()
+        self.health.hold("starting", "Spark and the daemon are being started")
+        self._scrape, self._meter, self._name = scrape, meter, table
+        self.tally = tally
+        scrape.add(RunCollector(meter))
+
+    def add(self, receipt: BatchReceipt) -> None:
+        """Count a finished micro-batch."""
+        self.tally.add(receipt)
+        self._meter.add(receipt)
+
+    def look(self, query: StreamingQuery) -> None:
+        """Take over what Spark says of the source; nothing where its JVM is gone, which others find out."""
+        from py4j.protocol import Py4JError
+
+        with suppress(Py4JError, OSError):
+            progress = query.lastProgress
+            if progress is not None:
+                self._meter.progressed(json.loads(progress.json))
+
+    def status(self) -> dict[str, Any]:
+        """What the pipeline has done so far; times in seconds, null where nothing was measured."""
+        figures, meter = self.tally.figures(), self._meter
+        return {
+            "table": self._name,
+            "batch_id": figures.batch_id,
+            "micro_batches": figures.micro_batches,
+            "rows": figures.rows,
+            "rows_repeated": figures.repeated,
+            "rows_per_second": figures.rows_per_second,
+            "source_lag_rows": meter.rows_behind,
+            "source_lag_seconds": meter.lag_seconds,
+            "steps": meter.steps,
+            "ack_p50": _number(figures.ack_p50),
+            "ack_p99": _number(figures.ack_p99),
+            "queryable_p50": _number(figures.queryable_p50),
+            "queryable_max": _number(figures.queryable_max),
+            "rows_bad": meter.bad,
+            "dead_letters": meter.letters,
+            "not_ready": self.health.reasons(),
+        }
+
+    def pages(self) -> dict[str, Make]:
+        """By path."""
+        return pages_of(self._scrape, self.health.reasons, self.status)
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else value

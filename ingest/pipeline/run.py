@@ -1,0 +1,217 @@
+"""`memwal run`: source -> regions -> base table, for each pipeline of a file.
+
+1. Check everything that can be checked: Java, the sources, the tables; Kafka is asked for its topics through Spark,
+   which is started for that. Nothing has been written until here.
+2. Create the tables that are absent; start the daemons, one each, while Spark starts.
+3. Start the streaming queries, and a feed once Spark's workers are warm. Daemons commit at intervals by themselves.
+4. Watch until the sources are drained (`--once`), a signal comes, or something fails.
+5. `--once`: flush, commit, report. Stop the queries, the daemons and Spark.
+
+Whatever ends a run, the next one goes on from Spark's checkpoint; what it sends twice is applied once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from flush import BaseTable
+from ingest.errors import MemWalError, at_the_edge
+from ingest.fleet.slots import wait_for_executors
+from ingest.ops.http_server import listening
+from ingest.ops.logs import configure_logs
+from ingest.ops.metrics import Scrape
+from ingest.pipeline.checkpoint import held
+from ingest.pipeline.checks import check
+from ingest.pipeline.daemons import Owner, check_room, owner_of
+from ingest.pipeline.figures import Tally
+from ingest.pipeline.metrics import RunMeter
+from ingest.pipeline.pages import RunPages
+from ingest.pipeline.screen import Screen
+from ingest.pipeline.stream import PipelineStream, Services
+from ingest.rpc.guard import Guard
+from ingest.settings.load import Settings
+from ingest.settings.model import KAFKA
+from ingest.settings.paths import is_remote
+from ingest.source.files import reads_local
+from ingest.source.kafka.stream import check_topics
+from ingest.source.kafka.topics import note_topics
+from ingest.spark.session import configuration, start_session
+from ingest.table.create import find_or_create
+from ingest.threads import stop_signals
+from wal import SystemClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOOK_EVERY = 0.1
+_SHOW_EVERY = 5  # looks between two status calls to the daemon
+
+
+@at_the_edge
+def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> int:
+    """Run pipelines in one Spark, each with a query of its own; returns the exit code.
+
+    `pipelines`: settings by where they came from, for hints to the user.
+    `once`: process what is there, commit, print a report. Without it, run until SIGINT or SIGTERM.
+    Raises: Invalid before anything was written; Unavailable when a daemon or Spark ends; what a sink raises. What ends
+    one pipeline ends all.
+    """
+    every = list(pipelines.values())
+    configure_logs(every[0].log.level, every[0].log.format)
+    found = [check(settings, os.environ) for settings in every]
+    check_room(every)
+    clock = SystemClock()
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_signals())
+        pages = [RunPages(Scrape(), RunMeter(), Tally(clock), settings.table.uri) for settings in every]
+        for settings, shown in zip(every, pages, strict=True):
+            stack.enter_context(_http(settings, shown, console))
+        screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
+        screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
+        starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
+        topics = {n: check_topics(starting.result(), s) for n, s in enumerate(every) if s.source.format == KAFKA}
+        stack.enter_context(held([settings.checkpoint for settings in every]))
+        bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
+        for number, read in topics.items():
+            note_topics(every[number], read)
+        owners = _owners(every, screen, starting, stack)
+        runs = [
+            PipelineStream(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)
+            for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
+        ]
+        drained = stream(runs, once=once, stop=stop)
+        if drained:
+            for each in runs:
+                each.finish()
+        screen.__exit__(None, None, None)  # now: the report goes below the panel
+        if drained:
+            _report(runs, list(pipelines), console)
+    if not drained:
+        console.out(_stopped(pages), highlight=False)
+    return 0
+
+
+def _owners(
+    pipelines: Sequence[Settings], screen: Screen, starting: Future[SparkSession], stack: ExitStack
+) -> dict[str, Owner]:
+    """Who owns the regions of each table, by its uri: two pipelines into one table have one. They end with `stack`."""
+    owners: dict[str, Owner] = {}
+    for settings, board in zip(pipelines, screen.boards, strict=True):
+        if settings.table.uri not in owners:
+            owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note, starting, pipelines))
+    return owners
+
+
+def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Console) -> None:
+    """What came of pipelines that are drained; `sources`: where their settings are."""
+    for each, source in zip(runs, sources, strict=True):
+        each.report(console)
+        console.out(f"query it: {_program()} query {source} --help", highlight=False)
+
+
+def _stopped(pages: Sequence[RunPages]) -> str:
+    """The last line of a run that a signal ended."""
+    rows = sum(each.tally.figures().rows for each in pages)
+    return f"stopped after {rows:,} rows of finished micro-batches, all durable; the same command goes on from there"
+
+
+def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:
+    """Regions of one table at most."""
+    both = zip(pipelines, found, strict=True)
+    return max(settings.regions.count if base is None else base.buckets for settings, base in both)
+
+
+@contextmanager
+def _http(settings: Settings, pages: RunPages, console: Console) -> Iterator[None]:
+    """Serve a pipeline's pages, and say where; see `http_pages.listening`."""
+    sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
+    with listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port") as url:
+        if url is not None:
+            console.out(f"metrics, health and status at {url}", highlight=False)
+        yield
+
+
+def _program() -> str:
+    """The command as it was typed, such as .venv/bin/memwal, so that it can be typed again."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "memwal" else "memwal"
+
+
+# ---- 2: Spark -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def spark_of(
+    pipelines: Sequence[Settings], tasks: int, *, once: bool, stop: threading.Event
+) -> Iterator[Future[SparkSession]]:
+    """Begin to start Spark; it is stopped at the end. `tasks`: regions of one table at most."""
+    local = {
+        "local_checkpoints": not any(is_remote(settings.checkpoint) for settings in pipelines),
+        "local_sources": all(reads_local(settings.source) for settings in pipelines),
+    }
+    conf = configuration(_of_session(pipelines), tasks, once=once, **local)
+
+    def started() -> SparkSession:
+        spark = start_session(conf)
+        try:
+            wait_for_executors(spark.sparkContext, SystemClock(), stop)
+        except MemWalError:
+            spark.stop()
+            raise
+        return spark
+
+    with ThreadPoolExecutor(1, "spark-start") as starter:
+        starting = starter.submit(started)
+        try:
+            yield starting
+        finally:
+            _stop_spark(starting)
+
+
+def _of_session(pipelines: Sequence[Settings]) -> Settings:
+    """Whose settings Spark starts with: its connectors are taken in at the start."""
+    return next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
+
+
+def _stop_spark(starting: Future[SparkSession]) -> None:
+    with suppress(Exception):
+        starting.result().stop()
+
+
+# ---- 3, 4: the streams ----------------------------------------------------------------------------------------------
+
+
+def stream(runs: Sequence[PipelineStream], *, once: bool, stop: threading.Event) -> bool:
+    """Stream until every source is drained (`once`: True) or a signal came (False). Raises: what ended a query."""
+    try:
+        for each in runs:
+            if stop.is_set():
+                return False
+            each.start(once=once)
+        looks = 0
+        while not stop.wait(_LOOK_EVERY):
+            for each in runs:
+                each.look(show=looks % _SHOW_EVERY == 0)
+            if all(each.drained.is_set() for each in runs):
+                return True
+            looks += 1
+        return False
+    finally:
+        _stop_all(runs, told_to=stop.is_set())
+
+
+def _stop_all(runs: Sequence[PipelineStream], *, told_to: bool) -> None:
+    """Side by side: a query whose source does not answer takes as long as Spark waits for it."""
+    for each in runs if told_to else ():
+        each.phase("stopping")
+    with ThreadPoolExecutor(len(runs), "stopping") as stopping:
+        for each in runs:
+            stopping.submit(each.stop)

@@ -1,0 +1,235 @@
+"""One pipeline while it streams: its feed and its streaming query, started, looked at, begun anew, stopped.
+
+The query begins anew from its checkpoint where columns were added for new fields (`ingest.drift.detect`), and where its
+source was silent for a while (`ingest.pipeline.outage`). Whatever else ends it ends the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+from rich.console import Console
+
+from flush import BaseTable
+from ingest.drift.detect import Drift, Grown
+from ingest.errors import MemWalError, Unavailable
+from ingest.pipeline.checkpoint import mark_checkpoint
+from ingest.pipeline.checks import written_schema
+from ingest.pipeline.daemons import Owner
+from ingest.pipeline.outage import Outage
+from ingest.pipeline.pages import RunPages
+from ingest.pipeline.report import print_report
+from ingest.pipeline.screen import Progress
+from ingest.settings.load import Settings
+from ingest.settings.model import KAFKA
+from ingest.settings.paths import anywhere, local_path
+from ingest.sink.foreach_batch import MemWalSink
+from ingest.source.csv_header import ByHeader, has_header
+from ingest.source.feed import Feed
+from ingest.source.kafka.stream import read_kafka
+from ingest.source.stream import read_stream
+from ingest.spark.errors import of_spark
+from wal import Clock
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a pipeline needs beside itself; Spark may still be starting."""
+
+    owner: Owner
+    starting: Future[SparkSession]
+
+    @property
+    def spark(self) -> SparkSession:
+        """Spark, once it has started. Raises: what kept it from starting."""
+        return self.starting.result()
+
+
+class PipelineStream:
+    """The feed and the streaming query of one pipeline, watched by the main thread of the run."""
+
+    def __init__(
+        self, settings: Settings, base: BaseTable, services: Services, pages: RunPages, clock: Clock, progress: Progress
+    ) -> None:
+        self._settings, self._base, self._services, self._progress = settings, base, services, progress
+        self._clock, self._pages = clock, pages
+        owner = services.owner
+        self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._pages.add, tasks=owner.tasks)
+        self._drift = Drift(settings, base, self._sink)
+        self._by_header: ByHeader | None = None
+        self._feed_started = False
+        source = settings.source
+        self._feed = (
+            Feed(local_path(source.feed), local_path(source.path), source.feed_every, clock) if source.feed else None
+        )
+        self._query: StreamingQuery | None = None
+        self._outage = Outage(settings.table.uri, source.outage_max, pages.health, clock)
+        self.drained = threading.Event()
+
+    def start(self, *, once: bool) -> None:
+        """Start the query. `once`: `drained` is set when the source is. Raises: what kept it from starting."""
+        self._once = once
+        self._query = self._start(available_now=once and self._feed is None)
+        if once:
+            threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
+
+    def phase(self, text: str) -> None:
+        """Say that the pipeline goes on to something else."""
+        self._progress.phase(text)
+
+    def look(self, *, show: bool) -> None:
+        """See whether it still runs, and `show` how far it is. Raises: what ended the query."""
+        if self.drained.is_set():
+            return
+        self._services.owner.check()
+        try:
+            self._go_on()
+        except Grown as grown:
+            self._progress.phase(f"new columns: {grown}")
+            self._base = self._base.latest()
+            self._stop_query()
+            self.start(once=self._once)
+        if show or self.drained.is_set():
+            self._show()
+            if self._query is not None:
+                self._pages.look(self._query)
+                self._look_at_source(self._query)
+
+    def finish(self) -> None:
+        """Flush and commit what the query has put, once it is drained; its last figures are shown before."""
+        self._show()
+        for step, act in (
+            ("flushing", self._services.owner.table.flush),
+            ("committing", self._services.owner.table.commit),
+        ):
+            self._progress.phase(step)
+            act()
+
+    def report(self, console: Console) -> None:
+        """Print what came of it."""
+        print_report(console, self._services.owner.table, self._base.indexes, self._pages.tally.figures(), self._clock)
+
+    def stop(self) -> None:
+        """End the feed and the query, which may have ended."""
+        if self._feed is not None:
+            self._feed.stop()
+        self._stop_query()
+
+    def _go_on(self) -> None:
+        """Raises: what ended the query, unless that passes by itself (`ingest.pipeline.outage`)."""
+        if self._outage.waits:
+            return
+        try:
+            if self._outage.due:
+                self._sink.failure = None
+                self._outage.started()
+                self.start(once=self._once)
+            self._check()
+        except MemWalError as error:
+            self._outage.met(error)
+            self._progress.phase("waiting for the source")
+            self._stop_query()
+
+    def _stop_query(self) -> None:
+        with suppress(Exception):
+            if self._query is not None:
+                self._query.stop()
+
+    def _start(self, *, available_now: bool) -> StreamingQuery:
+        source = self._settings.source
+        try:
+            if self._feed is not None:
+                local_path(source.path).mkdir(parents=True, exist_ok=True)
+            writer = self._frame().writeStream.foreachBatch(self._writer())
+            writer = writer.queryName(f"memwal {self._settings.checkpoint}")
+            writer = writer.option("checkpointLocation", self._settings.checkpoint)
+            every = f"{source.trigger * 1e3:.0f} milliseconds"
+            writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
+            if self._feed is not None:
+                self._progress.phase("warming up")
+                self._sink.warm_up(self._services.spark)
+            mark_checkpoint(self._settings, self._base)
+            self._pages.tally.begin()
+            query = writer.start()
+        except Exception as error:
+            raise of_spark(error) from error
+        self._pages.health.release("starting")
+        self._progress.phase("streaming")
+        if self._feed is not None and not self._feed_started:
+            self._feed_started = True
+            self._feed.start()
+        return query
+
+    def _writer(self) -> Callable[[DataFrame, int], None]:
+        self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)
+        if has_header(self._settings.source):
+            schema = written_schema(self._settings, self._base)
+            self._by_header = ByHeader(anywhere(self._settings).source, schema, self._sink)
+            return self._by_header
+        return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
+
+    def _frame(self) -> DataFrame:
+        source, dlq = anywhere(self._settings).source, self._settings.dlq
+        spark, schema = self._services.spark, written_schema(self._settings, self._base)
+        if source.format == KAFKA:
+            raw = dlq.mode == "table" or source.schema_drift != "ignore"
+            return read_kafka(spark, source, schema, self._base.key, raw=raw)
+        return read_stream(spark, source, schema)
+
+    def _drain(self, query: StreamingQuery) -> None:
+        """Set `drained` once the query has processed all that the source holds. Failures are found by `_check`."""
+        with suppress(Exception):
+            if self._feed is None:
+                query.awaitTermination()
+            else:
+                self._feed.wait()
+                query.processAllAvailable()
+            if query.exception() is None and self._feed_failure() is None:
+                self.drained.set()
+
+    def _check(self) -> None:
+        """Raises: what ended the feed or the query; a lost daemon before what its loss brought about."""
+        failure = self._feed_failure()
+        if failure is not None:
+            raise failure
+        query = self._query
+        try:
+            if query is None or query.isActive:
+                return
+            error = query.exception()
+        except (Py4JError, OSError) as lost:
+            raise Unavailable("Spark's JVM ended; nothing acknowledged is lost; run the same command again") from lost
+        if error is None:
+            self.drained.set()
+            return
+        self._services.owner.check()
+        by_header = None if self._by_header is None else self._by_header.failure
+        raise by_header or self._drift.failure or self._sink.failure or of_spark(error)
+
+    def _look_at_source(self, query: StreamingQuery) -> None:
+        with suppress(Py4JError, OSError):  # the JVM is gone, which others find out
+            if query.isActive:
+                self._outage.look(query.status)
+
+    def _feed_failure(self) -> MemWalError | None:
+        return None if self._feed is None else self._feed.failure
+
+    def _show(self) -> None:
+        status: dict[str, Any] = {}
+        try:
+            status = self._services.owner.table.status()
+            self._pages.health.release("no_daemon")
+        except MemWalError as error:
+            self._pages.health.hold("no_daemon", str(error))
+        files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
+        self._progress.show(self._pages.tally.figures(), status, files)

@@ -1,0 +1,1 @@
+"""Merged reads over the base table, SSTs and memtables."""

@@ -1,0 +1,109 @@
+"""Reads of the base rows that belong to some regions only: the answers of a daemon that does not own them all.
+
+The base table is not sorted by region, so each row's bucket is computed from the columns that route it, and rows of
+other buckets are left out. Every answer stays exact: a limit or the best k are taken after that, from as many rows as
+it takes. One daemon that owns every region never comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flush import BaseTable
+from ingest.read.base import BaseReads, Positions
+from memtable.text.query import TextQuery
+
+MARGIN = 1.5
+"""Of the rows that are asked for at first, above what an even spread would need."""
+
+
+class BucketReads(BaseReads):
+    """One version of the base table, as far as its rows belong to `buckets`.
+
+    Thread safety and invariants: as `BaseReads`. Costs: `count` and `scan` read the routing columns of every row that
+    passes the filter; `search` and `match` ask for more rows than wanted, by the share of the buckets.
+    """
+
+    def __init__(self, base: BaseTable, buckets: Collection[int]) -> None:
+        super().__init__(base)
+        self._buckets = np.array(sorted(buckets), dtype=np.int32)
+        self._routing = base.key[:1] or base.routed_by
+        self._factor = MARGIN * base.buckets / max(1, len(self._buckets))
+
+    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+        """As `BaseReads.get`; keys of other buckets are not there."""
+        ours = np.flatnonzero(self._ours(keys))
+        if not len(ours):
+            schema = pa.schema([self._dataset.schema.field(name) for name in columns])
+            return schema.empty_table(), ours
+        rows, at = super().get(keys.take(pa.array(ours)), columns)
+        return rows, ours[at]
+
+    def count(self, filter: str | None) -> int:
+        """Number of rows that pass `filter`."""
+        return sum(rows.num_rows for rows in self.batches([], filter, None))
+
+    def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
+        """As `BaseReads.batches`; of the rows of other buckets none counts."""
+        left = limit
+        for rows in super().batches(self._with_routing(columns), filter, None):
+            kept = rows.filter(pa.array(self._ours(rows))).select(columns) if columns else self._bare(rows)
+            kept = kept if left is None else kept.slice(0, left)
+            left = None if left is None else left - kept.num_rows
+            if kept.num_rows:
+                yield kept
+            if left == 0:
+                return
+
+    def search(
+        self,
+        column: str,
+        vector: npt.NDArray[np.float32],
+        metric: str,
+        k: int,
+        filter: str | None,
+        columns: Sequence[str],
+    ) -> pa.Table:
+        """As `BaseReads.search`."""
+        wanted = self._first(k)
+        while True:
+            found = super().search(column, vector, metric, wanted, filter, self._with_routing(columns))
+            if (kept := self._best(found, k, wanted, columns)) is not None:
+                return kept
+            wanted *= 4
+
+    def match(self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """As `BaseReads.match`."""
+        wanted = self._first(k)
+        while True:
+            found = super().match(column, query, wanted, filter, self._with_routing(columns))
+            if (kept := self._best(found, k, wanted, columns)) is not None:
+                return kept
+            wanted *= 4
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _first(self, k: int) -> int:
+        return int(k * self._factor) + 1
+
+    def _best(self, found: pa.Table, k: int, asked: int, columns: Sequence[str]) -> pa.Table | None:
+        """The `k` first rows of ours; None where there may be more than `found` shows."""
+        ours = np.flatnonzero(self._ours(found))
+        if len(ours) < k and found.num_rows >= asked:
+            return None
+        score = found.column_names[-1]
+        return found.take(pa.array(ours[:k])).select([*columns, score])
+
+    def _bare(self, rows: pa.Table) -> pa.Table:
+        """The rows of ours without a column that anybody asked for: their number is what counts."""
+        return rows.select(rows.column_names[:1]).filter(pa.array(self._ours(rows)))
+
+    def _ours(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        return np.isin(self._base.route(rows), self._buckets)
+
+    def _with_routing(self, columns: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*columns, *self._routing]))

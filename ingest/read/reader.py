@@ -1,0 +1,370 @@
+"""Reads over all levels: the newest version of each row, then the filter, then the limit or the best k.
+
+In order, for every read:
+
+1. The caller captures the levels above the base (`RegionView`), newest first.
+2. Only then is the latest base version opened. An SST whose generation the base has committed meanwhile is skipped:
+the base holds its rows. Opened the other way round, rows committed in between would be in neither. Of a memtable nobody
+knows that, unless its region is still its owner's: the view is given back (`OverTaken`).
+3. Columns, key and indexes are those of this version. A view of memtables in another shape is given back (`Reshaped`),
+one of regions that a resize has replaced is refused.
+4. Levels are read and merged by the rules of `ingest.read.merged`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flush import BaseTable
+from flush.base.shape import Shape, version_without
+from ingest.api.keys import normalise_keys
+from ingest.errors import Invalid
+from ingest.read.base import DISTANCE, SCORE, BaseReads
+from ingest.read.bucketed import BucketReads
+from ingest.read.levels import OverTaken, RegionView, Reshaped, Stack
+from ingest.read.merged import Moment, Ranking
+from ingest.read.request import (
+    checked_columns,
+    checked_k,
+    checked_limit,
+    checked_text,
+    checked_vector,
+    indexed,
+    unknown_column,
+)
+from ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
+from ingest.read.top_k import concatenate, in_order, merge
+from ingest.refusals import expect_routing
+from memtable import TOMBSTONE, IndexSpec, Snapshot
+from memtable.text.query import TextParser
+from wal import Corrupt, ObjectStore, SsTable
+
+_FILTERS_REMEMBERED = 1000
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What reads are checked by, in all base versions of one shape. `version`: the first of them that was met."""
+
+    version: int
+    shape: Shape
+    key: list[str]
+    schema: pa.Schema
+    """Base columns as results have them."""
+    indexes: tuple[IndexSpec, ...]
+    parsers: Mapping[str, TextParser]
+    gone: Mapping[str, str]
+    """By column that an earlier shape had: what to say to who asks for it."""
+
+    @staticmethod
+    def of(base: BaseTable, gone: Mapping[str, str] | None = None) -> _Columns:
+        schema = pa.schema([pa.field(f.name, f.type, f.name not in base.key) for f in base.schema])
+        parsers = {spec.column: TextParser(spec) for spec in base.indexes if spec.kind == "fts"}
+        return _Columns(base.version, base.shape, list(base.key), schema, base.indexes, parsers, gone or {})
+
+
+class Reader:
+    """Newest-version reads of one table.
+
+    `buckets`, on every read: base rows of other buckets than these are left out, None: of none; the views are theirs.
+
+    Thread safety. Every method from any thread. Invariants. Reads nothing but what the views and the latest
+    base version name; writes nothing. Results are tables of base columns, key columns not null and all others
+    nullable. Errors. ingest.errors.Invalid for what the request got wrong; precise errors of the packages
+    otherwise.
+    """
+
+    def __init__(
+        self, base: BaseTable, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES, routing: int | None = None
+    ) -> None:
+        """`base`: any version of the table. `cache_bytes`: of loaded SSTs. `routing`: version of the routing by which
+        all views and buckets are known, None where nobody has claimed them.
+        """
+        self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
+        self._lock = threading.Lock()
+        self._base = base
+        self._columns = _Columns.of(base)
+        self._planned: set[tuple[int, str]] = set()
+
+    def base(self) -> BaseTable:
+        """The latest version of the base table."""
+        # Storage is asked outside the lock, so that no reader waits for another's round trip.
+        latest = self._base.latest()
+        with self._lock:
+            # Not the higher version of the two: the table's directory may have been put back from a backup.
+            before, self._base = self._base, latest
+        if latest is not before and latest.committed != before.committed:
+            self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
+        return latest
+
+    @property
+    def opened(self) -> BaseTable:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._base
+
+    @property
+    def version(self) -> int:
+        """The version of the base table that was opened last. Asks no storage."""
+        return self._base.version
+
+    @property
+    def gone(self) -> Mapping[str, str]:
+        """By column that the table had once: what became of it."""
+        return self._columns.gone
+
+    def get(
+        self,
+        views: Sequence[RegionView],
+        keys: Any,
+        columns: Sequence[str] | None = None,
+        shape: Shape | None = None,
+        *,
+        tombstones: bool = False,
+        buckets: Collection[int] | None = None,
+    ) -> pa.Table:
+        """The live rows of `keys`, in the order in which these are first named; what is not there is left
+        out.
+
+        `keys`: whatever `ingest.api.keys.normalise_keys` takes. `shape`: that the base must have. `tombstones`: rows
+        that delete too, which the column `_tombstone` behind the others says. Raises: Reshaped.
+        """
+        base, known = self._known()
+        if shape is not None and known.shape != shape:
+            raise Reshaped
+        out = checked_columns(columns, known.schema, known.gone)
+        asked = _distinct(normalise_keys(keys, known.schema, known.key))
+        found = list(self._moment(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
+        schema = _projected(known, out)
+        schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
+        rows = concatenate([rows for rows, _ in found], schema)
+        return in_order(rows, np.concatenate([at for _, at in found] or [_NONE]))
+
+    def scan(
+        self,
+        views: Sequence[RegionView],
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> pa.Table:
+        """Rows whose newest version passes `filter` (SQL), at most `limit`, fresh ones first."""
+        base, known = self._known()
+        out, left = checked_columns(columns, known.schema, known.gone), checked_limit(limit)
+        moment = self._moment(views, base, known, buckets)
+        self._check_filter(moment, filter, known)
+        parts: list[pa.Table] = []
+        for rows in moment.visible_rows(out, filter, left):
+            parts.append(rows if left is None else rows.slice(0, left))
+            left = None if left is None else left - parts[-1].num_rows
+            if left == 0:
+                break
+        return concatenate(parts, _projected(known, out))
+
+    def count(
+        self, views: Sequence[RegionView], filter: str | None = None, *, buckets: Collection[int] | None = None
+    ) -> int:
+        """Number of rows whose newest version passes `filter`.
+
+        Lance counts the base; of its rows only those whose key a newer level holds are looked at one by one.
+        """
+        base, known = self._known()
+        moment = self._moment(views, base, known, buckets)
+        self._check_filter(moment, filter, known)
+        above = moment.keys_above()
+        hidden = 0 if above is None else moment.base.held(above, filter)
+        return moment.count_above(filter) + moment.base.count(filter) - hidden
+
+    def search(
+        self,
+        views: Sequence[RegionView],
+        column: str,
+        vector: Any,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> pa.Table:
+        """The `k` rows nearest to `vector` among those that pass `filter`, with `_distance` (float32,
+        ascending).
+
+        Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. `k` rows
+        are returned whenever that many live rows with a vector pass. `vector`: numbers, as many as the column
+        is wide.
+        """
+        base, known = self._known()
+        out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
+        spec = indexed(column, "ivf_pq", "search", known.schema, known.indexes, known.gone)
+        query = checked_vector(vector, column, known.schema.field(column).type)
+        metric = str(spec.parameters.get("metric", "l2"))
+        moment = self._moment(views, base, known, buckets, column)
+        self._check_filter(moment, filter, known)
+        ranking = Ranking(
+            lambda level, n, mask: level.search(column, query, n, mask),
+            lambda base, n, names: base.search(column, query, metric, n, filter, names),
+            DISTANCE,
+        )
+        best = moment.best(most, filter, out, ranking)
+        return merge(best, most, ascending=True, name=DISTANCE, schema=_projected(known, out))
+
+    def match(
+        self,
+        views: Sequence[RegionView],
+        column: str,
+        text: str,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> pa.Table:
+        """The `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
+
+        `text`: `web server` any word; `+web -server` with, without; `"web server"` a phrase; `serv*` a prefix
+        (`memtable.text.query`). Scores are BM25 with the statistics of the level a row lies in, as in Lance's own
+        reads over several levels.
+        """
+        base, known = self._known()
+        out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
+        indexed(column, "fts", "match", known.schema, known.indexes, known.gone)
+        query = checked_text(text, known.parsers[column])
+        moment = self._moment(views, base, known, buckets, column)
+        self._check_filter(moment, filter, known)
+        ranking = Ranking(
+            lambda level, n, mask: level.match(column, query, n, mask),
+            lambda base, n, names: base.match(column, query, n, filter, names),
+            SCORE,
+        )
+        best = moment.best(most, filter, out, ranking)
+        return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
+
+    def blame(self, filter: str | None) -> None:
+        """Raise InvalidRows where `filter` fails over a row of the base: Lance has no error of its own for that.
+
+        Reads the columns that it names, up to the row at fault; returns where there is none, or they cannot be read.
+        """
+        if filter is not None:
+            BaseReads(self._base).blame(filter)
+
+    def ask_storage(self) -> None:
+        """Raise what storage itself has to say, if anything: Lance calls it invalid data when storage fails a read."""
+        self._store.children("")
+
+    # ---- levels
+    # --------------------------------------------------------------------------------------------------
+
+    def _known(self) -> tuple[BaseTable, _Columns]:
+        """The latest base, and its columns. Raises: UnsupportedTable where it lost its key."""
+        base = self.base()
+        known = self._columns
+        if base.shape == known.shape:
+            return base, known
+        gone, ids = known.shape.gone(base.shape), known.shape.ids
+        told = dict(known.gone)
+        for name, now in gone.items():
+            told[name] = said(name, now, version_without(base.dataset, name, ids[name], known.version))
+        told = {name: text for name, text in told.items() if name not in base.shape.rows.names}
+        found = _Columns.of(base, told)
+        with self._lock:
+            if found.version > self._columns.version:  # else another read saw a newer one; this one stays with its own
+                self._columns = found
+        return base, found
+
+    def _moment(
+        self,
+        views: Sequence[RegionView],
+        base: BaseTable,
+        known: _Columns,
+        buckets: Collection[int] | None,
+        *ranked: str,
+    ) -> Moment:
+        """The levels of `views` over `base`; `ranked`: columns that are searched or matched.
+
+        Raises: Unavailable (reason "resized") where `base` routes by another version than that of views and buckets.
+        """
+        if self._routing is not None and (views or buckets is not None):
+            expect_routing(base.uri, self._routing, base.routing_version)
+        stacks = tuple(self._stack(view, base, known, frozenset(ranked)) for view in views)
+        below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
+        return Moment(below, stacks, known.key)
+
+    def _stack(self, view: RegionView, base: BaseTable, known: _Columns, ranked: frozenset[str]) -> Stack:
+        if any(shape != known.shape for shape in view.shapes):
+            raise Reshaped
+        committed = base.committed.get(view.region, 0)
+        if view.unflushed is not None and committed >= view.unflushed:
+            raise OverTaken
+        if any(level.generation <= committed for level in view.memtables):
+            raise OverTaken  # another owner may have cut the log into other generations: these rows may be in none
+        levels = list(view.memtables)
+        ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
+        levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
+        return Stack(levels, keyed=bool(known.key))
+
+    def _loaded(self, base: BaseTable, known: _Columns, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
+        load = partial(load_sst, base, self._store, region, sst)
+        try:
+            return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
+        except (Corrupt, OSError):
+            # A read that is slower than the collector's grace: committed and deleted since the base was opened.
+            if self.base().committed.get(region, 0) >= sst.generation:
+                raise OverTaken from None
+            raise
+
+    # ---- requests
+    # ------------------------------------------------------------------------------------------------
+
+    def _check_filter(self, moment: Moment, filter: str | None, known: _Columns) -> None:
+        """Have Lance plan `filter`, once per text: it is the authority for every level. Raises: Invalid."""
+        if filter is None or (known.version, filter) in self._planned:
+            return
+        if not isinstance(filter, str):
+            raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
+        try:
+            moment.base.check(filter)
+        except (ValueError, OSError) as error:
+            reason = unknown_column(filter, known.schema.names, known.gone) or _first_line(error)
+            raise Invalid(f"filter {filter!r}: {reason}") from None
+        with self._lock:
+            if len(self._planned) >= _FILTERS_REMEMBERED:
+                self._planned.clear()
+            self._planned.add((known.version, filter))
+
+
+def _projected(known: _Columns, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([known.schema.field(name) for name in columns])
+
+
+def _distinct(keys: pa.Table) -> pa.Table:
+    """Each key once, in order of first appearance."""
+    if keys.num_rows < 2:
+        return keys
+    if keys.num_columns == 1:
+        return pa.table([pc.unique(keys.column(0))], names=keys.column_names)
+    # Groups come in no order that Arrow promises, so the first row of each is kept and sorted.
+    numbered = keys.append_column("_at", pa.array(np.arange(keys.num_rows)))
+    first = numbered.group_by(keys.column_names).aggregate([("_at", "min")]).column("_at_min")
+    return keys.take(pa.array(np.sort(first.to_numpy())))
+
+
+def _first_line(error: BaseException) -> str:
+    """Lance's message without the source location it appends."""
+    return str(error).splitlines()[0].split(", /")[0].removeprefix("Invalid user input: ")
+
+
+def said(name: str, now: str | None, version: int) -> str:
+    """What to tell who asks for the column `name`, called `now` since the base version `version`; None: dropped."""
+    if now is None:
+        return f"column '{name}' was dropped from the table in version {version}"
+    return f"column '{name}' is called '{now}' since version {version} of the table"

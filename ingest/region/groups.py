@@ -1,0 +1,249 @@
+"""Groups of writes on their way to an entry: what goes together, made ready for the log; who is at fault is told.
+
+Nothing has been written when a group is ready, so whatever fails here is the callers' affair, never the region's. In
+steps, for writes that have gathered:
+
+1. As many of them as one entry may hold are a group (`entry_sized`). A write whose caller has given up is left out, one
+   that was brought into the columns of a moment ago is brought into those of now.
+2. Writes whose token was applied before are set aside (`ingest.region.groups`); they are answered with the group.
+3. The rows of the others are checked and copied as a whole (`ingest.region.admission`), and made whole rows of where
+   the table's rules ask what is stored (`ingest.region.resolve`).
+4. Where that refuses some writes they get their error, and the others begin again at 2: what they come to may have
+   built on what a refused one would have stored.
+
+Which writes a region has applied before: each token is applied once, whatever the table was resized to meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from flush.resizing.carried import left_over, settle, with_exceptions
+from ingest.api.rows import size_bound
+from ingest.errors import Invalid
+from ingest.region.admission import Admission, fitted
+from ingest.region.context import RegionContext
+from ingest.region.resolve import Refused, View, resolver_of
+from ingest.region.write_queue import Ack, Write
+from memtable import Checked
+from wal.applied import NAMES_MAX, AppliedMap
+
+
+@dataclass(frozen=True, slots=True)
+class WriteGroup:
+    """Writes that are logged, applied and answered together, their rows in our own memory.
+
+    `fresh`: those of `writes` that were not applied before; `rows` are theirs, and `skipped` says of each of them how
+    many were left out, or of none. `applied`: the region's applied map once the group is.
+    """
+
+    writes: Sequence[Write]
+    fresh: Sequence[Write]
+    rows: Checked | None
+    applied: AppliedMap
+    skipped: Sequence[int]
+
+    @property
+    def durable(self) -> bool:
+        """Whether somebody waits until it is on storage."""
+        return any(write.durable for write in self.writes)
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it has no rows, and a token: all that there is to remember of it."""
+        return any(write.token for write in self.fresh) and not any(write.rows.num_rows for write in self.fresh)
+
+    def acknowledge(self, position: int) -> None:
+        """Answer every write; `position` of the entry that made them durable, 0: none has yet."""
+        first_time = {id(write) for write in self.fresh} if len(self.fresh) < len(self.writes) else None
+        skipped = dict(zip(map(id, self.fresh), self.skipped, strict=True)) if self.skipped else {}
+        for write in self.writes:
+            applied = first_time is None or id(write) in first_time
+            newest = None if applied or write.token is None else self.applied.get(write.token.producer)
+            given = write.rows.num_rows + write.repeated
+            repeated = write.repeated if applied else given
+            write.done.set_result(Ack(given, applied, position, skipped.get(id(write), 0), newest, repeated))
+
+    def fail(self, error: Exception) -> None:
+        """Give every write the error that kept the group out of the log."""
+        _fail(self.writes, error)
+
+
+class WriteGroups:
+    """Makes groups of the writes of one region, in the columns and by the rules of a moment.
+
+    Thread safety. The region's thread only. Invariants. Every write handed in is in the group, or has its answer; but
+    where something raises, and then the region ends.
+    """
+
+    def __init__(self, context: RegionContext, repeats: Repeats, view: View) -> None:
+        """`repeats`: outlives this object, as it goes with the claim; `view`: captures the region's levels."""
+        self._context, self._repeats, self._view = context, repeats, view
+        self._admission = Admission(context)
+        self._resolver = resolver_of(context, self._admission)
+
+    def group(self, gathered: Sequence[Write], applied: AppliedMap) -> WriteGroup | None:
+        """Those of `gathered` that can be written, None where none can. `applied`: the region's map by now."""
+        left = [write for write in gathered if write.take() and self._fits(write)]
+        left = [write for write in left if not self._repeats.refused(write, applied)]
+        while left:
+            group = self._together(left, applied)
+            if isinstance(group, WriteGroup):
+                return group
+            left = group
+        return None
+
+    def _fits(self, write: Write) -> bool:
+        """Bring rows that are in the shape of just before this region took another one into that; False: refused."""
+        shape = self._context.shape
+        if write.shape is None or shape is None or write.shape is shape:
+            return True
+        try:
+            partly = self._context.rules.upsert == "merge"
+            write.rows, write.shape = fitted(write.rows, write.shape, shape, partly=partly), shape
+        except Exception as error:  # noqa: BLE001 - handed on with the answer
+            write.done.set_exception(error)
+            return False
+        return True
+
+    def _together(self, writes: Sequence[Write], applied: AppliedMap) -> WriteGroup | list[Write]:
+        """The group of all `writes`; where some are refused the others, none of which is answered."""
+        fresh, applied_then = self._repeats.set_aside(writes, applied, self._admission)
+        skipped: Sequence[int] = ()
+        try:
+            rows = self._admission.gather(fresh) if fresh else None
+        except Exception as error:  # noqa: BLE001 - handed on to the writes at fault
+            return self._without_faulty(writes, error)
+        if rows is not None and rows.num_rows and self._resolver is not None:
+            _copied(fresh)  # storage may take its time now
+            try:
+                rows, skipped = self._resolver.resolve(fresh, rows, self._view)
+            except Refused as refused:
+                return _without_refused(writes, fresh, rows, refused)
+            except Exception as error:  # noqa: BLE001 - nothing was written: the callers' affair, not the region's
+                _fail(writes, error)
+                return []
+        _copied(writes)
+        return WriteGroup(writes, fresh, rows, applied_then, skipped)
+
+    def _without_faulty(self, writes: Sequence[Write], error: Exception) -> list[Write]:
+        """They did not pass as a whole, with `error`: answer those at fault; returns the others."""
+        passed = []
+        for write in writes:
+            try:
+                self._admission.check(write.rows, deletes=write.deletes)
+                passed.append(write)
+            except Exception as fault:  # noqa: BLE001 - handed on
+                write.done.set_exception(fault)
+        if len(passed) < len(writes):
+            return passed
+        _fail(passed, error)  # each by itself is fine: want of memory, for example
+        return []
+
+
+def entry_sized(writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Write]]:
+    """Runs of `writes` that fit into one entry of `size_max` bytes together, or are one write."""
+    if len(writes) == 1:
+        yield writes
+        return
+    run: list[Write] = []
+    size = 0
+    for write in writes:
+        more = size_bound(write.rows)
+        if run and size + more > size_max:
+            yield run
+            run, size = [], 0
+        run.append(write)
+        size += more
+    if run:
+        yield run
+
+
+def _without_refused(
+    writes: Sequence[Write], fresh: Sequence[Write], checked: Checked, refused: Refused
+) -> list[Write]:
+    """Answer the writes of `fresh` that the rules refuse; returns the others of `writes`, their rows our own copy."""
+    start = 0
+    for number, write in enumerate(fresh):
+        rows = write.rows.num_rows
+        # Callers that have given up meanwhile may change their memory: it counts as copied.
+        write.rows = checked.rows.slice(start, rows).select(write.rows.column_names)
+        start += rows
+        if number in refused.errors:
+            write.done.set_exception(refused.errors[number])
+    return [write for write in writes if not write.done.done()]
+
+
+def _copied(writes: Sequence[Write]) -> None:
+    for write in writes:
+        write.copied = True
+
+
+def _fail(writes: Sequence[Write], error: Exception) -> None:
+    for write in writes:
+        write.done.set_exception(error)
+
+
+class Repeats:
+    """Tells the writes of one region that are repeats of what it has applied.
+
+    Thread safety. The region's thread only.
+    """
+
+    def __init__(self, applied: Mapping[str, int]) -> None:
+        """`applied`: the map with which the region was claimed; exceptions are made by a resize only."""
+        self._half_applied = with_exceptions(applied)
+
+    def set_aside(
+        self, group: Sequence[Write], applied: AppliedMap, admission: Admission
+    ) -> tuple[list[Write], AppliedMap]:
+        """The writes of `group` that were not applied before, in order, and the applied map once they are.
+
+        A write that a resize met half applied is cut down to the rows that are left of it.
+        """
+        fresh, after = [], applied.copy() if any(write.token for write in group) else applied
+        for write in group:
+            token = write.token
+            if token is not None:
+                repeated = after.get(token.producer, -1) >= token.sequence
+                if repeated and not self._left_over(write, after, admission):
+                    continue
+                if token.producer in self._half_applied:
+                    settle(after, self._half_applied, token.producer, token.sequence)
+                else:
+                    after[token.producer] = token.sequence
+            fresh.append(write)
+        return fresh, after
+
+    def half_applied(self, producer: str, applied: Mapping[str, int]) -> bool:
+        """Whether rows of the newest sequence of `producer` are left, which a resize met half applied."""
+        return any(key in applied for key in self._half_applied.get(producer, ()))
+
+    @staticmethod
+    def refused(write: Write, applied: AppliedMap) -> bool:
+        """Whether nobody can tell if `write` was applied before: its token's name was retired. Then it is answered."""
+        token = write.token
+        if token is None or not applied.is_retired(token.producer):
+            return False
+        write.done.set_exception(
+            Invalid(
+                f"token '{token.producer}:{token.sequence}': the region keeps the last {NAMES_MAX:,} names and retired "
+                f"{token.producer!r}, so it cannot tell a retry from a new write; look whether the rows are there, and "
+                "take a new name"
+            )
+        )
+        return True
+
+    def _left_over(self, write: Write, applied: Mapping[str, int], admission: Admission) -> bool:
+        token, route = write.token, admission.context.route_into
+        if token is None or token.producer not in self._half_applied or route is None:
+            return False
+        try:
+            admission.check(write.rows, deletes=write.deletes)
+        except Exception:  # noqa: BLE001 - it is refused, with the reason, by whoever takes it
+            return True
+        left = left_over(applied, self._half_applied, token.producer, token.sequence, write.rows, route)
+        if left.any() and not left.all():
+            write.keep(left)
+        return bool(left.any())

@@ -1,0 +1,72 @@
+"""The key, vector and text indexes of one region's memtables, brought up with the rows that were put.
+
+Reads look at each row that is not in an index yet, or index its key first, so indexing never changes an answer, only
+what it costs. Hence:
+
+1. `memtable.index_mode` says who does it and when: "sync", the region's thread before it acknowledges a write; "async",
+   and where there is no index but that of the keys, a thread beside it, whenever rows wait. Rows of a replay are
+   indexed once all of them are there, not entry by entry.
+2. The newest memtable goes first: a frozen one is an SST soon, and what was spent on its indexes is gone.
+3. A step that fails, for want of memory too, ends nothing: the reason is logged once, and the rows of that memtable are
+   left to exact reads. The next generation is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from uuid import UUID
+
+from ingest.region.state import RegionLevels
+from memtable import MemTable
+from wal.panics import as_exception
+
+
+class RegionIndexes:
+    """Calls `MemTable.index_step` for a region, and knows how many rows wait for it.
+
+    Thread safety. `step` from one thread at a time; `waiting` from any.
+    """
+
+    def __init__(self, region: UUID, levels: RegionLevels, log: logging.Logger) -> None:
+        self._region, self._levels, self._log = region, levels, log
+        self._done: dict[int, tuple[int, bool]] = {}
+        """By generation: rows that are indexed, as far as is known, and whether it was frozen then."""
+        self._failed: set[int] = set()
+
+    def step(self) -> bool:
+        """Move one block of waiting rows, the newest memtable's first; False when none waits that can be indexed."""
+        for table in self._levels.memtables():
+            generation, state = table.generation, (table.rows, table.frozen)
+            if state == self._done.get(generation, (0, False)) or generation in self._failed:
+                continue
+            try:
+                more = table.index_step()
+            except BaseException as error:  # noqa: BLE001 - whatever it was, the rows are there and are found
+                self._give_up(table, as_exception(error))
+            else:
+                if not more:
+                    self._done[generation] = state
+                    self._forget_published()
+            self._levels.measure()
+            return True
+        return False
+
+    def waiting(self) -> int:
+        """Rows of the memtables whose indexing is not done; those of a memtable that was given up stay among them."""
+        done = ((table, self._done.get(table.generation, (0, False))[0]) for table in self._levels.memtables())
+        return sum(max(0, table.rows - rows) for table, rows in done)
+
+    def _give_up(self, table: MemTable, error: Exception) -> None:
+        self._failed.add(table.generation)
+        self._log.warning(
+            "region %s: generation %d is not indexed any further, searches look at each of its rows: %s: %s",
+            self._region,
+            table.generation,
+            type(error).__name__,
+            error,
+        )
+
+    def _forget_published(self) -> None:
+        oldest = min(table.generation for table in self._levels.memtables())
+        self._done = {generation: state for generation, state in self._done.items() if generation >= oldest}
+        self._failed = {generation for generation in self._failed if generation >= oldest}

@@ -1,0 +1,204 @@
+"""Writes to whole rows: what a table's write rules make of a group of writes, before it is logged.
+
+The log, the memtables, SSTs and the base table only ever hold whole rows whose newest version counts, so nothing that
+reads them (Lance's own readers, a replay, a flush, a commit) knows of the rules. In steps:
+
+1. Find the keys whose stored row counts: those that the group does not begin with a delete of, nor (merge) with a row
+   that has every column. Where rows have versions it is every key but those that the group begins with a delete of
+   without one; and of stored rows tombstones too, which keep their version.
+2. Look these up, all at once, in the region's levels and the newest base table. The region has no other writer, so what
+   is found is still true when the group is logged. What a commit moves meanwhile is in a level of the view, or in the
+   base, which is opened after it.
+3. Resolve the group (`write_rules`), and check what was filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.api.rows import Mask, Places, named
+from ingest.errors import Unavailable
+from ingest.read.base import match_keys
+from ingest.read.levels import OverTaken, RegionView
+from ingest.read.local import ATTEMPTS
+from ingest.region.admission import Admission
+from ingest.region.context import RegionContext
+from ingest.region.write_queue import Write
+from ingest.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
+from memtable import TOMBSTONE, Checked, InvalidRows
+
+View = Callable[[], RegionView]
+
+
+class Refused(Exception):
+    """Some writes of a group cannot be resolved: `errors` by their number in it. Stays inside."""
+
+    def __init__(self, errors: Mapping[int, InvalidRows]) -> None:
+        super().__init__(f"{len(errors)} writes")
+        self.errors = errors
+
+
+class Resolver:
+    """Makes whole rows of the writes of one region.
+
+    Thread safety. The region's thread only. Invariants. Changes nothing; a call that raises can be made again.
+    """
+
+    def __init__(self, context: RegionContext, admission: Admission) -> None:
+        """Requires: `context.find`, and rules that ask what is stored."""
+        if context.find is None:
+            raise ValueError("a table whose puts depend on what is stored needs a way to look that up")
+        self._find, self._shape = context.find, context.shape
+        self._admission = admission
+        self._key, self._required = list(context.key), frozenset(context.required)
+        self._columns = [name for name in context.schema.names if name not in (*self._key, TOMBSTONE)]
+        self._merges, self._version = context.rules.upsert == "merge", context.rules.version
+        self._told = [self._version, TOMBSTONE] if self._version else []
+
+    def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
+        """What `writes`, whose rows `checked` holds, come to: rows to log, and how many were skipped of each write.
+
+        Nothing skipped may also be no numbers at all. `view`: captures the region's levels.
+        Raises: Refused for writes that lack a column they need; the error of a lookup.
+        """
+        missing = [
+            [] if write.deletes is True else [name for name in self._columns if name not in write.rows.column_names]
+            for write in writes
+        ]
+        group = Group(
+            checked.rows.select(self._key),
+            [write.rows.num_rows for write in writes],
+            checked.rows.column(TOMBSTONE).to_numpy(),
+        )
+        names = [name for name in self._columns if self._merges and any(name in each for each in missing)]
+        if not self._version:
+            if group.deletes.all() or (self._merges and not names):
+                return checked, ()
+            if not self._merges:
+                return self._insert(group, checked, len(writes), view)
+        partial = np.array([bool(each) for each in missing])
+        asked = self._asked(group, checked.rows, partial)
+        at, stored = self._stored(group, checked, asked, [*self._key, *names, *self._told], view)
+        skipped: Sequence[int] = ()
+        if self._version:
+            rows, group, at, skipped = self._timely(group, checked.rows, at, stored)
+            checked = checked if not skipped else self._admission.again(rows)
+        return self._merged(group, checked, missing, names, at, stored) if names else checked, skipped
+
+    def _asked(self, group: Group, rows: pa.Table, partial: Mask) -> Mask:
+        """The keys whose stored rows count, bool [m]."""
+        first = group.first
+        if self._version:
+            known: Mask = rows.column(self._version).is_valid().to_numpy()
+            return known[first]
+        return partial[group.writes[first]] & ~group.deletes[first]
+
+    def _timely(
+        self, group: Group, rows: pa.Table, at: Places, stored: pa.Table
+    ) -> tuple[pa.Table, Group, Places, Sequence[int]]:
+        """The rows that are not late, their group, and the stored live row of each of its keys; and how many were late
+        of each write, no numbers where none was.
+        """
+        versions = rows.column(self._version)
+        taken = timely(group, versions, stored.column(self._version).cast(versions.type), at)
+        live = ~np.append(stored.column(TOMBSTONE).to_numpy(), False)
+        at = np.where(live[at], at, NOWHERE)
+        if taken.all():
+            return rows, group, at, ()
+        counts = np.bincount(group.writes[taken], minlength=group.count)
+        rows = rows.filter(pa.array(taken))
+        left = Group(rows.select(self._key), counts.tolist(), group.deletes[taken])
+        of_row = np.empty(len(taken), dtype=np.int64)
+        of_row[group.order] = at[group.key]
+        skipped = np.bincount(group.writes[~taken], minlength=group.count)
+        return rows, left, of_row[taken][left.first], skipped.tolist()
+
+    def _insert(self, group: Group, checked: Checked, writes: int, view: View) -> tuple[Checked, Sequence[int]]:
+        at, _ = self._stored(group, checked, ~group.deletes[group.first], self._key, view)
+        taken = inserted(group, at != NOWHERE)
+        if taken.all():
+            return checked, ()
+        skipped = np.bincount(group.writes[~taken], minlength=writes)
+        return self._admission.again(checked.rows.filter(pa.array(taken))), skipped.tolist()
+
+    def _merged(
+        self,
+        group: Group,
+        checked: Checked,
+        missing: Sequence[Sequence[str]],
+        names: Sequence[str],
+        at: Places,
+        stored: pa.Table,
+    ) -> Checked:
+        """The rows of `group` with the columns `names` filled in where their writes are `missing` them."""
+        sources: dict[str, Places] = {}
+        patterns: dict[bytes, Places] = {}  # many columns, few combinations of them
+        for name in names:
+            given = np.array([name not in each for each in missing])
+            pattern = given.tobytes()
+            if pattern not in patterns:
+                patterns[pattern] = merged_from(group, given, at)
+            sources[name] = patterns[pattern]
+        keys = checked.rows.select(self._key)
+        self._refuse_incomplete(group, keys, sources)
+        rows = merged(checked.rows, stored, sources)
+        try:
+            return self._admission.again(rows)
+        except InvalidRows as error:
+            if error.row is None:
+                raise
+            # What another program put into the base table need not pass what a put must.
+            reason = (
+                f"column {error.column!r} is not given for the key {named(keys, self._key, error.row)}, and its stored "
+                f"value cannot be kept: put the column too ({error})"
+            )
+            raise Refused({int(group.writes[error.row]): InvalidRows(reason, column=error.column)}) from None
+
+    def _refuse_incomplete(self, group: Group, keys: pa.Table, sources: Mapping[str, Places]) -> None:
+        """Raise for the first row of each write that leaves a column which must have a value without one.
+
+        It is named by its key: the number of a row in a region's part of a put says nothing to who put it.
+        """
+        errors: dict[int, InvalidRows] = {}
+        for name in self._required.intersection(sources):
+            rows = np.flatnonzero((sources[name] == NOWHERE) & ~group.deletes)
+            first = np.unique(group.writes[rows], return_index=True)[1]
+            for row in rows[first].tolist():
+                reason = (
+                    f"required column {name!r} is missing, and the key {named(keys, self._key, row)} is not there yet: "
+                    "give new keys a value"
+                )
+                errors.setdefault(int(group.writes[row]), InvalidRows(reason, column=name))
+        if errors:
+            raise Refused(errors)
+
+    def _stored(
+        self, group: Group, checked: Checked, asked: Mask, columns: Sequence[str], view: View
+    ) -> tuple[Places, pa.Table]:
+        """The stored rows of the keys that are `asked` for (bool [m]), and for each key the number of its row."""
+        at = np.full(len(group.first), NOWHERE)
+        wanted = np.flatnonzero(asked)
+        if not len(wanted):
+            return at, checked.rows.select(list(columns)).slice(0, 0)
+        keys = checked.rows.select(self._key).take(pa.array(group.first[wanted]))
+        stored = self._look_up(keys, columns, view)
+        rows, places = match_keys(stored.select(self._key), keys)
+        at[wanted[places]] = rows
+        return at, stored
+
+    def _look_up(self, keys: pa.Table, columns: Sequence[str], view: View) -> pa.Table:
+        for _ in range(ATTEMPTS):
+            try:
+                return self._find(view(), keys, columns, self._shape)
+            except OverTaken:
+                continue
+        raise Unavailable(f"{ATTEMPTS} commits overtook the look at what is stored; retry with the same token")
+
+
+def resolver_of(context: RegionContext, admission: Admission) -> Resolver | None:
+    """What resolves the writes of a region; None where a put just replaces what is there."""
+    rules = context.rules
+    return Resolver(context, admission) if rules.version or rules.upsert != "replace" else None

@@ -1,0 +1,291 @@
+"""The levels of one region that its writer holds: active memtable, frozen ones, the SSTs of its manifest.
+
+Four parties share them: callers take views and wait, the region's thread applies and freezes, the flusher's thread
+publishes, the indexer's keeps the memtables' indexes up.
+Every change of what a view shows is one assignment under one lock, so a view never misses a row and never shows half
+of a change.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+from uuid import UUID
+
+import wal
+from flush import FlushAttempts
+from flush.base.shape import Shape
+from ingest.errors import BUSY, Unavailable
+from ingest.read.levels import RegionView
+from ingest.region.context import Limits, RegionContext
+from memtable import MemTable
+
+State = Literal["serving", "flush_failing", "fenced", "poisoned"]
+"""How a region is: serving, though its flushes fail; ended by a newer writer; or by storage that failed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A memtable that takes no more writes, the last WAL position whose rows it holds, and what it was made by."""
+
+    memtable: MemTable
+    covers: int
+    context: RegionContext
+    attempts: FlushAttempts = field(default_factory=FlushAttempts)
+    """What the attempts to flush it have left on storage."""
+
+
+class RegionLevels:
+    """What a region holds above the base table, and the error that ended it.
+
+    Thread safety. `active`, `applied` and `freeze` belong to the region's thread, `oldest_frozen`, `wait_for_frozen`,
+    `flush_failed` and `published` to the flusher's, `wait_for_rows` to the indexer's, everything else to anybody.
+    Invariants. (1) Generations ascend from the manifest's SSTs over the frozen memtables to the active one. (2) Once
+    `failure` is set, views, waits and later freezes raise it.
+    """
+
+    def __init__(self, region: UUID, manifest: wal.RegionManifest, context: RegionContext) -> None:
+        """`context`: makes the memtable of a generation."""
+        self._region, self._context = region, context
+        self._meter = context.meters.of(region)
+        self._changed = threading.Condition()
+        self._fresh = threading.Event()
+        self._frozen: list[Frozen] = []
+        self._flush_error: Exception | None = None
+        self._closing = False
+        self.active = context.memtable(manifest.current_generation)
+        self.manifest = manifest
+        self.failure: BaseException | None = None
+        self.active_bytes = 0
+        self._frozen_bytes = 0
+
+    # ---- anybody -------------------------------------------------------------------------------------------------
+
+    def view(self) -> RegionView:
+        """The levels at this moment. Raises: the error that ended the region."""
+        with self._changed:
+            self._raise_failure()
+            tables = [table for table in self._memtables() if table.rows]
+            snapshots = tuple(table.snapshot() for table in tables)
+            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes())
+
+    def has_room(self, limits: Limits) -> bool:
+        """Whether puts are taken at once: few enough bytes are unflushed and SSTs uncommitted. Costs no lock."""
+        return self.unflushed < limits.unflushed_max and not 0 < limits.pending_max <= len(self.manifest.ssts)
+
+    def wait_for_room(self, limits: Limits, timeout: float) -> bool:
+        """Whether there was room, or the region ended, within `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.failure is not None or self.has_room(limits), timeout)
+
+    def no_room(self, limits: Limits) -> Unavailable:
+        """What a put is told that found no room."""
+        why = (
+            f"{self.unflushed} bytes wait to be flushed, more than memtable.unflushed_max = {limits.unflushed_max}"
+            f"{self._flush_trouble()}"
+            if self.unflushed >= limits.unflushed_max
+            else f"{len(self.manifest.ssts)} SSTs wait to be committed, commit.pending_max = {limits.pending_max}; "
+            "commit them, or raise it"
+        )
+        details = {"reason": BUSY, "region": str(self._region)}
+        return Unavailable(f"region {self._region}: {why}; retry with the same token", details)
+
+    def wait_until_published(self, generation: int, timeout: float) -> None:
+        """Return when `generation` and all before it are SSTs.
+
+        Raises: the error that ended the region; Unavailable when nothing was published for `timeout` seconds while
+        flushes fail, or the region is closed meanwhile.
+        """
+        with self._changed:
+            while (first := self.manifest.current_generation) <= generation and not self.ended:
+                moved = self._changed.wait_for(partial(self._published_beyond, first), timeout)
+                if not moved and self._flush_error is not None:
+                    break
+            self._raise_failure()
+            if self.manifest.current_generation <= generation:
+                raise Unavailable(f"region {self._region}: not flushed{self._flush_trouble()}; try again")
+
+    def adopt(self, manifest: wal.RegionManifest) -> None:
+        """Show a newer manifest, one that the committer pruned."""
+        with self._changed:
+            if manifest.version > self.manifest.version:
+                self.manifest = manifest
+                self._changed.notify_all()  # room for puts, maybe
+
+    def fail(self, error: BaseException) -> BaseException:
+        """End the region with `error`, unless it ended before; returns the error it ended with."""
+        with self._changed:
+            if self.failure is None:
+                self.failure = error
+                self._meter.failed(fenced=isinstance(error, wal.Fenced))
+                self._ended(error)
+            self._changed.notify_all()
+            self._fresh.set()
+            return self.failure
+
+    def close(self) -> None:
+        """Let the flusher's thread and the indexer's end; what is frozen stays in the WAL."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._fresh.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the region is closed or failed."""
+        return self._closing or self.failure is not None
+
+    def memtables(self) -> list[MemTable]:
+        """All of them at this moment, newest first."""
+        with self._changed:
+            return self._memtables()
+
+    def measure(self) -> None:
+        """Count the bytes of all memtables anew, after their indexes have grown."""
+        with self._changed:
+            active, frozen = self.active, list(self._frozen)
+        # Not under the lock: what an index weighs may be told only after a step that is under way.
+        active_bytes, frozen_bytes = active.bytes, sum(each.memtable.bytes for each in frozen)
+        with self._changed:
+            if self.active is active:
+                self.active_bytes = active_bytes
+            if self._frozen == frozen:
+                self._frozen_bytes = frozen_bytes
+
+    def status(self) -> dict[str, Any]:
+        """The levels' part of a region's status."""
+        with self._changed:
+            tables = self._memtables()
+            return {
+                "replay_after": self.manifest.replay_after,
+                "generation": self.active.generation,
+                "memtable_rows": sum(table.rows for table in tables),
+                "memtable_bytes": sum(table.bytes for table in tables),
+                "state": self._state(),
+                "failure": None if self.failure is None else str(self.failure),
+                "flush_error": None if self._flush_error is None else str(self._flush_error),
+                "ssts": [
+                    {
+                        "generation": sst.generation,
+                        "path": sst.path,
+                        "rows": sst.physical_rows,
+                        "bytes": sst.in_memory_bytes,
+                    }
+                    for sst in self.manifest.ssts
+                ],
+            }
+
+    # ---- the region's thread -------------------------------------------------------------------------------------
+
+    def applied(self) -> None:
+        """The active memtable has more rows: count its bytes, and let them be indexed."""
+        self.active_bytes = self.active.bytes
+        if not self._fresh.is_set():
+            self._fresh.set()
+
+    def freeze(self, covers: int) -> None:
+        """Swap in an empty memtable; the full one, whose rows reach WAL position `covers`, waits for the flusher."""
+        frozen = Frozen(self.active, covers, self._context)
+        frozen.memtable.freeze()
+        fresh = self._context.memtable(frozen.memtable.generation + 1)
+        with self._changed:
+            self._frozen.append(frozen)
+            self._frozen_bytes = sum(each.memtable.bytes for each in self._frozen)
+            self.active = fresh
+            self.active_bytes = self.active.bytes
+            self._changed.notify_all()
+            self._fresh.set()
+
+    def reshape(self, context: RegionContext) -> None:
+        """Make this memtable, which is empty, and those to come by another context."""
+        fresh = context.memtable(self.active.generation)
+        with self._changed:
+            self._context, self.active = context, fresh
+            self.active_bytes = fresh.bytes
+
+    def last_unlike(self, context: RegionContext) -> int:
+        """The newest generation that waits to be flushed in another shape than that of `context`; 0: none does."""
+        with self._changed:
+            unlike = (each.memtable.generation for each in self._frozen if each.context.shape != context.shape)
+            return max(unlike, default=0)
+
+    # ---- the flusher's thread ------------------------------------------------------------------------------------
+
+    def oldest_frozen(self) -> Frozen | None:
+        """The memtable that is flushed next, None where none is frozen."""
+        with self._changed:
+            return self._frozen[0] if self._frozen else None
+
+    def wait_for_frozen(self) -> bool:
+        """Return True when a memtable is frozen, False when the region ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frozen or self.ended)
+            return not self.ended
+
+    def published(self, manifest: wal.RegionManifest) -> None:
+        """The oldest frozen memtable is an SST of `manifest` now."""
+        with self._changed:
+            if manifest.version > self.manifest.version:
+                self.manifest = manifest
+            self._frozen.pop(0)
+            self._frozen_bytes = sum(each.memtable.bytes for each in self._frozen)
+            self._flush_error = None
+            self._changed.notify_all()
+
+    def flush_failed(self, error: Exception, pause: float) -> None:
+        """Remember why, and wait `pause` seconds or until the region closes."""
+        with self._changed:
+            self._flush_error = error
+            self._changed.wait_for(lambda: self._closing, pause)
+
+    # ---- the indexer's thread ------------------------------------------------------------------------------------
+
+    def wait_for_rows(self) -> bool:
+        """Return True when rows were applied or frozen since the last call, False when the region ends."""
+        self._fresh.wait()
+        self._fresh.clear()
+        return not self.ended
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _published_beyond(self, generation: int) -> bool:
+        return self.manifest.current_generation > generation or self.ended
+
+    def _memtables(self) -> list[MemTable]:
+        """Newest first."""
+        return [self.active, *(frozen.memtable for frozen in reversed(self._frozen))]
+
+    def _shapes(self) -> tuple[Shape, ...]:
+        """Of the memtables that may hold rows, each once."""
+        found = [] if self._context.shape is None else [self._context.shape]
+        for each in self._frozen:
+            shape = each.context.shape
+            if shape is not None and not any(shape is other for other in found):
+                found.append(shape)
+        return tuple(found)
+
+    def _ended(self, error: BaseException) -> None:
+        fenced = isinstance(error, wal.Fenced)
+        fields: dict[str, Any] = {"event": "fence" if fenced else "poison", "region": str(self._region)}
+        if isinstance(error, wal.Fenced):
+            fields |= {"epoch": error.ours, "by": error.theirs}
+        self._context.log.info("%s", error, extra=fields)
+
+    def _state(self) -> State:
+        if self.failure is not None:
+            return "fenced" if isinstance(self.failure, wal.Fenced) else "poisoned"
+        return "serving" if self._flush_error is None else "flush_failing"
+
+    @property
+    def unflushed(self) -> int:
+        """Bytes of all memtables, indexes counted."""
+        return self.active_bytes + self._frozen_bytes
+
+    def _flush_trouble(self) -> str:
+        return "" if self._flush_error is None else f" (the last flush failed: {self._flush_error})"
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure

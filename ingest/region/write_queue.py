@@ -1,0 +1,272 @@
+"""The queue between the callers of a region and its one thread.
+
+Callers hand in `Write`s and wait; the region's thread takes everything that has gathered since it last looked. That is
+all of adaptive group commit: an idle thread takes one write and appends it at once, a busy one finds many waiting and
+appends them as one entry. Nobody ever waits for a timer.
+
+Callers that were answered together come back together, but one after another: each needs the interpreter to itself for
+a moment. A thread that took the first few of them would append two entries where one would do, so it lets the others go
+first for as long as more arrive and fewer are there than the last time.
+
+An answer that one thread gives and another waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flush.base.shape import Shape
+from ingest.api.rows import Deletes
+from ingest.api.tokens import RegionCounts, Token
+from ingest.read.levels import RegionView
+from ingest.region.context import RegionContext
+from wal import Clock
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """A value, or the error in its place, that comes once.
+
+    Why not `concurrent.futures.Future`: it makes a condition, a lock and two lists for each, and waiting costs as much
+    again; this is one lock used as a latch. With thousands of callers it counts.
+    Thread safety. `set_result` or `set_exception` once, by whoever answers; the rest from any thread.
+    """
+
+    __slots__ = ("_answered", "_error", "_latch", "_value")
+
+    def __init__(self) -> None:
+        self._latch = threading.Lock()
+        self._latch.acquire()
+        self._answered = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def set_result(self, value: T) -> None:
+        """Answer with a value; wakes whoever waits."""
+        self._value = value
+        self._answered = True
+        self._latch.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Answer with an error; wakes whoever waits."""
+        self._error = error
+        self._answered = True
+        self._latch.release()
+
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self._answered
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, None where the answer is a value. Raises: TimeoutError when none came in `timeout` seconds."""
+        if not self._answered:
+            if not self._latch.acquire(
+                timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))
+            ):
+                raise TimeoutError(f"no answer within {timeout} s")
+            self._latch.release()  # for the next that waits
+        return self._error
+
+    def result(self, timeout: float | None = None) -> T:
+        """The value. Raises: the error in its place, TimeoutError when neither came in `timeout` seconds."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self._value  # type: ignore[return-value]  # answered, and not with an error
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What a region answers: `rows` of the write, whether this call `applied` them (False: its token was applied
+    before), the WAL `position` that made them durable (0: not durable yet), and how many of them it `skipped`, because
+    their keys were there already and stored rows stay as they are (upsert = "insert"), or have a higher version.
+    `newest`: where the token was applied before, the highest sequence that was applied of its producer. `repeated`: how
+    many of the rows this call did not apply, because the token was applied before."""
+
+    rows: int
+    applied: bool
+    position: int
+    skipped: int = 0
+    newest: int | None = None
+    repeated: int = 0
+
+    @property
+    def counts(self) -> RegionCounts:
+        """What became of the rows."""
+        return RegionCounts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Rows on their way into one region.
+
+    `rows`: in the columns of the row schema but its `_tombstone`; of a put into a table whose upserts merge maybe
+    fewer, the key's at least. They may share memory with their caller, who waits: the region copies them before it
+    acknowledges anything.
+    `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
+    `shape`: what the rows were brought into; None where the columns of the table never change.
+    `since`: monotonic seconds at which its caller handed it in.
+    `repeated`: rows that are cut off, because the region has applied them under this token before.
+    `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
+    """
+
+    rows: pa.Table
+    durable: bool = True
+    token: Token | None = None
+    deletes: Deletes = False
+    done: Pending[Ack] = field(default_factory=Pending)
+    copied: bool = False
+    since: float = 0.0
+    shape: Shape | None = None
+    repeated: int = 0
+    _fate: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def deleted(self) -> int:
+        """How many of the rows delete their key."""
+        if isinstance(self.deletes, bool):
+            return self.rows.num_rows if self.deletes else 0
+        return int(np.count_nonzero(self.deletes))
+
+    def keep(self, rows: npt.NDArray[np.bool_]) -> None:
+        """Cut the write down to these of its rows, as the others were applied before: bool, one for each."""
+        self.repeated += int(np.count_nonzero(~rows))
+        self.rows = self.rows.filter(pa.array(rows))
+        if not isinstance(self.deletes, bool):
+            self.deletes = self.deletes[rows]
+
+    def take(self) -> bool:
+        """True for the first who asks: the region, to write the rows, or their caller, to give up on them."""
+        return self._fate.acquire(blocking=False)
+
+
+@dataclass(slots=True)
+class Freeze:
+    """A request to freeze the memtable behind everything that was queued before it.
+
+    `done`: the generation that is active then; everything queued before is in an older one.
+    """
+
+    done: Pending[int] = field(default_factory=Pending)
+
+
+@dataclass(slots=True)
+class DurableView:
+    """A request to append what lingers and to capture the levels at that moment."""
+
+    done: Pending[RegionView] = field(default_factory=Pending)
+
+
+@dataclass(slots=True)
+class Reshape:
+    """A request to take rows of another shape from everything that is queued behind it on.
+
+    `done`: the newest generation that waits to be flushed in an older shape, 0 where none does.
+    """
+
+    context: RegionContext
+    done: Pending[int] = field(default_factory=Pending)
+
+
+Item = Write | Freeze | DurableView | Reshape
+"""What a region's thread is asked to do."""
+
+
+class WriteQueue:
+    """First in, first out, many callers, one taker.
+
+    Thread safety. `submit`, `break_off` and `close` from any thread, `take` from the region's thread only.
+    Invariants. (1) A write is taken once or failed once. (2) After `break_off(error)` every later submit raises it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Why not a Condition: it makes a lock for every wait, and a put waits here; this is one lock used as a latch.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._taker_waits = False
+        self._writes: deque[Item] = deque()
+        self._broken: BaseException | None = None
+        self._closed = False
+        self._taken_last = 0
+        self._served: list[Item] = []
+
+    def submit(self, item: Item) -> None:
+        """Queue an item. Raises: the error that broke the region."""
+        with self._lock:
+            if self._broken is not None:
+                raise self._broken
+            self._writes.append(item)
+        self._wake_taker()
+
+    def take(self, timeout: float | None) -> list[Item] | None:
+        """All writes that have gathered, waiting up to `timeout` seconds for the first; None once closed and empty.
+
+        Those of the call before count as served.
+        """
+        self._served = []
+        self._wait(timeout)
+        self._let_gather()
+        with self._lock:
+            taken = list(self._writes)
+            self._writes.clear()
+            self._taken_last, self._served = len(taken), taken
+            return None if self._closed and not taken else taken
+
+    def oldest(self) -> float | None:
+        """Since when the oldest write waits or is being served, monotonic seconds; None when there is none. From any
+        thread."""
+        with self._lock:
+            return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
+
+    def _wait(self, timeout: float | None) -> None:
+        """Return when there is something to take or the queue is closed, at the latest after `timeout` seconds."""
+        with self._lock:
+            if self._writes or self._closed:
+                return
+            self._taker_waits = True
+        if self._wake.acquire(timeout=-1 if timeout is None else timeout):
+            return
+        with self._lock:
+            woken = not self._taker_waits
+            self._taker_waits = False
+        if woken:  # at this very moment
+            self._wake.acquire()
+
+    def _wake_taker(self) -> None:
+        with self._lock:
+            waits, self._taker_waits = self._taker_waits, False
+        if waits:
+            self._wake.release()
+
+    def _let_gather(self) -> None:
+        """Let others run while more arrive, until there are as many as the last time."""
+        seen = 0
+        while seen < len(self._writes) < self._taken_last:
+            seen = len(self._writes)
+            self._clock.sleep(0.0)
+
+    def break_off(self, error: BaseException) -> None:
+        """Fail every queued write with `error`, and every later one."""
+        with self._lock:
+            self._broken = self._broken or error
+            orphans = list(self._writes)
+            self._writes.clear()
+            self._served = []
+        for write in orphans:
+            write.done.set_exception(error)
+
+    def close(self, error: BaseException) -> None:
+        """Take no more: later submits raise `error`; what is queued is still taken."""
+        with self._lock:
+            self._closed, self._broken = True, self._broken or error
+        self._wake_taker()

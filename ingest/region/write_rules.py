@@ -1,0 +1,139 @@
+"""What a put does to a key that is there already: pure functions over all rows of a group of writes at once.
+
+A group of writes is resolved to whole rows before it is logged, each write as if it came alone behind those before it.
+Sorted by key (and within a key by order of writing, the sort is stable) all of that is a few passes over arrays:
+
+    key   a a a a a | b b | c       one segment for each key; what is stored counts as its first version
+    op    p p d p p | p p | d       p a row of a put, d of a delete
+    run   1 1 2 3 3 | 1 4 | 2       rows of one write and key which all are puts or all deletes, none of these between
+
+insert: a run of puts is taken where the run before it is a delete, or where there is none and the key is not stored. Of
+a run that is taken all rows are, the last counts as everywhere. So of two puts of a new key in one group the first is
+taken, and the second finds it.
+
+version: a row is taken where none before it in its segment, nor the stored row, has a higher version. A segment is cut
+where a row deletes whatever version is there. What is not taken is left out before anything is merged.
+
+merge: each column of a row is that of the last row since the segment's beginning, or since the last delete, whose write
+has the column: a forward fill, whose beginning is the stored row (of a delete: nulls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.api.rows import Mask, Places, key_codes
+
+NOWHERE = -1
+"""A source of `merged_from`: there is no value, the column is null."""
+
+
+class Group:
+    """The rows of a group of writes in their order, and sorted by key.
+
+    Thread safety. Immutable. Shapes: n rows, m different keys; keys are numbered 0 to m - 1 in no order to rely on.
+    """
+
+    def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Mask) -> None:
+        """`keys`: the key columns of all rows, without nulls. `rows`: by write, how many. `deletes`: bool [n]."""
+        self.writes: Places = np.repeat(np.arange(len(rows)), rows)
+        """int64 [n]: the write of each row."""
+        self.count = len(rows)
+        """Number of writes."""
+        self.deletes: Mask = deletes
+        """bool [n]: whether the row deletes its key."""
+        codes = key_codes(keys)
+        self.order: Places = np.argsort(codes, kind="stable")
+        """int64 [n]: the rows sorted by key."""
+        self.begins: Mask = np.ones(len(codes), dtype=np.bool_)
+        """bool [n], in sorted order: whether this is the first row of its key."""
+        self.begins[1:] = codes[self.order][1:] != codes[self.order][:-1]
+        self.key: Places = np.cumsum(self.begins) - 1
+        """int64 [n], in sorted order: the number of its key."""
+        self.first: Places = self.order[self.begins]
+        """int64 [m]: the first row of each key."""
+
+
+def inserted(group: Group, stored: Mask) -> Mask:
+    """Which rows are written where a stored row stays as it is: bool [n]; rows of deletes all are.
+
+    `stored`: bool [m], whether the key is there before the group; not looked at where its first row is a delete.
+    """
+    if not len(group.order):
+        return np.ones(0, dtype=np.bool_)
+    writes, deletes = group.writes[group.order], group.deletes[group.order]
+    begins = group.begins.copy()
+    begins[1:] |= (writes[1:] != writes[:-1]) | (deletes[1:] != deletes[:-1])
+    runs = np.flatnonzero(begins)
+    deleting = deletes[runs]
+    gone = np.concatenate([[False], deleting[:-1]])
+    there = np.where(group.begins[runs], stored[group.key[runs]], ~gone)
+    taken = np.empty(len(group.order), dtype=np.bool_)
+    taken[group.order] = np.repeat(deleting | ~there, np.diff(runs, append=len(begins)))
+    return taken
+
+
+def merged_from(group: Group, given: Mask, stored: Places) -> Places:
+    """Where each row has a column's value from: int64 [n], a row of the group, n + a stored row, or NOWHERE.
+
+    `given`: bool [number of writes], which have the column. `stored`: int64 [m], the stored row of each key, NOWHERE
+    where there is none or it is not asked for; not looked at where the key's first row is a delete.
+    """
+    rows, place = len(group.order), np.arange(len(group.order))
+    deletes = group.deletes[group.order]
+    since = np.maximum.accumulate(np.where(group.begins | deletes, place, 0))
+    has = given[group.writes[group.order]] & ~deletes
+    last = np.maximum.accumulate(np.where(has, place, -1))
+    before = stored[group.key]
+    fallback = np.where(deletes[since] | (before == NOWHERE), NOWHERE, before + rows)
+    sources = np.empty(rows, dtype=np.int64)
+    sources[group.order] = np.where(last >= since, group.order[last], fallback)
+    return sources
+
+
+def timely(group: Group, versions: pa.ChunkedArray, stored: pa.ChunkedArray, at: Places) -> Mask:
+    """Which rows are not older than what is there before them, stored or earlier in the group: bool [n].
+
+    A row without a version (a delete by key only) never is, and whatever comes behind it is not older than it.
+    `versions`: of the n rows. `stored`: of stored rows, null = older than any. `at`: int64 [m], the stored row of each
+    key, NOWHERE where there is none; not looked at where the key's first row has no version.
+    """
+    order, known = group.order, versions.is_valid().to_numpy()
+    kept, has = _ordered(stored), stored.is_valid().to_numpy()
+    # Dense ranks from 1 on: 0 is older than any, and a segment's number times one more than the highest keeps it apart.
+    _, ranks = np.unique(np.concatenate([_ordered(versions), kept]), return_inverse=True)
+    ranks = ranks.astype(np.int64) + 1
+    own = np.where(known, ranks[: len(order)], 0)[order]
+    before = np.concatenate([np.where(has, ranks[len(order) :], 0), [0]])[at]  # NOWHERE is the last
+    floor = np.where(group.begins & (own > 0), before[group.key], 0)
+    segment = np.cumsum(group.begins | (own == 0)) * (len(ranks) + 1)
+    highest = np.maximum.accumulate(segment + np.maximum(own, floor)) - segment
+    taken = np.empty(len(order), dtype=np.bool_)
+    taken[order] = own == highest
+    return taken
+
+
+def _ordered(versions: pa.ChunkedArray) -> Places:
+    """Values of a version column as int64 in the same order, nulls 0."""
+    if pa.types.is_uint64(versions.type):
+        signed: Places = (versions.fill_null(0).to_numpy() ^ np.uint64(1 << 63)).view(np.int64)
+        return signed
+    if pa.types.is_date32(versions.type):
+        versions = versions.cast(pa.int32())
+    values: Places = versions.cast(pa.int64()).fill_null(0).to_numpy()
+    return values
+
+
+def merged(rows: pa.Table, stored: pa.Table, sources: Mapping[str, Places]) -> pa.Table:
+    """`rows` with the columns that `sources` names replaced by what these say; see `merged_from`."""
+    for name, places in sources.items():
+        at, field = rows.schema.get_field_index(name), rows.schema.field(name)
+        kept = stored.column(name)
+        kept = kept if kept.type == field.type else kept.cast(field.type)
+        values = pa.chunked_array([*rows.column(name).chunks, *kept.chunks], field.type)
+        values = values.take(pa.array(places, mask=places == NOWHERE))
+        rows = rows.set_column(at, field, values)
+    return rows

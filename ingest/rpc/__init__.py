@@ -1,0 +1,1 @@
+"""How processes of ours find, trust and talk to each other."""

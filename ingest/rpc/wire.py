@@ -1,0 +1,101 @@
+"""What travels between `client` and `flight_server`, both directions, in one place.
+
+A request is a small JSON object, followed by an Arrow IPC stream where it has rows (the keys of a `get`, the vector of
+a `search`):
+
+    u32 length, little-endian | JSON, UTF-8 | Arrow IPC stream (may be absent)
+
+It is the ticket of a DoGet, the body of a DoAction, and the descriptor of a DoPut (whose rows are the Flight stream
+itself). A DoPut is applied only after its last message, whose application metadata is `{"close": rows sent, "crc":
+their checksum}`, and only where both are those of the rows that arrived: a stream that merely ends (a client that died,
+an abort) changes nothing. The checksum is the CRC-32 of the Arrow messages of its batches. Errors travel as the JSON of
+`errors.to_wire` in Flight's `extra_info`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWalError, Unavailable, from_wire, to_wire
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
+    """A request as bytes."""
+    head = json.dumps(request).encode()
+    parts = [_LENGTH.pack(len(head)), head]
+    if rows is not None:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        parts.append(sink.getvalue().to_pybytes())
+    return b"".join(parts)
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
+    """A request and its rows. Raises: ValueError when the bytes are no request."""
+    view = memoryview(data)
+    (length,) = _LENGTH.unpack_from(view)
+    body = view[_LENGTH.size + length :]
+    request = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+    return request, pa.ipc.open_stream(pa.py_buffer(body)).read_all() if len(body) else None
+
+
+@dataclass
+class StreamSum:
+    """What was sent or has arrived of a DoPut: rows, and the checksum of its batches."""
+
+    rows: int = 0
+    crc: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count a batch of at least one row."""
+        self.rows += batch.num_rows
+        self.crc = zlib.crc32(batch.serialize(), self.crc)
+
+    def closing(self) -> bytes:
+        """Application metadata of the message that closes the stream."""
+        return json.dumps({"close": self.rows, "crc": self.crc}).encode()
+
+
+def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
+    """What a closing message says, None for any other."""
+    said = {} if metadata is None else json.loads(metadata.to_pybytes())
+    return StreamSum(said["close"], said["crc"]) if "close" in said else None
+
+
+def raise_over_flight(error: MemWalError) -> None:
+    """Raise `error` in the form that Flight carries to the client."""
+    raise flight.FlightServerError(error.message, extra_info=json.dumps(to_wire(error), default=str).encode())
+
+
+_UNTRUSTED = "certificate verify failed"
+"""What TLS says of a certificate that no authority vouches for; Flight has no error of its own for that."""
+
+
+def from_flight(error: Exception, endpoint: str) -> MemWalError:
+    """The error a client meets: the server's own, or Unavailable when there was no answer."""
+    extra = getattr(error, "extra_info", b"")
+    if extra:
+        return from_wire(json.loads(extra))
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return Invalid(
+            f"the daemon at {endpoint} refuses the call: missing or wrong token; give its own, as daemon.token",
+            {"reason": UNAUTHENTICATED},
+        )
+    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
+        if _UNTRUSTED in str(error):
+            text = f"the daemon at {endpoint} shows a certificate that daemon.tls_ca does not vouch for; correct tls_ca"
+            return Unavailable(text, {"reason": LOST, "untrusted": True})
+        text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token"
+        return Unavailable(text, {"reason": LOST})
+    return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {str(error).splitlines()[0]}")

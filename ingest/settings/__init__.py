@@ -1,0 +1,1 @@
+"""The configuration: its model, its loading, its checks and its reference."""

@@ -1,0 +1,255 @@
+"""Loading a configuration: TOML file or dict, then the environment, then overrides; every violation reported at once.
+
+1. Read the source and fold in the sections of the chosen pipeline, where there are several in one file, then
+   `MEMWAL__SECTION__KEY` variables and the caller's overrides.
+2. Validate each section by itself; what is refused is set aside so that the rest can still be judged.
+3. Check the rules that span settings.
+4. Raise one `Invalid` with a line per problem, or return `Settings`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import GenericAlias
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingest.errors import Invalid
+from ingest.settings.model import (
+    CommitSettings,
+    DaemonSettings,
+    DlqSettings,
+    FlushSettings,
+    LogSettings,
+    MemtableSettings,
+    RegionsSettings,
+    Section,
+    Settings,
+    SinkSettings,
+    SourceSettings,
+    TableSettings,
+    WalSettings,
+)
+from ingest.settings.problems import Problem, of_section, section_type, unknown_section
+from ingest.settings.rules import apart, relations
+from ingest.suggest import nearest
+
+__all__ = [
+    "CommitSettings",
+    "DaemonSettings",
+    "DlqSettings",
+    "FlushSettings",
+    "LogSettings",
+    "MemtableSettings",
+    "RegionsSettings",
+    "Settings",
+    "SinkSettings",
+    "SourceSettings",
+    "TableSettings",
+    "WalSettings",
+    "load",
+    "load_every",
+    "pipelines_of",
+]
+
+PREFIX = "MEMWAL__"
+PIPELINES = "pipelines"
+"""Table of the pipelines of one file, by name: each with sections of its own, over those of the file."""
+Raw = dict[str, dict[str, Any]]
+Origins = dict[tuple[str, str], str]
+
+
+def load(
+    source: str | Path | Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
+    """Settings from a TOML path, a dict of sections or nothing; `environ` over it, `overrides` over both.
+
+    A path may name one of the file's pipelines behind a colon, as in `kafka.toml:orders`.
+    Raises: Invalid with one line per problem, each naming the file or variable, the section, the key and the fix.
+    """
+    name, content = _sections(source)
+    lines = [_line(name, unknown_section(key, value)) for key, value in content.items() if not _is_section(key, value)]
+    raw: Raw = {key: dict(value) for key, value in content.items() if _is_section(key, value)}
+    origins: Origins = {}
+    lines += _fold_environment(raw, origins, environ)
+    for section, values in (overrides or {}).items():
+        raw.setdefault(section, {}).update(values)
+    settings, problems = _validate(raw)
+    lines += [_line(origins.get((each.section, each.key.partition(".")[0]), name), each) for each in problems]
+    if lines:
+        raise Invalid.of(dict.fromkeys(lines))
+    return settings
+
+
+def pipelines_of(path: str | Path) -> tuple[str, ...]:
+    """What `load` takes for each of the pipelines of a file: the path itself where it is a single one, or named."""
+    file, chosen = _split(path)
+    return (
+        (str(path),)
+        if chosen
+        else tuple(f"{file}:{name}" for name in _pipelines(str(file), _read(file))) or (str(path),)
+    )
+
+
+def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settings]:
+    """The settings of every pipeline of a file, by what `load` takes for it.
+
+    Raises: Invalid with the problems of all of them, once each, and where they get in each other's way.
+    """
+    found: dict[str, Settings] = {}
+    lines: list[str] = []
+    for each in pipelines_of(path):
+        try:
+            found[each] = load(each, environ)
+        except Invalid as error:
+            lines += error.lines
+    lines = lines or list(apart(list(found.values())))
+    if lines:
+        raise Invalid.of(dict.fromkeys(lines))
+    return found
+
+
+def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """What to call the source in a message, and its sections: those of the chosen pipeline over those of the file.
+
+    A setting of a pipeline takes the place of the file's, whole tables such as `columns` too.
+    """
+    if not isinstance(source, str | Path):
+        return "settings", dict(source or {})
+    file, chosen = _split(source)
+    content = _read(file)
+    found = _pipelines(str(file), content)
+    if not found and not chosen:
+        return str(file), content
+    chosen = chosen or (next(iter(found)) if len(found) == 1 else "")
+    if chosen not in found:
+        raise Invalid(_unknown_pipeline(str(file), chosen, found))
+    merged = {key: value for key, value in content.items() if key != PIPELINES}
+    for section, values in found[chosen].items():
+        both = isinstance(values, Mapping) and isinstance(merged.get(section), Mapping)
+        merged[section] = {**merged[section], **values} if both else values
+    return f"{file}:{chosen}", merged
+
+
+def _split(path: str | Path) -> tuple[Path, str]:
+    """A file, and the pipeline named behind it, "" where none is."""
+    file, colon, name = str(path).rpartition(":")
+    return (Path(file), name) if colon and not Path(path).exists() else (Path(path), "")
+
+
+def _pipelines(name: str, content: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    found = content.get(PIPELINES, {})
+    if not isinstance(found, Mapping) or not all(isinstance(each, Mapping) for each in found.values()):
+        raise Invalid(f"{name}: [{PIPELINES}] must hold tables by name, such as [{PIPELINES}.orders.table]")
+    return found
+
+
+def _unknown_pipeline(name: str, chosen: str, found: Mapping[str, object]) -> str:
+    if not found:
+        return f"{name}: it has no [{PIPELINES}], so no {chosen!r}; write the path alone"
+    if not chosen:
+        return f"{name}: it has several pipelines; write one behind it: {', '.join(f'{name}:{each}' for each in found)}"
+    return f"{name}: it has no pipeline {chosen!r}; {nearest(chosen, found)}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Invalid(f"{path}: {error.strerror}; give the path of a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid(f"{path}: not TOML: {error}") from None
+
+
+def _is_section(key: str, value: object) -> bool:
+    return key in Settings.model_fields and isinstance(value, Mapping)
+
+
+def _line(origin: str, problem: Problem) -> str:
+    where = f"[{problem.section}] " if problem.section and not problem.text.startswith("unknown section") else ""
+    return f"{origin}: {where}{problem.text}"
+
+
+# ---- environment ---------------------------------------------------------------------------------------------------
+
+
+def _fold_environment(raw: Raw, origins: Origins, environ: Mapping[str, str]) -> list[str]:
+    """Put the variables' values into `raw`, their names into `origins`; returns a line per unknown name."""
+    lines = []
+    for variable in sorted(name for name in environ if name.startswith(PREFIX)):
+        section, _, key = variable.removeprefix(PREFIX).lower().partition("__")
+        if section not in Settings.model_fields:
+            hint = nearest(section, Settings.model_fields, "[{}]")
+            lines.append(f"{variable}: unknown section [{section}]; {hint}")
+        elif key not in section_type(section).model_fields:
+            hint = nearest(key, section_type(section).model_fields)
+            lines.append(f"{variable}: [{section}] unknown setting {key!r}; {hint}")
+        else:
+            raw.setdefault(section, {})[key] = _from_text(section, key, environ[variable])
+            origins[section, key] = variable
+    return lines
+
+
+def _from_text(section: str, key: str, text: str) -> Any:
+    """A variable's value: text stays text; numbers, lists and tables are read as TOML, else as JSON.
+
+    Text that is neither is handed on as it is, and the section's validation says what was wanted.
+    """
+    field = section_type(section).model_fields[key]
+    if field.annotation not in (int, bool) and not isinstance(field.annotation, GenericAlias):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+# ---- validation ----------------------------------------------------------------------------------------------------
+
+
+def _validate(raw: Raw) -> tuple[Settings, list[Problem]]:
+    problems: list[Problem] = []
+    refused: set[tuple[str, str]] = set()
+    sections: dict[str, Section] = {}
+    for name in Settings.model_fields:
+        sections[name], found = _validate_section(name, raw.get(name, {}), refused)
+        problems += found
+    settings = Settings(**sections)  # type: ignore[arg-type]
+    return settings, [*problems, *relations(settings, refused)]
+
+
+def _validate_section(
+    name: str, values: dict[str, Any], refused: set[tuple[str, str]]
+) -> tuple[Section, list[Problem]]:
+    """The section and its problems; values that were refused are left out of it and noted in `refused`."""
+    model = section_type(name)
+    try:
+        return model.model_validate(values), []
+    except ValidationError as error:
+        kept = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+        for each in error.errors(include_url=False):
+            _leave_out(kept, name, each["loc"], refused)
+        return model.model_validate(kept), of_section(name, error)
+
+
+def _leave_out(kept: dict[str, Any], section: str, loc: tuple[int | str, ...], refused: set[tuple[str, str]]) -> None:
+    """Drop the entry of a table that was refused, or else the whole value."""
+    key = str(loc[0])
+    if len(loc) > 1 and isinstance(kept.get(key), dict):
+        kept[key].pop(loc[1], None)
+        refused.add((section, f"{key}.{loc[1]}"))
+    else:
+        kept.pop(key, None)
+        refused.add((section, key))

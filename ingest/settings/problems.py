@@ -1,0 +1,108 @@
+"""Validation errors as single lines that name the field and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ingest.settings.model import Section, Settings
+from ingest.suggest import nearest
+
+_HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "token")
+_WANTED = {
+    "string_type": "must be text in quotes",
+    "string_too_short": "must not be empty",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "bool_type": "must be true or false",
+    "list_type": 'must be a list, such as ["package"]',
+    "dict_type": 'must be a table, such as { name = "value" }',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong: where (`section`, `key`; key empty when it is about the section) and what, with the fix.
+
+    `needs` names further (section, key) pairs that the finding rests on; `key` may be `columns.price` for an entry.
+    """
+
+    section: str
+    key: str
+    text: str
+    needs: tuple[tuple[str, str], ...] = ()
+
+
+def unknown_section(name: str, value: object) -> Problem:
+    """A top-level name that is no section; a bare key is told which section it belongs to."""
+    sections = Settings.model_fields
+    if isinstance(value, Mapping):
+        return Problem(name, "", f"unknown section [{name}]; {nearest(name, sections, '[{}]')}")
+    homes = [section for section in sections if name in section_type(section).model_fields]
+    hint = f"put it under [{homes[0]}]" if homes else nearest(name, sections, "[{}]")
+    return Problem("", name, f"setting {name!r} stands outside every section; {hint}")
+
+
+def section_type(section: str) -> type[Section]:
+    """The model of a section by its name."""
+    annotation = Settings.model_fields[section].annotation
+    if not isinstance(annotation, type) or not issubclass(annotation, Section):
+        raise TypeError(f"[{section}] is not declared as a Section")
+    return annotation
+
+
+def of_section(section: str, error: ValidationError) -> list[Problem]:
+    """Every violation pydantic found in one section."""
+    found: dict[tuple[int | str, ...], Problem] = {}
+    for each in error.errors(include_url=False):
+        found.setdefault(each["loc"][:2], _problem(section, each))  # a union complains once per branch
+    return list(found.values())
+
+
+def _problem(section: str, error: ErrorDetails) -> Problem:
+    key = str(error["loc"][0]) if error["loc"] else ""
+    fields = section_type(section).model_fields
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+        return Problem(section, key, f"unknown setting {key!r}; {nearest(key, fields)}")
+    if not key:
+        return Problem(section, "", f"must be a table of settings: write [{section}] and its keys below")
+    value = "" if key in _HIDDEN_FIELDS else f" = {error['input']!r}"
+    return Problem(section, key, f"{_dotted(error['loc'])}{value} {_text(error)}")
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    """`columns.price` for a table's entry, `key[0]` for a list's; names of union branches are left out."""
+    text = str(loc[0])
+    for part in loc[1:2]:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text
+
+
+def _text(error: ErrorDetails) -> str:
+    context: dict[str, Any] = error.get("ctx") or {}
+    kind = error["type"]
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in _WANTED:
+        return _WANTED[kind]
+    if kind == "literal_error":
+        word = "one of " if " or " in context["expected"] else ""
+        return f"must be {word}{context['expected']}{_close_literal(error)}"
+    if kind.startswith(("greater_than", "less_than")):
+        word, limit = next((word, context[name]) for name, word in _LIMITS.items() if name in context)
+        return f"must be {word} {limit}"
+    return f"is refused: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+_LIMITS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def _close_literal(error: ErrorDetails) -> str:
+    choices = str(error["ctx"]["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
+    close = get_close_matches(str(error["input"]), choices, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

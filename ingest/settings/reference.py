@@ -1,0 +1,120 @@
+"""The configuration as text, rendered from the models: TOML with comments, and the README's reference.
+
+`python -m ingest.cli.docs` writes both into the checkout it stands in: `configs/default.toml`, and the README
+between `<!-- settings -->` and `<!-- /settings -->`; beside them the table of metrics (`ingest.ops.metrics`). House
+tests hold the files to what is rendered here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from ingest.secret_refs import shown
+from ingest.settings.model import Section, Settings
+from ingest.settings.problems import section_type
+from ingest.settings.units import format_duration, format_size, parse_duration, parse_size
+
+BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
+_HEADER = """\
+# Every setting of memwal at its default, as `python -m ingest.cli.docs` writes it. Copy what you change.
+# Any key can be set from the environment too: MEMWAL__SECTION__KEY, for example MEMWAL__WAL__RETRY_BUDGET=1min.
+"""
+
+
+def to_dict(settings: Settings, *, hide: bool = False) -> dict[str, dict[str, Any]]:
+    """Plain values that `ingest.settings.load.load` reads back as the same settings: durations and sizes with units.
+
+    References stay references. With `hide`, literal values of secret options are replaced, and that cannot be loaded.
+    """
+    return {
+        section: {key: _plain(field, getattr(part, key), hide) for key, field in type(part).model_fields.items()}
+        for section, part in _sections(settings)
+    }
+
+
+def render_settings(settings: Settings, *, comments: bool = False) -> str:
+    """The settings as TOML, secrets hidden; with `comments` each section and key is followed by its meaning."""
+    parts = [_HEADER] if comments else []
+    for section, values in to_dict(settings, hide=True).items():
+        model = section_type(section)
+        lines = [f"# {_title(model)}"] if comments else []
+        lines.append(f"[{section}]")
+        for key, value in values.items():
+            if comments:
+                lines.append(f"# {model.model_fields[key].description}")
+            lines.append(f"{key} = {toml_value(value)}")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def render_reference() -> str:
+    """One table per section: key, type, default, meaning."""
+    parts = []
+    for section, values in to_dict(Settings()).items():
+        model = section_type(section)
+        parts += [f"**`[{section}]`** {_title(model)}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        for key, value in values.items():
+            field = model.model_fields[key]
+            parts.append(f"| `{key}` | {_type_words(field)} | `{toml_value(value)}` | {field.description} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _title(model: type[Section]) -> str:
+    return (model.__doc__ or "").splitlines()[0]
+
+
+def _sections(settings: Settings) -> list[tuple[str, Section]]:
+    return [(name, getattr(settings, name)) for name in Settings.model_fields]
+
+
+def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
+    if _reader(field) is parse_duration:
+        return format_duration(value)
+    if _reader(field) is parse_size:
+        return format_size(value)
+    if isinstance(value, SecretStr):  # always a reference, see `Secret`
+        return value.get_secret_value()
+    if isinstance(value, Mapping):
+        return {
+            name: (shown(name, each) if hide else each.get_secret_value()) if isinstance(each, SecretStr) else each
+            for name, each in value.items()
+        }
+    return value
+
+
+def _reader(field: FieldInfo) -> object:
+    """The function that reads a duration or a size; None for other fields."""
+    return next((func for each in field.metadata if (func := getattr(each, "func", None)) is not None), None)
+
+
+def _type_words(field: FieldInfo) -> str:
+    if _reader(field) is parse_duration:
+        return "duration"
+    if _reader(field) is parse_size:
+        return "size"
+    annotation = field.annotation
+    if annotation in (int, str, SecretStr):
+        return "number" if annotation is int else "text"
+    if get_origin(annotation) in (list, dict):
+        return "list of text" if get_origin(annotation) is list else "table"
+    return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+
+
+def toml_value(value: Any) -> str:
+    """A TOML value. JSON's strings, numbers, booleans and lists are TOML's; tables are written inline."""
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_quoted(name)} = {toml_value(each)}" for name, each in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return _quoted(value)
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,252 @@
+"""Rules that span several settings. Each is a pure function of a section's values that yields problems.
+
+A rule that would judge a value that was refused already is dropped (`Problem.needs`): one mistake, one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import pyarrow as pa
+
+from flush.base.definition import is_version_type
+from flush.base.row_hash import is_hashed
+from ingest.mapping.type_names import parse_type
+from ingest.settings.endpoints import expanded
+from ingest.settings.kafka_rules import of_kafka
+from ingest.settings.model import Index, Settings, TableSettings, index_spec
+from ingest.settings.problems import Problem
+from ingest.settings.units import format_duration, format_size
+from ingest.suggest import nearest
+from memtable.errors import InvalidRows
+from memtable.index_spec import check_indexes
+from memtable.schema import is_key_type
+
+INDEX_KINDS = ("ivf_pq", "fts", "btree")
+RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
+
+
+def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
+    """Every violated rule. `refused` holds the (section, key) pairs whose values are not the user's but defaults."""
+    found = [*of_table(settings.table), *of_append(settings)]
+    found += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
+    found += [*of_daemon(settings), *of_dlq(settings)]
+    return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
+
+
+def apart(pipelines: Sequence[Settings]) -> Iterator[str]:
+    """How pipelines of one file get in each other's way, a line each."""
+    ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
+    for what, values in (
+        ("sink.checkpoint", [settings.checkpoint for settings in pipelines]),
+        ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
+        ("sink.http_port", ports),
+    ):
+        for value in dict.fromkeys(each for each in values if values.count(each) > 1):
+            yield f"two pipelines have the same {what}, {value}; give each its own"
+    if any(settings.source.spark != pipelines[0].source.spark for settings in pipelines):
+        yield "source.spark: pipelines of one file share a Spark session; set it in the file's own [source] only"
+
+
+def of_table(table: TableSettings) -> Iterator[Problem]:
+    """uri, key, columns and indexes of [table] against each other."""
+    if not table.uri:
+        yield Problem("table", "uri", 'uri is not set; write the path of the table, such as uri = "data/t.lance"')
+    yield from _of_key(table)
+    for name in table.columns:
+        if name in RESERVED or "." in name or not name:
+            yield Problem("table", "columns", f"columns.{name}: the name is taken by Lance or memwal; rename it")
+    yield from _of_version(table)
+    yield from _of_indexes(table)
+
+
+def of_append(settings: Settings) -> Iterator[Problem]:
+    """What goes with a table without a key, and what only with one."""
+    table, by = settings.table, settings.regions.by
+    if table.append_only and table.key:
+        yield Problem(
+            "table", "key", "key is given, but append_only = true says that there is none; take one of the two out"
+        )
+    if table.append_only and settings.wal.format == "arrow":
+        text = 'format = "arrow" needs a table with a key; take it out, or append_only'
+        yield Problem("wal", "format", text)
+    for rule in ("upsert", "on_duplicate", "version") if table.append_only else ():
+        if rule in table.model_fields_set:
+            text = (
+                f"{rule} is for keys that are put again, and append_only = true says that there are none; take it out"
+            )
+            yield Problem("table", rule, text)
+    if by and not table.append_only:
+        yield Problem(
+            "regions", "by", "by is for tables with append_only = true; others are spread by their key, take it out"
+        )
+    for name in dict.fromkeys(name for name in by if by.count(name) > 1):
+        yield Problem("regions", "by", f"by names {name!r} {by.count(name)} times; name it once")
+    for name in dict.fromkeys(by) if table.columns else ():
+        if name not in table.columns:
+            text = f"by: {name!r} is not a column of [table]; {nearest(name, table.columns)}"
+            yield Problem("regions", "by", text, needs=_column(name))
+        elif not is_hashed(parse_type(table.columns[name])):
+            text = f"by: column {name!r} is {table.columns[name]}; name columns of numbers, text, bytes or times"
+            yield Problem("regions", "by", text)
+
+
+def of_limits(settings: Settings) -> Iterator[Problem]:
+    """Sizes and times that bound each other."""
+    wal, memtable = settings.wal, settings.memtable
+    if memtable.size_max > memtable.unflushed_max:
+        yield Problem(
+            "memtable",
+            "unflushed_max",
+            f"unflushed_max = {format_size(memtable.unflushed_max)!r} is less than size_max = "
+            f"{format_size(memtable.size_max)!r}: puts would wait before anything is frozen; raise it",
+            needs=(("memtable", "size_max"),),
+        )
+    commit = settings.commit
+    if 0 < commit.pending_max <= commit.ssts_max and commit.interval > 0:
+        yield Problem(
+            "commit",
+            "pending_max",
+            f"pending_max = {commit.pending_max} is not above ssts_max = {commit.ssts_max}: puts would wait for every "
+            "commit; raise it, or 0 for any number",
+            needs=(("commit", "ssts_max"),),
+        )
+    if wal.put_timeout > wal.retry_budget:
+        yield Problem(
+            "wal",
+            "retry_budget",
+            f"retry_budget = {format_duration(wal.retry_budget)!r} is shorter than one attempt, put_timeout = "
+            f"{format_duration(wal.put_timeout)!r}; raise the one or lower the other",
+            needs=(("wal", "put_timeout"),),
+        )
+
+
+def of_source(settings: Settings) -> Iterator[Problem]:
+    """The source against the table it feeds."""
+    source, columns = settings.source, settings.table.columns
+    if source.feed and not source.path:
+        yield Problem("source", "path", "path is not set, but feed is; name the directory to copy the feed into")
+    if source.feed and source.feed.rstrip("/") == source.path.rstrip("/"):
+        yield Problem("source", "feed", f"feed = {source.feed!r} is path itself; choose another directory for path")
+    if source.schema_drift != "ignore":
+        yield from _of_drift(settings)
+    for name in source.order_by if columns else ():
+        if name not in columns:
+            text = f"order_by: {name!r} is not a column of [table]; {nearest(name, columns)}"
+            yield Problem("source", "order_by", text, needs=_column(name))
+
+
+def _of_drift(settings: Settings) -> Iterator[Problem]:
+    source, table = settings.source, settings.table
+    of_kafka = source.format == "kafka" and source.value_format != "raw"
+    if not of_kafka and source.format not in ("json", "parquet", "orc"):
+        text = f'schema_drift = "{source.schema_drift}" is for JSON and Avro of Kafka, and for JSON, Parquet and ORC'
+        text += " files; take it out, other sources do not say by name which fields they have"
+        yield Problem("source", "schema_drift", text, needs=(("source", "format"), ("source", "value_format")))
+    if source.schema_drift == "add" and table.upsert == "merge" and table.columns:
+        text = 'schema_drift = "add": with upsert = "merge" only the columns that [table] names are put; take them out'
+        yield Problem("source", "schema_drift", text, needs=(("table", "upsert"),))
+
+
+def of_daemon(settings: Settings) -> Iterator[Problem]:
+    """Endpoints are written as Flight writes them, each once, this daemon's among them; a certificate has its key."""
+    daemon = settings.daemon
+    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(daemon, given) and not getattr(daemon, missing):
+            yield Problem("daemon", missing, f"{missing} is not set, but {given} is; give the certificate and its key")
+    for endpoint in daemon.endpoints:
+        scheme, _, place = endpoint.partition("://")
+        host, _, port = place.rpartition(":")
+        if scheme not in ("grpc", "grpc+tls") or not host or not port.isdecimal():
+            text = f"endpoints: {endpoint!r} is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"
+            yield Problem("daemon", "endpoints", text)
+            return
+    every = expanded(daemon.endpoints, daemon.workers)
+    for endpoint in dict.fromkeys(endpoint for endpoint in every if every.count(endpoint) > 1):
+        text = f"endpoints: {endpoint} is there twice"
+        yield Problem("daemon", "endpoints", text + (", counting the workers" if daemon.workers > 1 else ""))
+    for given in ("endpoints", "advertise") if daemon.on_spark else ():
+        if getattr(daemon, given):
+            text = (
+                f"{given}: on_spark = {daemon.on_spark} has Spark choose where the daemons are; take one of the two out"
+            )
+            yield Problem("daemon", given, text)
+            return
+    if daemon.advertise and daemon.advertise not in daemon.endpoints:
+        text = (
+            f"advertise = {daemon.advertise!r} is not one of endpoints; {nearest(daemon.advertise, daemon.endpoints)}"
+        )
+        yield Problem("daemon", "advertise", text)
+
+
+def of_dlq(settings: Settings) -> Iterator[Problem]:
+    """The dead letters are beside the table, not in it."""
+    dlq, table = settings.dlq, settings.table
+    if dlq.uri and dlq.uri.rstrip("/") == table.uri.rstrip("/"):
+        yield Problem("dlq", "uri", f"uri = {dlq.uri!r} is the table itself; choose another place for dead letters")
+
+
+def _of_key(table: TableSettings) -> Iterator[Problem]:
+    if table.columns and not table.key and not table.append_only:
+        yield Problem(
+            "table",
+            "key",
+            f'key is empty; name the columns that identify a row, such as key = ["{next(iter(table.columns))}"], or '
+            "write append_only = true for a table that has no key and keeps every row",
+        )
+    for name in dict.fromkeys(name for name in table.key if table.key.count(name) > 1):
+        yield Problem("table", "key", f"key names {name!r} {table.key.count(name)} times; name it once")
+    for name in dict.fromkeys(table.key) if table.columns else ():
+        if name not in table.columns:
+            text = f"key column {name!r} is not among columns; {nearest(name, table.columns)}"
+            yield Problem("table", "key", text, needs=_column(name))
+        elif not is_key_type(parse_type(table.columns[name])):
+            yield Problem(
+                "table",
+                "key",
+                f"key column {name!r} is {table.columns[name]}; a key is of integers, text, binary or bool",
+            )
+
+
+def _of_version(table: TableSettings) -> Iterator[Problem]:
+    name = table.version
+    if name and table.upsert == "insert":
+        text = f'version = {name!r} is for rows that replace others; take it out, or upsert = "insert"'
+        yield Problem("table", "version", text, needs=(("table", "upsert"),))
+    if name in table.key:
+        yield Problem("table", "version", f"version = {name!r} is part of the key; name a column outside it")
+    elif name and table.columns and name not in table.columns:
+        text = f"version = {name!r} is not among columns; {nearest(name, table.columns)}"
+        yield Problem("table", "version", text, needs=_column(name))
+    elif name and table.columns and not is_version_type(parse_type(table.columns[name])):
+        text = f"version column {name!r} is {table.columns[name]}; name a column of integers, timestamps or dates"
+        yield Problem("table", "version", text, needs=_column(name))
+
+
+def _of_indexes(table: TableSettings) -> Iterator[Problem]:
+    schema = pa.schema([(name, parse_type(kind)) for name, kind in table.columns.items()])
+    for column, index in table.indexes.items():
+        text = _of_index(schema, column, index)
+        if text:
+            yield Problem("table", f"indexes.{column}", f"indexes.{column}: {text}", needs=_column(column))
+
+
+def _of_index(schema: pa.Schema, column: str, index: Index) -> str:
+    spec = index_spec(column, index, train_rows=256)
+    if spec.kind is None:
+        return f'no type given; write type = "{INDEX_KINDS[0]}", or another of {", ".join(INDEX_KINDS)}'
+    if spec.kind not in INDEX_KINDS:
+        return f"unknown index kind {spec.kind!r}; {nearest(str(spec.kind), INDEX_KINDS)}"
+    if not schema.names:
+        return ""
+    if column not in schema.names:
+        return f"no such column in columns; {nearest(column, schema.names)}"
+    try:
+        check_indexes(schema, (spec,))
+    except InvalidRows as error:
+        return str(error)
+    return ""
+
+
+def _column(name: str) -> tuple[tuple[str, str], ...]:
+    return (("table", f"columns.{name}"),)

@@ -1,0 +1,1 @@
+"""The foreachBatch sink: micro-batches into regions, each exactly once."""

@@ -1,0 +1,121 @@
+"""What tasks answer for the regions that they wrote to, and a micro-batch's receipt made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow as pa
+
+from ingest.errors import Invalid
+from ingest.spark.schema import spark_type
+
+RECEIPT = pa.schema(
+    [
+        pa.field("region", pa.string(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("applied", pa.bool_(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("ack_seconds", pa.float64(), nullable=False),
+        pa.field("landed_first", pa.float64()),
+        pa.field("landed_last", pa.float64()),
+        pa.field("acked_at", pa.float64(), nullable=False),
+        pa.field("skipped", pa.int64(), nullable=False),
+        pa.field("newest", pa.int64()),
+        pa.field("letters", pa.int64()),
+        pa.field("said", pa.string()),
+    ]
+)
+"""All that comes back to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` null where
+the source has no files.
+
+Two kinds of rows more, of no region's ack: with `letters` not null, what became of the bad rows (`rows` of them, of
+which so many letters were not there before; `said`: the most frequent reasons); with `said` alone, rows which the
+region refused, as `letters.Refusals` writes them, and it has applied nothing."""
+
+
+def without_ack(now: float, **values: object) -> pa.RecordBatch:
+    """A receipt that tells of other things than a region's ack."""
+    counts = dict.fromkeys(("rows", "position", "skipped"), 0)
+    nothing = {"region": "", "applied": False, "ack_seconds": 0.0, "acked_at": now, **counts}
+    return pa.RecordBatch.from_pylist([nothing | values], schema=RECEIPT)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionReceipt:
+    """What one region answered to one micro-batch; times in unix seconds, see `spark_tasks.RECEIPT`. `skipped`: rows
+    that the table's rules left out; `newest`: as in an `Ack`."""
+
+    region: str
+    rows: int
+    applied: bool
+    position: int
+    ack_seconds: float
+    landed_first: float | None
+    landed_last: float | None
+    acked_at: float
+    skipped: int = 0
+    newest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """A micro-batch that every one of its regions has made durable; empty when it had no rows."""
+
+    batch_id: int
+    regions: tuple[RegionReceipt, ...]
+    bad: int = 0
+    """Rows that no region got: left out, or dead letters now."""
+    letters: int = 0
+    """Dead letters that were written for it; fewer than `bad` where they were there already."""
+    reasons: str = ""
+    """The most frequent reasons of bad rows."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the micro-batch that its regions got."""
+        return sum(each.rows for each in self.regions)
+
+
+def _added(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(row["letters"] or 0 for row in rows)
+
+
+def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> BatchReceipt:
+    """What the tasks of a micro-batch answered (`spark_tasks.RECEIPT`), put together. `letters`: of all attempts."""
+    names = [each.name for each in fields(RegionReceipt)]
+    regions = tuple(RegionReceipt(**{name: row[name] for name in names}) for row in rows if row["letters"] is None)
+    bad = [row for row in rows if row["letters"] is not None]
+    return BatchReceipt(
+        batch_id,
+        regions,
+        sum(row["rows"] for row in bad),
+        letters,
+        "; ".join(row["said"] for row in bad),
+    )
+
+
+def refuse_older(batch_id: int, newest: int | None) -> None:
+    """Raises: Invalid for a micro-batch of a checkpoint that was set back; its rows may be others than were applied.
+
+    `newest`: that a region has applied of the query.
+    """
+    if newest is not None and newest > batch_id:
+        raise Invalid(
+            f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
+            f"of its micro-batch {batch_id} would be left out as applied before; bring the newest checkpoint back, "
+            "or set sink.checkpoint to a new one, which reads the source from its start"
+        )
+
+
+def receipt_schema() -> StructType:
+    """`RECEIPT` as Spark has it."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, spark_type(field.type), field.nullable) for field in RECEIPT])

@@ -1,0 +1,167 @@
+"""The task that says to which region each row of a micro-batch goes, before they are shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.client.target import Target, opened, reopened
+from ingest.dlq.bad_rows import BadRow, conformed_to, problems_of, unfit_of
+from ingest.dlq.file_rows import explained
+from ingest.dlq.letters import Mode, Place, letter_column, place_of, rows_at
+from ingest.errors import Invalid
+from ingest.source.columns import BESIDE, BLOCK, BUCKET, FILE, LETTER, NOWHERE, ROW, TOPIC, of_table, runs
+from ingest.source.whole_input import with_counts
+from ingest.spark.task import task_edge
+from memtable import InvalidRows
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTask:
+    """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged. Behind them come the
+    count rows of each region (`ingest.source.whole_input`).
+
+    Bad rows go on as dead letters, with the column `LETTER`, where `letters` is not "fail"; `refused` are those that
+    their region refused in an earlier attempt, or are letters of it; with "fail" they are left out.
+    Raises (as TaskError): Invalid naming the column, and the row and its
+    file where there is one; where there are dead letters, only for columns that fit no row.
+    """
+
+    uri: str
+    options: tuple[tuple[str, str], ...]
+    routing: int = 1
+    """Version of the routing that the driver sends by; a worker that knows another opens the table again."""
+    letters: Mode = "fail"
+    refused: Mapping[Place, BadRow] = field(default_factory=dict)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with task_edge():
+            yield from with_counts(self.routed(batches))
+
+    def routed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As a call, without the edge of a task and without count rows. Raises: Invalid."""
+        numbers = RowNumbers()
+        for batch in batches:
+            yield self._routed(batch, numbers.of(batch))
+
+    def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Open the table in this worker; passes batches of any kind through."""
+        with task_edge():
+            opened(self.uri, self.options, self.routing)
+            yield from batches
+
+    def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        target = self._target(of_table(batch.schema.names))
+        refused = rows_at(self.refused, batch, numbers)
+        if self.letters == "fail":
+            if refused:  # letters of an earlier run
+                others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
+                batch, numbers = batch.take(pa.array(others)), numbers[others]
+            bad = explained(problems_of(batch), batch, target.base.schema)
+            return self._all_or_none(batch, numbers, bad, target)
+        bad = explained(problems_of(batch), batch, target.base.schema) | refused
+        rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
+        asked = batch if rest is None else batch.take(pa.array(rest))
+        unfit, conformed = unfit_of(asked, lambda rows: conformed_to(target, rows))
+        bad |= {row if rest is None else int(rest[row]): why for row, why in unfit.items()}
+        good = np.ones(batch.num_rows, dtype=bool)
+        good[list(bad)] = False
+        if conformed is None:
+            conformed = conformed_to(target, batch.filter(pa.array(good)))
+        buckets = np.full(batch.num_rows, NOWHERE, dtype=np.int32)
+        buckets[good] = target.base.route(conformed)
+        return self._sorted_out(batch, numbers, bad, buckets)
+
+    def _target(self, columns: Sequence[str]) -> Target:
+        target = opened(self.uri, self.options, self.routing)
+        if not set(columns) <= set(target.schema.names):
+            target = reopened(target, self.uri, self.options, self.routing)
+        return target
+
+    @staticmethod
+    def _all_or_none(
+        batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
+    ) -> pa.RecordBatch:
+        for row, why in sorted(bad.items())[:1]:
+            what = "; correct the file, or set dlq.mode" if FILE in batch.schema.names else ""
+            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
+        try:
+            conformed = conformed_to(target, batch)
+        except InvalidRows as error:
+            raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
+        return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
+
+    def _sorted_out(
+        self,
+        batch: pa.RecordBatch,
+        numbers: npt.NDArray[np.int64],
+        bad: Mapping[int, BadRow],
+        buckets: npt.NDArray[np.int32],
+    ) -> pa.RecordBatch:
+        """All rows in their order: good ones with their region, bad ones emptied, with their letter."""
+        letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
+        good = pa.array(buckets != NOWHERE)
+        for name in of_table(batch.schema.names) if bad else ():
+            at = batch.schema.get_field_index(name)
+            kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
+            batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
+        return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
+
+
+def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: pa.Array) -> pa.RecordBatch:
+    beside = [name for name in BESIDE if name in batch.schema.names]
+    return batch.drop_columns(beside).append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
+
+
+class RowNumbers:
+    """Numbers the rows of a task by their place in the part of a file they come from (in the task, without files).
+
+    A replay may cut the source into other tasks, but a file part is always read in its own order, so these numbers
+    do not depend on the cut.
+    """
+
+    def __init__(self) -> None:
+        self._part: tuple[object, object] | None = None
+        self._next = 0
+
+    def of(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Numbers of the rows of the next batch: int64[rows]."""
+        numbers = np.empty(batch.num_rows, dtype=np.int64)
+        for start, end in self._parts(batch):
+            part = (
+                (batch[FILE][start].as_py(), batch[BLOCK][start].as_py())
+                if FILE in batch.schema.names
+                else (None, None)
+            )
+            first = self._next if part == self._part else 0
+            numbers[start:end] = np.arange(first, first + end - start)
+            self._part, self._next = part, first + end - start
+        return numbers
+
+    @staticmethod
+    def _parts(batch: pa.RecordBatch) -> Sequence[tuple[int, int]]:
+        if not batch.num_rows:
+            return ()
+        if FILE not in batch.schema.names:
+            return ((0, batch.num_rows),)
+        files = batch[FILE].dictionary_encode().indices.to_numpy()
+        return runs(files, batch[BLOCK].to_numpy())
+
+
+def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
+    """Where a refused row lies, for the end of its message: its number in the file, not in the batch."""
+    if row is None:
+        return ""
+    if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
+        topic, partition, offset = place_of(batch, row, 0)
+        return f" (offset {offset} of partition {partition} of topic {topic})"
+    if FILE not in batch.schema.names:
+        return ""
+    name = PurePosixPath(str(batch[FILE][row].as_py())).name
+    return f" (row {int(numbers[row])} of {name}, counted from 0)"

@@ -1,0 +1,262 @@
+"""What the Spark sink does on executors: two functions over streams of Arrow batches. Nothing here imports Spark.
+
+`RouteTask` validates rows and names the region of each; `SendTask` streams the rows of each region, which Spark has
+brought together and in order by then, to the region's owner, and bad rows to the table of dead letters. Spark shuffles
+between the two, so no row is sent before every row of the micro-batch has passed validation.
+
+Both are pickled with plain strings and numbers only; what they need beside is opened in the worker.
+
+Steps that are waited for in order while the next one is prepared: at most so many bytes of them at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.api.tokens import Applied, StreamReceipt, Token
+from ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
+from ingest.client.stream import RegionStream
+from ingest.dlq.letters import FAIL, Letterbox, Refusals, Rules
+from ingest.errors import Invalid
+from ingest.rpc.credentials import Access
+from ingest.rpc.owner_notes import FromNotes
+from ingest.sink.receipts import RECEIPT, without_ack
+from ingest.source.columns import (
+    DELETE,
+    LANDED,
+    NOWHERE,
+    ROW,
+    of_table,
+    rows_and_deletes,
+)
+from ingest.source.whole_input import RegionRows, by_region
+from ingest.spark.task import task_edge
+from memtable import TOMBSTONE, row_schema, with_tombstone
+from wal import Clock, SystemClock
+
+_MICROS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class SendTask:
+    """Streams rows, sorted by `BUCKET` and then oldest first, to their owners; yields one `RECEIPT` row per region.
+
+    A region's stream is finished only after as many rows were sent as its count rows say; whatever goes wrong before,
+    the region applies nothing of it. One whose owner is lost, or lets the region go, or is busy, is sent again until
+    `timeout`; so where the only daemon is started again. The ack of one region is waited for while the next one's rows
+    are sent.
+    Raises (as TaskError): what the owner answers, Unavailable and UnknownOutcome when none does.
+    """
+
+    endpoint: str
+    """Of the daemons, with commas between them; they name others."""
+    regions: tuple[UUID, ...]
+    """That of bucket n at n."""
+    producer: str
+    sequence: int
+    timeout: float
+    in_flight_max: int = IN_FLIGHT_MAX
+    access: Access = field(default_factory=Access)
+    routing: int = 1
+    """Version of the routing of `regions`."""
+    letters: Rules = FAIL
+    find: FromNotes | None = None
+    """Where daemons are that nobody has configured."""
+    table: str | None = None
+    """Id of the table, None for whichever is served there."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with task_edge():
+            yield from self.sent(by_region(batches))
+
+    def sent(self, regions: Iterator[RegionRows]) -> Iterator[pa.RecordBatch]:
+        """As a call, without the edge of a task. Raises: what the owner answers, Unavailable, UnknownOutcome."""
+        first = next(regions, None)
+        if first is not None and first.bucket == NOWHERE:
+            written = Letterbox(self.letters, ROW, self.producer, self.sequence).take(first)
+            told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
+            yield without_ack(SystemClock().now(), **told)
+            first = next(regions, None)
+        if first is None:
+            return
+        table = self._connected()
+        table.refresh(look=False)
+        with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
+            yield from self._send(table, chain([first], regions), acks)
+
+    def note(self, regions: Iterable[UUID]) -> None:
+        """Have regions that got no rows of the micro-batch remember it as applied. Raises: as a stream of rows."""
+        table, token = self._connected(), Token(self.producer, self.sequence)
+        for region in regions:
+            columns = table.schema.names
+            opened_stream(table, region, token, self.timeout, columns, 0, self.routing).finish()
+
+    def applied(self) -> Applied:
+        """Which micro-batches of the query the regions have applied. Raises: Unavailable."""
+        return self._connected().applied(self.producer, self.timeout)
+
+    def _connected(self) -> RemoteTable:
+        return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)
+
+    def _send(
+        self, table: RemoteTable, regions: Iterator[RegionRows], acks: Pipelined[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        for rows in regions:
+            sending = self._sending(table, rows)
+            try:
+                for batch in rows:
+                    sending.write(batch)
+            except BaseException:
+                sending.abort()
+                raise
+            yield from acks.begin(sending.finish, sending.bytes)
+        yield from acks.rest()
+
+    def _sending(self, table: RemoteTable, rows: RegionRows) -> _Sending:
+        token, region = Token(self.producer, self.sequence), self.regions[rows.bucket]
+        columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
+        stream = opened_stream(table, region, token, self.timeout, columns, rows.count, self.routing)
+        return _Sending(table, stream, SystemClock(), Refusals(ROW) if self.letters.mode != "fail" else None)
+
+
+class _Sending:
+    """The open stream of one region."""
+
+    def __init__(self, table: RemoteTable, stream: RegionStream, clock: Clock, refusals: Refusals | None) -> None:
+        """`refusals`: told of every row, where rows that the region refuses may be left out."""
+        self._refusals = refusals
+        self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
+        self._rows_schema = row_schema(table.schema, table.key)
+        self._landed: list[pa.Scalar] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rows, deletes = rows_and_deletes(batch, self._key, self._version)
+        conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
+        sent = self._stream.schema
+        for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
+            self._stream.write(part)
+        if self._refusals is not None:
+            self._refusals.sent(batch)
+        if LANDED in batch.schema.names:
+            self._landed.append(pc.min_max(batch[LANDED].cast(pa.int64())))
+
+    def finish(self) -> pa.RecordBatch:
+        """Close the stream and wait until its rows are durable and visible."""
+        try:
+            answer = self._stream.finish()
+        except BaseException as error:
+            self._stream.abort()
+            refused = self._refusals.packed(error) if self._refusals and isinstance(error, Invalid) else None
+            if refused is None:
+                raise
+            return without_ack(self._clock.now(), said=refused)
+        return self._receipt(answer, self._clock.now())
+
+    @property
+    def bytes(self) -> int:
+        return self._stream.bytes
+
+    def abort(self) -> None:
+        self._stream.abort()
+
+    def _receipt(self, answer: StreamReceipt, acked_at: float) -> pa.RecordBatch:
+        landed = [bounds.as_py() for bounds in self._landed]
+        receipt = {
+            "region": answer.region,
+            "rows": answer.rows,
+            "applied": answer.applied,
+            "position": answer.position,
+            "ack_seconds": answer.ack_seconds,
+            "landed_first": min((each["min"] / _MICROS for each in landed), default=None),
+            "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
+            "acked_at": acked_at,
+            "skipped": answer.skipped,
+            "newest": answer.newest,
+        }
+        return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
+
+
+@lru_cache(maxsize=8)
+def connected(
+    endpoint: str,
+    patience: float,
+    _process: int,
+    access: Access,
+    find: FromNotes | None = None,
+    table: str | None = None,
+) -> RemoteTable:
+    """A client of the owners, made once per Python worker: a micro-batch finds its connections and who owns what.
+
+    `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
+    """
+    return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, id=table, **access.options())
+
+
+def opened_stream(
+    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str], rows: int, routing: int = 1
+) -> RegionStream:
+    """A stream for so many rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its
+    order; and `_tombstone` where that is among them.
+
+    Raises: as `RemoteTable.open_stream`.
+    """
+    if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
+        table.refresh()  # added since the daemon last looked, and known to `RouteTask`
+    carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
+    return table.open_stream(
+        region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns, routing=routing, rows=rows
+    )
+
+
+T = TypeVar("T")
+
+_AT_ONCE = 8
+
+
+class Pipelined(Generic[T]):
+    """Runs steps beside its user, who gets their results in the order in which they were begun.
+
+    Thread safety. One thread. Invariants. More than `most` bytes are under way only where one step alone has more. The
+    context ends when every step has.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes."""
+        self._most, self._size = most, 0
+        self._under_way: deque[tuple[Future[T], int]] = deque()
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "pipelined")
+
+    def begin(self, step: Callable[[], T], size: int) -> Iterator[T]:
+        """Begin a step of `size` bytes; the results of those that had to end to make room. Raises: what a step does."""
+        while self._under_way and (self._size + size > self._most or len(self._under_way) == _AT_ONCE):
+            yield self._oldest()
+        self._under_way.append((self._pool.submit(step), size))
+        self._size += size
+
+    def rest(self) -> Iterator[T]:
+        """The results of all others. Raises: as `begin`."""
+        while self._under_way:
+            yield self._oldest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True)
+
+    def _oldest(self) -> T:
+        step, size = self._under_way.popleft()
+        self._size -= size
+        return step.result()

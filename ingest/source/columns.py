@@ -1,0 +1,84 @@
+"""Names of the columns that rows have beside the table's, on their way from a source to the regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ingest.api.rows import split_deletes
+from memtable import TOMBSTONE, emptied
+
+ROW, BUCKET = "_memwal_row", "_memwal_bucket"
+"""Columns of routed rows: int64 number of the row within its part of the source, int32 region of the row."""
+PART = "_memwal_part"
+"""One number in the place of `PLACE` (`ingest.sink.small`)."""
+
+LANDED, FILE, BLOCK = "_memwal_landed", "_memwal_file", "_memwal_block"
+PLACE = (LANDED, FILE, BLOCK)
+"""Columns that say where a row of a file source lies, most significant first."""
+TOPIC, PARTITION, OFFSET = "_memwal_topic", "_memwal_partition", "_memwal_offset"
+COORDINATES = (TOPIC, PARTITION, OFFSET)
+"""Columns that say where a row of Kafka lies, most significant first. It has `LANDED` too, which does not order it."""
+DELETE = "_memwal_delete"
+"""Column of bools that a frame may have: the row deletes its key (null = false), and needs no other values."""
+PROBLEM = "_memwal_problem"
+"""Why a row cannot be used, behind its stage ("parse: …", "map: …"); null where it can."""
+RAW_KEY, RAW_VALUE, RAW_HEADERS = "_memwal_raw_key", "_memwal_raw_value", "_memwal_raw_headers"
+"""The record's own bytes, for its dead letter; a source has them or has not."""
+BESIDE = (PROBLEM, RAW_KEY, RAW_VALUE, RAW_HEADERS)
+"""Columns that end where rows are sorted out, before they are shuffled."""
+OURS = (*PLACE, *COORDINATES, DELETE, *BESIDE)
+"""Columns of a row on its way that are none of the table."""
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+NOWHERE = -1
+LETTER = "_memwal_letter"
+LETTER_TYPE = pa.struct(
+    [
+        pa.field("stage", pa.string()),
+        pa.field("column", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("raw_key", pa.binary()),
+        pa.field("raw_value", pa.binary()),
+        pa.field("raw_headers", HEADERS_TYPE),
+    ]
+)
+ADDED = (ROW, BUCKET)
+"""Columns that `RouteTask` adds."""
+_NOT_THE_USERS = {*OURS, *ADDED, LETTER}
+
+
+def of_table(columns: Sequence[str]) -> list[str]:
+    """Those of `columns` that are the user's, in order."""
+    return [name for name in columns if name not in _NOT_THE_USERS]
+
+
+def rows_and_deletes(
+    batch: pa.RecordBatch, key: Sequence[str], version: str
+) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
+    """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
+
+    Rows that delete have values of their key and version only. Raises: Invalid as `ingest.api.rows.split_deletes`.
+    """
+    rows = pa.Table.from_batches([batch.select(of_table(batch.schema.names))])
+    if DELETE not in batch.schema.names:
+        return rows, None
+    _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
+    return (rows, None) if isinstance(deletes, bool) else (emptied(rows, (*key, version), deletes), deletes)
+
+
+def place_column(columns: Sequence[str]) -> str:
+    """The one of `columns` that no row of a source has null."""
+    return next((name for name in (OFFSET, PART) if name in columns), BLOCK)
+
+
+def runs(*columns: npt.NDArray[np.integer]) -> list[tuple[int, int]]:
+    """Maximal ranges [start, end) of rows that are equal in every one of `columns` (equal lengths, at least 1)."""
+    changed = np.zeros(len(columns[0]) - 1, dtype=bool)
+    for column in columns:
+        changed |= column[1:] != column[:-1]
+    cuts = [0, *(np.flatnonzero(changed) + 1).tolist(), len(columns[0])]
+    return list(pairwise(cuts))

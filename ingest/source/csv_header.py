@@ -1,0 +1,112 @@
+"""CSV files whose first line names their columns: read by these names, whatever order a file has them in.
+
+Spark reads CSV by position, with one order for all files of a stream. So the stream tells only which files a
+micro-batch has; before it is written their headers are looked at, and files that have the same one are read together:
+
+ 1. Every table column must be in the header of every file, or nothing of the micro-batch is written.
+ 2. Columns that the table does not have are left out, and told once in the log.
+
+Files without a header, with `header = "false"` in [source.options], are read by position on purpose.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ingest.errors import Invalid, MemWalError
+from ingest.secret_refs import resolve
+from ingest.settings.load import SourceSettings
+from ingest.source.columns import FILE
+from ingest.source.files import rows_of
+from ingest.spark.errors import of_spark
+from ingest.suggest import suggestion
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_LOG = logging.getLogger("memwal.pipeline")
+
+
+def has_header(source: SourceSettings) -> bool:
+    """Whether `source` is CSV files with a header, as they have if nothing else is said."""
+    given = {name.lower(): value.get_secret_value() for name, value in source.options.items()}
+    return source.format == "csv" and given.get("header", "true").strip().lower() != "false"
+
+
+def names_only(stream: Any, source: SourceSettings) -> DataFrame:
+    """The stream of the files of `source`: a row with `FILE` for each of their lines."""
+    from pyspark.sql import functions
+
+    from ingest.source.batch_files import file_limits
+
+    reader = stream.format("text").options(**_options(source) | file_limits(source))
+    lines: DataFrame = reader.load(source.path)
+    return lines.select(functions.col("_metadata.file_path").alias(FILE))
+
+
+class ByHeader:
+    """Stands before the sink of a query, and gives it the rows of the files that Spark names.
+
+    Thread safety. As the sink. Errors. As the sink, and Invalid for a header; that one stays in `failure`.
+    """
+
+    def __init__(self, source: SourceSettings, schema: pa.Schema, sink: Callable[[DataFrame, int], None]) -> None:
+        """`schema`: the columns that are written."""
+        self._source, self._schema, self._sink = source, schema, sink
+        self._told: set[str] = set()
+        self.failure: MemWalError | None = None
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Read, then write; Spark calls this."""
+        from ingest.source.batch_files import files_of
+
+        self.failure = None
+        try:
+            rows = self._rows(frame.sparkSession, files_of(frame))
+        except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
+            self.failure = of_spark(error)
+            raise self.failure from None
+        if rows is not None:
+            self._sink(rows, batch_id)
+
+    def _rows(self, spark: SparkSession, files: Sequence[str]) -> DataFrame | None:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for file in sorted(files):
+            alike.setdefault(self._header(spark, file), []).append(file)
+        frames = [self._of_header(spark, header, paths) for header, paths in alike.items() if header]
+        return reduce(lambda one, two: one.unionByName(two), frames) if frames else None
+
+    def _header(self, spark: SparkSession, file: str) -> tuple[str, ...]:
+        """The names in the first line of a file; () of an empty one. Raises: Invalid."""
+        from ingest.source.batch_files import NO_GLOB
+
+        names = spark.read.options(**_options(self._source)).option(*NO_GLOB).csv(file).columns
+        missing = [name for name in self._schema.names if name not in names]
+        if names and missing:
+            raise Invalid(
+                f"{file}: its header has no column {missing[0]!r}{suggestion(missing[0], names)}; add it, or set "
+                'header = "false" in [source.options] for files without a header, which are read by position'
+            )
+        more = [name for name in names if name not in self._schema.names and name not in self._told]
+        if more:
+            self._told |= set(more)
+            _LOG.warning("%s: columns that the table does not have are left out: %s", file, ", ".join(more))
+        return tuple(names)
+
+    def _of_header(self, spark: SparkSession, header: Sequence[str], files: Sequence[str]) -> DataFrame:
+        from ingest.source.batch_files import NO_GLOB
+
+        at = self._schema.get_field_index
+        stored = pa.schema([self._schema.field(n) if at(n) >= 0 else pa.field(n, pa.string()) for n in header])
+        reader = spark.read.format("csv").options(header="true", enforceSchema="true").option(*NO_GLOB)
+        return rows_of(reader, self._source, self._schema, stored=stored, paths=list(files))
+
+
+def _options(source: SourceSettings) -> dict[str, str]:
+    return resolve(source.options, os.environ, "[source] options") | {"header": "true"}

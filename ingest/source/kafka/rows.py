@@ -1,0 +1,345 @@
+"""What executors do with the records of Kafka: one function over streams of Arrow batches.
+
+1. The parts of the records that the mapping names become columns, a batch at a time (`mapping_json` for JSON). Where a
+   record of the batch does not fit, records are looked at one by one, for those that do and for a reason (`_Values`).
+2. A null value is a tombstone: a delete of the key that the record's own key names.
+3. Defaults; what must have a value and has none.
+4. A row that cannot be used says why in `PROBLEM`; no value turns into a null in silence. Of a row that deletes only
+   its key counts, its other columns are null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.errors import Invalid
+from ingest.mapping import json_columns as mapping_json
+from ingest.mapping.documents import Document, documents, of_json
+from ingest.mapping.documents import field as field_of
+from ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
+from ingest.mapping.values import ANY_TEXT, Problems, bytes_column, carried, column, of_text, typed
+from ingest.settings.model import SourceSettings
+from ingest.source.columns import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC
+from ingest.spark.task import is_looking, task_edge
+
+KEY_PROBLEM = "_memwal_key_problem"
+"""As PROBLEM, if the row turns out to be a delete; there where `delete_when` decides it later."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapTask:
+    """Turns batches of Kafka records into rows. `raw`: their bytes come along.
+
+    Raises (as TaskError): Invalid and Unavailable about a schema registry; a record at fault raises nothing.
+    """
+
+    mapping: RecordMapping
+    raw: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with task_edge():
+            made = unmapped if self.raw and is_looking() else mapped
+            for batch in batches:
+                yield made(batch, self.mapping, raw=self.raw)
+
+
+def column_name(number: int) -> str:
+    """The name on the way of the table's column `number`: SQL sees names of records only."""
+    return f"_memwal_c{number}"
+
+
+def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) -> pa.RecordBatch:
+    """The rows of a batch with the columns key, value, topic, partition, offset, timestamp; headers where `mapping`
+    reads them, or `raw`.
+
+    Columns: `column_name(n)` for those that are no SQL; `inputs` for SQL, a struct for each root that has fields;
+    LANDED, COORDINATES, DELETE, PROBLEM and KEY_PROBLEM; RAW_KEY, RAW_VALUE and RAW_HEADERS with `raw`.
+    """
+    rows = _Rows(batch, mapping)
+    found = {column_name(n): rows.column(c) for n, c in enumerate(mapping.columns) if c.leaf is not None}
+    found |= _nested({leaf: rows.leaf(leaf) for leaf in mapping.inputs})
+    found |= {LANDED: batch["timestamp"], TOPIC: batch["topic"], PARTITION: batch["partition"], OFFSET: batch["offset"]}
+    found |= {DELETE: rows.deletes, PROBLEM: rows.problems(), KEY_PROBLEM: rows.problems(of_deletes=True)}
+    if raw:
+        found |= {RAW_KEY: batch["key"], RAW_VALUE: batch["value"], RAW_HEADERS: batch["headers"]}
+    return pa.RecordBatch.from_pydict(found)
+
+
+def unmapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = True) -> pa.RecordBatch:
+    """As `mapped`, for who looks at the bytes of values only: everything else is null."""
+    schema = mapped(batch.slice(0, 0), mapping, raw=raw).schema
+    values = [batch["value"] if each.name == RAW_VALUE else pa.nulls(len(batch), each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(values, schema.names)
+
+
+def _nested(inputs: dict[Leaf, pa.Array]) -> dict[str, pa.Array]:
+    """Columns for SQL: fields below the root they belong to."""
+    found: dict[str, Any] = {}
+    for leaf, values in inputs.items():
+        below = found
+        for name in (leaf.origin.root, *leaf.origin.path)[:-1]:
+            below = below.setdefault(name, {})
+        below[(leaf.origin.root, *leaf.origin.path)[-1]] = values
+    return {name: _struct(below) for name, below in found.items()}
+
+
+def _struct(below: Any) -> pa.Array:
+    if not isinstance(below, dict):
+        return below
+    return pa.StructArray.from_arrays([_struct(each) for each in below.values()], list(below))
+
+
+@dataclass
+class _Rows:
+    """One batch on its way; problems gather in `parse`, `of_key` and `of_rest` (row -> reason)."""
+
+    batch: pa.RecordBatch
+    mapping: RecordMapping
+    parse: Problems = field(default_factory=dict)
+    of_key: Problems = field(default_factory=dict)
+    of_rest: Problems = field(default_factory=dict)
+    _read: dict[Leaf, tuple[pa.Array, Problems]] = field(default_factory=dict)
+
+    @cached_property
+    def gone(self) -> pa.Array:
+        """Tombstones."""
+        return pc.is_null(self.batch["value"])
+
+    @cached_property
+    def deletes(self) -> pa.Array:
+        """Rows that delete their key, as far as it is known here."""
+        return pc.or_(self.gone, self.values.deletes)
+
+    @cached_property
+    def values(self) -> _Values:
+        wanted = [leaf for leaf in self.mapping.leaves if leaf.origin.root in (VALUE, ENVELOPE) and leaf.origin.path]
+        found = _Values(self.batch["value"], wanted, self.mapping)
+        self.parse |= found.problems
+        return found
+
+    @cached_property
+    def keys(self) -> _Values:
+        wanted = [leaf for leaf in self.mapping.leaves if leaf.origin.root == KEY and leaf.origin.path]
+        found = _Values(self.batch["key"], wanted, self.mapping, of_key=True)
+        self.parse |= found.problems
+        return found
+
+    def column(self, column: Column) -> pa.Array:
+        """The values of one column of the table, with its problems noted."""
+        assert column.leaf is not None
+        values, problems = self._leaf(column.leaf)
+        from_key = column.key and column.leaf.origin.root in (VALUE, ENVELOPE)
+        if from_key and pc.any(self.gone).as_py():
+            named, more = self._named_by_key(column)
+            values = pc.if_else(self.gone, named, values)
+            problems = problems | more
+        if column.default is not None:
+            values = pc.coalesce(values, pa.scalar(column.default, values.type))
+        self._note(column, values, problems)
+        if not column.key and pc.any(self.deletes).as_py():
+            values = pc.if_else(self.deletes, pa.scalar(None, values.type), values)
+        return values
+
+    def leaf(self, leaf: Leaf) -> pa.Array:
+        """A part that SQL uses, with its problems noted."""
+        values, problems = self._leaf(leaf)
+        for row, reason in problems.items():
+            self.of_rest.setdefault(row, f"map: {leaf.origin}: {reason}")
+        return values
+
+    def problems(self, *, of_deletes: bool = False) -> pa.Array:
+        """Why each row cannot be used; `of_deletes`: if it is a delete."""
+        found: list[str | None] = [None] * self.batch.num_rows
+        deletes = self.deletes
+        keyless = not any(column.key for column in self.mapping.columns)
+        if keyless and (of_deletes or pc.any(deletes).as_py()):
+            for row in np.flatnonzero(deletes.to_numpy(zero_copy_only=False)) if not of_deletes else range(len(found)):
+                found[row] = "map: a delete, and the table has no key; leave deletes out of the topic"
+        for row, reason in self.of_rest.items():
+            if not of_deletes and not deletes[row].as_py():
+                found[row] = reason
+        for row, reason in (self.of_key | self.parse).items():
+            found[row] = reason
+        return pa.array(found, pa.string())
+
+    def _leaf(self, leaf: Leaf) -> tuple[pa.Array, Problems]:
+        if leaf not in self._read:
+            self._read[leaf] = self._of_record(leaf)
+        return self._read[leaf]
+
+    def _of_record(self, leaf: Leaf) -> tuple[pa.Array, Problems]:
+        root, path = leaf.origin.root, leaf.origin.path
+        if root in (VALUE, ENVELOPE) and path:
+            return self.values.read(leaf)
+        if root == KEY and path:
+            return self.keys.read(leaf)
+        if root in (VALUE, KEY):
+            return bytes_column(self.batch[root], leaf.kind, leaf.unit)
+        if root == HEADERS:
+            return bytes_column(_header(self.batch["headers"], path[0]), leaf.kind, leaf.unit)
+        return _plain(self.batch[root], leaf)
+
+    def _named_by_key(self, column: Column) -> tuple[pa.Array, Problems]:
+        """What tombstones' keys say of a key column that otherwise comes from the value: the field of its name if the
+        record's key is an object, or the whole of it where the table's key is one column.
+        """
+        leaf = column.leaf
+        assert leaf is not None
+        alone = sum(each.key for each in self.mapping.columns) == 1
+        names = (leaf.origin.path[-1] if leaf.origin.path else column.name, column.name)
+        decode = _decoder(self.mapping, of_key=True)
+        raw, gone = self.batch["key"], self.gone.to_numpy(zero_copy_only=False)
+
+        def named(value: Any, kind: pa.DataType, unit: str) -> Any:
+            if value is None:
+                return None
+            try:
+                found = _payload(decode(value))
+            except ValueError:
+                found = None
+            if isinstance(found, dict):
+                return typed(next((found[name] for name in names if name in found), None), kind, unit)
+            if alone:
+                return of_text(value.decode(errors="strict"), kind, unit)
+            raise ValueError("the key is no object of the key columns")
+
+        return _columns_of_some(raw, gone, leaf, named)
+
+    def _note(self, column: Column, values: pa.Array, problems: Problems) -> None:
+        noted = self.of_key if column.key else self.of_rest
+        assert column.leaf is not None
+        where = f"map: column {column.name!r} ({column.leaf.origin})"
+        for row, reason in problems.items():
+            noted.setdefault(row, f"{where}: {reason}")
+        if column.required and values.null_count:
+            why = "it is part of the key" if column.key else "it may not be null"
+            for row in np.flatnonzero(pc.is_null(values).to_numpy(zero_copy_only=False)).tolist():
+                noted.setdefault(row, f"{where} is missing; {why}, give it a value or a default")
+
+
+def _columns_of_some(
+    raw: pa.Array, wanted: np.ndarray[Any, np.dtype[np.bool_]], leaf: Leaf, convert: Callable[..., Any]
+) -> tuple[pa.Array, Problems]:
+    values = [value if take else None for value, take in zip(raw.to_pylist(), wanted.tolist(), strict=True)]
+    return column(values, leaf.kind, leaf.unit, convert)
+
+
+def _plain(values: pa.Array, leaf: Leaf) -> tuple[pa.Array, Problems]:
+    """Topic, partition, offset, timestamp."""
+    if pa.types.is_timestamp(leaf.kind) and leaf.kind.tz is None:
+        values = pc.local_timestamp(values)
+    return values.cast(carried(leaf.kind)), {}
+
+
+def _header(headers: pa.Array, name: str) -> pa.Array:
+    """The last header of that name of each row, as Kafka's own clients take it; null where there is none."""
+    pairs = headers.flatten()
+    if not len(pairs):
+        return pa.nulls(len(headers), pa.binary())
+    mine = np.flatnonzero(pc.equal(pairs.field("key"), name).to_numpy(zero_copy_only=False))
+    last = np.full(len(headers), -1)
+    last[pc.list_parent_indices(headers).to_numpy()[mine]] = mine  # later ones overwrite
+    return pairs.field("value").take(pa.array(last, mask=last < 0))
+
+
+def _payload(found: Any) -> Any:
+    """A key without Debezium's wrapper."""
+    if isinstance(found, dict) and set(found) == {"schema", "payload"}:
+        return found["payload"]
+    return found
+
+
+def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes], Any]:
+    """What reads a value, or a key: Avro where the registry wrote its id in front of it, else JSON."""
+    if mapping.value_format != "avro" or (of_key and not mapping.registry):
+        return of_json
+    from ingest.mapping.avro import MAGIC, decoder
+
+    of_avro = decoder(mapping.avro_schema, mapping.registry, mapping.registry_options)
+    if not of_key:
+        return of_avro
+    return lambda value: of_avro(value) if value[:1] == bytes([MAGIC]) else of_json(value)
+
+
+class _Values:
+    """The fields of a batch's values (or keys): `read`, which rows are `deletes`, and `problems` of whole values."""
+
+    def __init__(self, raw: pa.Array, leaves: Sequence[Leaf], mapping: RecordMapping, *, of_key: bool = False) -> None:
+        self.problems: Problems = {}
+        self.deletes = pa.array(np.zeros(len(raw), bool))
+        self._raw, self._leaves, self._mapping, self._of_key = raw, list(leaves), mapping, of_key
+        self._columns: dict[Leaf, pa.Array] = {}
+        self._documents: list[Document] = []
+        if (leaves or mapping.envelope != "none") and len(raw):
+            self._decode()
+
+    def read(self, leaf: Leaf) -> tuple[pa.Array, Problems]:
+        """The column of one of the leaves, and why values of it do not fit."""
+        if leaf in self._columns:
+            return self._columns[leaf], {}
+        around = leaf.origin.root == ENVELOPE
+        values = [field_of(each, leaf.origin.path, of_envelope=around) for each in self._documents]
+        return column(values, leaf.kind, leaf.unit)
+
+    def _decode(self) -> None:
+        fast = self._mapping.value_format == "json" and self._fast(self._raw, None)
+        if fast and not any(leaf.unit == ANY_TEXT for leaf in self._leaves):
+            return
+        envelope = "none" if self._of_key else self._mapping.envelope
+        decode = _decoder(self._mapping, of_key=self._of_key)
+        if self._of_key:
+            decode = _unwrapped(decode)
+        noun = "the key" if self._of_key else "the value"
+        self._documents = documents(self._raw.to_pylist(), decode, envelope, noun)
+        self.problems = {row: each.problem for row, each in enumerate(self._documents) if each.problem}
+        if self._of_key:
+            self.problems = {row: text.replace("parse: ", "parse: key: ", 1) for row, text in self.problems.items()}
+        self.deletes = pa.array([each.delete for each in self._documents], pa.bool_())
+        if self.problems and not fast and self._mapping.value_format == "json":
+            good = np.array([each.problem is None for each in self._documents])
+            self._fast(self._raw.filter(pa.array(good)), good)
+
+    def _fast(self, raw: pa.Array, good: np.ndarray[Any, np.dtype[np.bool_]] | None) -> bool:
+        """Read all leaves at once but those that take any value, of the rows `good`; False when one does not fit."""
+        filled = raw.fill_null(b"{}")
+        leaves = [leaf for leaf in self._leaves if leaf.unit != ANY_TEXT]
+        ordered = [leaf for of in (False, True) for leaf in leaves if (leaf.origin.root == ENVELOPE) is of]
+        rows, around = (
+            [(leaf.origin.path, leaf.kind, leaf.unit) for leaf in ordered if (leaf.origin.root == ENVELOPE) is of]
+            for of in (False, True)
+        )
+        deletes = None
+        if self._mapping.envelope == "none":
+            found = mapping_json.plain(filled, rows)
+        elif self._of_key:
+            found = mapping_json.wrapped(filled, rows)
+        else:
+            both = mapping_json.debezium(filled, rows, around, pc.is_null(raw))
+            found, deletes = (None, None) if both is None else both
+        if found is None:
+            return False
+        places = None if good is None else pa.array(np.cumsum(good) - 1, mask=~good)
+        spread = found if places is None else [each.take(places) for each in found]
+        if deletes is not None:
+            self.deletes = deletes if places is None else deletes.take(places).fill_null(False)
+        self._columns = dict(zip(ordered, spread, strict=True))
+        return True
+
+
+def _unwrapped(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    return lambda value: _payload(decode(value))
+
+
+def record_mapping(source: SourceSettings, schema: pa.Schema, key: tuple[str, ...]) -> RecordMapping:
+    """The mapping into a table as it is. Raises: Invalid with every problem, one line each."""
+    mapping, problems = build(source, schema, key)
+    if problems:
+        raise Invalid.of(f"[source] {problem.text}" for problem in problems)
+    return mapping

@@ -1,0 +1,282 @@
+"""Kafka as the source: Spark's own Kafka source, the mapping behind it, and what can be checked before it starts.
+
+1. Spark reads records; its checkpoint holds the offsets, so whatever ends a run, the next one goes on behind the last
+   micro-batch that was durable.
+2. Executors turn them into rows (`ingest.source.kafka.rows`).
+3. Spark evaluates what is SQL, on the same executors: columns, and `source.delete_when`.
+
+SQL that fails for one row must not fail the others: Spark's ANSI SQL ends a whole job at the first `1 / 0`.
+
+Spark has `try_` forms of some functions; behind them is one expression, `TryEval`, which is null where anything below
+it throws. It is no SQL and has no place in PySpark, so it is made in the JVM. A null that SQL itself gives is told from
+a failure by a struct around the value. It takes `spark.sql.subexpressionElimination.enabled = false`: what two
+expressions share would be evaluated before either of them otherwise, outside of both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ingest.errors import Internal, Invalid, Unavailable
+from ingest.mapping.spec import KEY, PLAIN, VALUE, Column, RecordMapping
+from ingest.secret_refs import resolve
+from ingest.settings.load import Settings, SourceSettings
+from ingest.settings.model import KAFKA
+from ingest.source.columns import (
+    DELETE,
+    HEADERS_TYPE,
+    LANDED,
+    OFFSET,
+    PARTITION,
+    PROBLEM,
+    RAW_HEADERS,
+    RAW_KEY,
+    RAW_VALUE,
+    TOPIC,
+)
+from ingest.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping
+from ingest.source.kafka.topics import Topic, check_places
+from ingest.spark.errors import of_java
+from ingest.spark.schema import spark_type
+from ingest.spark.session import _SCALA
+from ingest.suggest import suggestion
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+_HELD = "_memwal_held"
+_CONNECT_WITHIN = 5.0
+_ANSWER_WITHIN_MS = 20_000
+_POLL_RECORDS = ("kafka.max.poll.records", "100000")
+"""After each poll Spark asks the broker twice for the ends of the partition and forgets what was fetched beyond the
+records that the poll returned, which Kafka's default limits to 500. What is fetched is limited in bytes as well
+(max.partition.fetch.bytes)."""
+_COMMITTED = ("kafka.isolation.level", "read_committed")
+"""Records of a transaction that its producer gave up were never said; Spark would read them too."""
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------
+
+
+def check_reachable(source: SourceSettings) -> None:
+    """A quick look before anything is started. Raises: Unavailable when nobody listens at any of the brokers."""
+    reasons = []
+    for broker in source.brokers.split(","):
+        host, _, port = broker.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN):
+                return
+        except (OSError, OverflowError) as error:
+            reasons.append(f"{broker.strip()}: {getattr(error, 'strerror', None) or error}")
+    raise Unavailable(
+        f"source.brokers: no broker answers ({'; '.join(reasons)}); start Kafka, or correct the address; "
+        "nothing was read or written"
+    )
+
+
+def check_topics(spark: SparkSession, settings: Settings) -> dict[str, Topic]:
+    """Ask the brokers, as Spark's source will do it, for the topics that it will read. Reads only.
+
+    Raises: Invalid for a topic that is not there or none that the checkpoint knows, and for credentials that are
+    refused; Unavailable without an answer.
+    """
+    source = settings.source
+    found = _described(spark, source)
+    check_places(settings, found)
+    return found
+
+
+def _described(spark: SparkSession, source: SourceSettings) -> dict[str, Topic]:
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+    options = resolve(source.options, os.environ, "[source] options")
+    try:
+        properties = jvm.java.util.Properties()
+        for name, value in _client_options(source, options).items():
+            properties.put(name, value)
+        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        try:
+            found = sorted(str(name) for name in admin.listTopics().names().get())
+            wanted = _wanted(source, found)
+            told = admin.describeTopics(jvm.java.util.ArrayList(wanted)).allTopicNames().get()
+            return {name: _topic(told.get(name)) for name in wanted}
+        finally:
+            admin.close(jvm.java.time.Duration.ZERO)
+    except Py4JJavaError as error:
+        said = f"Kafka: {str(error.java_exception).splitlines()[0]}"
+        raise of_java(error.java_exception) or Internal(said) from None
+    except (Py4JError, TypeError) as error:
+        raise Invalid(
+            "Spark has no Kafka connector; take spark.jars and spark.jars.packages out of [source] spark, or name "
+            f"spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')} and what it needs there"
+        ) from error
+
+
+def _topic(described: Any) -> Topic:
+    return Topic(str(described.topicId()), int(described.partitions().size()))
+
+
+def _wanted(source: SourceSettings, found: list[str]) -> list[str]:
+    """The topics to read, of those that are there. Raises: Invalid."""
+    for topic in source.topics:
+        if topic not in found:
+            hint = suggestion(topic, found) if found else "; it has none at all"
+            raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
+    wanted = source.topics or [name for name in found if re.fullmatch(source.topic_pattern, name)]
+    if not wanted:
+        there = f"there is {', '.join(found)}" if found else "there is none"
+        raise Invalid(
+            f"source.topic_pattern: {source.topic_pattern!r} matches no topic at {source.brokers}; {there}; correct it"
+        )
+    return wanted
+
+
+def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[str, str]:
+    prefix = "kafka."
+    given = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+    return {
+        "default.api.timeout.ms": str(_ANSWER_WITHIN_MS),
+        "request.timeout.ms": str(_ANSWER_WITHIN_MS // 2),
+        **given,
+        "bootstrap.servers": source.brokers,
+    }
+
+
+# ---- the stream ----------------------------------------------------------------------------------------------------
+
+
+def read_kafka(
+    spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
+) -> DataFrame:
+    """The streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM; and the
+    bytes of the records where `raw`.
+    """
+    mapping = record_mapping(source, schema, key)
+    reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
+    reader = reader.options(**_reader_options(source, headers=raw or mapping.headers))
+    return rows_of(_few(spark, reader.load()), mapping, raw=raw)
+
+
+def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
+    """No more tasks than cores where all cores are this machine's: each more is two Python workers to be woken. On a
+    cluster nobody knows the cores of tomorrow.
+    """
+    context = spark.sparkContext
+    local = str(context.master).startswith("local[")
+    return records.coalesce(context.defaultParallelism) if local else records
+
+
+def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
+    where = {"subscribe": ",".join(source.topics)} if source.topics else {"subscribePattern": source.topic_pattern}
+    limit = source.max_offsets_per_trigger
+    given = {name.lower() for name in source.options}
+    return {
+        **{name: value for name, value in (_POLL_RECORDS, _COMMITTED) if name not in given},
+        "kafka.bootstrap.servers": source.brokers,
+        **where,
+        "startingOffsets": source.starting_offsets,
+        "failOnDataLoss": str(source.fail_on_data_loss).lower(),
+        "includeHeaders": str(headers).lower(),
+        **({"maxOffsetsPerTrigger": str(limit)} if limit else {}),
+    }
+
+
+def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) -> DataFrame:
+    """Records as Spark's Kafka source gives them (streaming or not) as rows."""
+    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+
+    wanted = [KEY, VALUE, *PLAIN, *(["headers"] if raw or mapping.headers else [])]
+    mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
+    delete, problem = F.col(DELETE), F.col(PROBLEM)
+    if mapping.delete_when:
+        asked = F.when(F.col(KEY_PROBLEM).isNull() & ~delete, F.coalesce(F.expr(mapping.delete_when), F.lit(False)))
+        mapped, held = mapped.select("*", tried(asked).alias(_HELD)), F.col(_HELD)
+        odd = F.when(held.isNull(), F.lit(f"map: delete_when cannot be evaluated: {mapping.delete_when}"))
+        delete = delete | F.coalesce(held[TRIED], F.lit(False))
+        problem = F.when(delete, F.col(KEY_PROBLEM)).otherwise(F.coalesce(problem, odd))
+    usable = problem.isNull()
+    # Of a row that cannot be used nothing is evaluated: it could only hide the reason behind another.
+    sql = {number: column for number, column in enumerate(mapping.columns) if column.sql}
+    values = {n: F.when(usable, F.expr(each.sql).cast(spark_type(each.kind))) for n, each in sql.items()}
+    mapped = mapped.select("*", *(tried(value).alias(column_name(number)) for number, value in values.items()))
+    columns = []
+    for number, column in enumerate(mapping.columns):
+        found = F.col(column_name(number))
+        if column.sql:
+            counts = F.lit(column.key) | ~delete
+            problem = F.coalesce(problem, F.when(counts, _problem_of(column, found)))
+            found = found[TRIED]
+        emptied = mapping.has_sql and not column.key
+        columns.append((F.when(~delete, found) if emptied else found).alias(column.name))
+    place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE, RAW_HEADERS) if raw else ()))
+    return mapped.select(*columns, *place, delete.alias(DELETE), problem.alias(PROBLEM))
+
+
+def _problem_of(column: Column, found: SparkColumn) -> SparkColumn:
+    """What is wrong with the value of `column`, null where nothing is; `found`: as from `tried`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    failed = F.when(found.isNull(), F.lit(f"map: column {column.name!r} (sql) cannot be evaluated: {column.sql}"))
+    if not column.required:
+        return failed
+    null = f"map: column {column.name!r} (sql) is null; it must have a value, write coalesce(…, …)"
+    return F.coalesce(failed, F.when(found[TRIED].isNull(), F.lit(null)))
+
+
+def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
+    """What `MapTask` returns, as Spark has to know it before."""
+    from pyspark.sql import types as spark
+
+    found: dict[str, Any] = {
+        column_name(n): spark_type(c.kind) for n, c in enumerate(mapping.columns) if c.leaf is not None
+    }
+    for leaf in mapping.inputs:
+        below = found
+        for name in (leaf.origin.root, *leaf.origin.path)[:-1]:
+            below = below.setdefault(name, {})
+        below[(leaf.origin.root, *leaf.origin.path)[-1]] = spark_type(leaf.kind)
+    ours: dict[str, DataType] = {
+        LANDED: spark.TimestampType(),
+        TOPIC: spark.StringType(),
+        PARTITION: spark.IntegerType(),
+        OFFSET: spark.LongType(),
+        DELETE: spark.BooleanType(),
+        PROBLEM: spark.StringType(),
+        KEY_PROBLEM: spark.StringType(),
+    }
+    if raw:
+        ours |= {RAW_KEY: spark.BinaryType(), RAW_VALUE: spark.BinaryType(), RAW_HEADERS: spark_type(HEADERS_TYPE)}
+    return _struct(found | ours)
+
+
+def _struct(fields: Mapping[str, Any]) -> StructType:
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType(
+        [StructField(name, _struct(kind) if isinstance(kind, dict) else kind, True) for name, kind in fields.items()]
+    )
+
+
+TRIED = "value"
+
+
+def tried(value: SparkColumn) -> SparkColumn:
+    """A struct with `value` as its field TRIED; null where the value cannot be evaluated."""
+    from pyspark import SparkContext
+    from pyspark.sql import functions
+    from pyspark.sql.classic.column import Column as ClassicColumn
+
+    active: Any = SparkContext._active_spark_context  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+    sql = active._jvm.org.apache.spark.sql  # noqa: SLF001
+    utils, packed = sql.classic.ExpressionUtils, functions.struct(value.alias(TRIED))
+    return ClassicColumn(utils.column(sql.catalyst.expressions.TryEval(utils.expression(packed._jc))))  # noqa: SLF001

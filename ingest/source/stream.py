@@ -1,0 +1,59 @@
+"""The streaming DataFrame of a source that is not Kafka."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ingest.secret_refs import resolve
+from ingest.settings.load import SourceSettings
+from ingest.settings.paths import is_remote, local_path
+from ingest.source.feed import visible_files
+from ingest.source.file_types import widened
+from ingest.source.files import FILES_CHECKED, rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> DataFrame:
+    """The streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source.
+
+    Records of JSON and CSV that cannot be used are rows with a `PROBLEM`, and end nothing here. CSV with a header comes
+    as `FILE` alone: who is given a micro-batch reads its files (`ingest.source.csv_header`).
+    """
+    from ingest.source.csv_header import has_header, names_only
+
+    if has_header(source):
+        return names_only(spark.readStream, source)
+    reader = spark.readStream.format(source.format)
+    return rows_of(reader, source, schema, stored=stored_types(spark, source, schema))
+
+
+def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> pa.Schema:
+    """`schema` with the types as which Spark reads the columns of Parquet files: float64 in the place of narrower
+    floats, where files may hold that.
+    """
+    wide = pa.schema([field.with_type(widened(field.type)) for field in schema])
+    if source.format != "parquet" or wide == schema:
+        return schema
+    return wide if _holds_float64(spark, source, schema) else schema
+
+
+def _holds_float64(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> bool:
+    """Whether any Parquet file has float64 where the table has narrower floats; True where none can be looked at."""
+    if is_remote(source.path):
+        try:
+            found = spark.read.options(**resolve(source.options, os.environ, "[source] options")).parquet(source.path)
+            return any("DoubleType" in str(field.dataType) for field in found.schema if field.name in schema.names)
+        except Exception:  # noqa: BLE001 - no file yet, for example; the stream says whatever else is wrong
+            return True
+    paths = [local_path(each) for each in (source.path, source.feed) if each]
+    files = [file for path in paths if path.is_dir() for file in visible_files(path)][:FILES_CHECKED]
+    footers = [pq.read_schema(file) for file in files]
+    narrow = [field.name for field in schema if widened(field.type) != field.type]
+    kinds = [each.field(name).type for name in narrow for each in footers if name in each.names]
+    return not footers or any("double" in str(kind) for kind in kinds)

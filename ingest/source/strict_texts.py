@@ -1,0 +1,175 @@
+"""JSON and CSV files as strictly as records of Kafka: nothing is guessed, cut off or rounded, and a row says why.
+
+Spark's own readers take a number for seconds since 1970, drop the time behind a date and digits behind a decimal, and
+make infinity of 1e300. So what they would guess is read as text (`read_type`), and becomes a value here, by Spark's
+expressions, where its text is that of one (`columns`). A row with any other text has the reason in `PROBLEM`, and what
+the file says in `RAW_VALUE`, as JSON.
+
+JSON: times and decimals are read as text, floats as float64, the rest as it is. CSV: all is text, and empty is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ingest.errors import Invalid
+from ingest.source.file_types import widened
+from ingest.spark.schema import quoted, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+STRICT = ("json", "csv")
+"""Formats of files that are read so."""
+_SHOWN = 40
+_DAY = r"\d{4,}-\d\d-\d\d"
+_TIME = _DAY + r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?"
+_ZONE = r" ?(Z|[+-]\d\d(:?\d\d)?)"
+_NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:nan|inf|infinity)"
+_FORMATS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz": "timestampntzformat"}
+
+
+def read_type(kind: pa.DataType, form: str) -> pa.DataType:
+    """The type as which Spark reads a column of the type `kind` from a file of the format `form`.
+
+    Raises: Invalid for a list or struct of CSV.
+    """
+    if form == "csv":
+        if pa.types.is_nested(kind):
+            raise Invalid(f"CSV files have no values of the type {kind}; use JSON or Parquet, or another column type")
+        return pa.string()
+    if _is_guessed(kind):
+        return pa.string()
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(read_type(kind.value_type, form))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(read_type(field.type, form)) for field in kind])
+    return widened(kind)
+
+
+def columns(schema: pa.Schema, form: str, options: Mapping[str, str]) -> tuple[list[Column], Column]:
+    """Spark's columns of `schema` from columns of `read_type`, and why a row has no values: null where it has.
+
+    `options`: of the reader; its formats of times hold here.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+
+    texts = _Texts(form, {name.lower(): value for name, value in options.items()})
+    found, problems = [], [F.lit(None).cast("string")]
+    for field in schema:
+        given = F.col(quoted(field.name))
+        value, bad = texts.value(given, field.type)
+        found.append(value.alias(field.name))
+        if bad is not None:
+            text = F.substring((given if _is_text(field.type, form) else F.to_json(given)).cast("string"), 1, _SHOWN)
+            said = F.concat(F.lit(f"map: column '{field.name}': '"), text, F.lit(f"' is no {field.type}; "))
+            problems.append(F.when(bad, F.concat(said, texts.remedy(given, field.type))))
+    return found, F.coalesce(*problems)
+
+
+def as_read(schema: pa.Schema) -> Column:
+    """What the file says of a row, as JSON in bytes; of columns of `read_type`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.to_json(F.struct(*(F.col(quoted(name)) for name in schema.names))).cast("binary")
+
+
+def _is_guessed(kind: pa.DataType) -> bool:
+    # Spark carries uint64 as a decimal, to which it rounds.
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or kind == pa.uint64())
+
+
+def _is_text(kind: pa.DataType, form: str) -> bool:
+    return form == "csv" or _is_guessed(kind)
+
+
+class _Texts:
+    """Expressions of values and of whether they are bad, by type."""
+
+    def __init__(self, form: str, options: Mapping[str, str]) -> None:
+        self._form, self._options = form, options
+
+    def value(self, given: Column, kind: pa.DataType) -> tuple[Column, Column | None]:
+        """The value of `given`, and whether it has none though something is given; None: it always has."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        if _is_text(kind, self._form):
+            if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+                return given, None
+            value = self._of_text(given, kind)
+            return value, given.isNotNull() & value.isNull()
+        if pa.types.is_struct(kind):
+            return self._struct(given, kind)
+        if pa.types.is_nested(kind):
+            inner = kind.value_type
+            if self.value(F.lit(None), inner)[1] is None:
+                return given, None
+            taken = F.transform(given, lambda each: self.value(each, inner)[0])
+            return taken, F.coalesce(F.exists(given, lambda each: _sure(self.value(each, inner)[1])), F.lit(False))
+        return given, None
+
+    def _struct(self, given: Column, kind: pa.StructType) -> tuple[Column, Column | None]:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        below = {field.name: self.value(given.getField(field.name), field.type) for field in kind}
+        bad = [each for _, each in below.values() if each is not None]
+        if not bad:
+            return given, None
+        fields = F.struct(*(value.alias(name) for name, (value, _) in below.items()))
+        return F.when(given.isNotNull(), fields), reduce(lambda one, two: one | two, bad)
+
+    def _of_text(self, text: Column, kind: pa.DataType) -> Column:
+        """The value of a text, null where it is none."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        into = spark_type(widened(kind))
+        form = self._options.get(_FORMATS.get(into.typeName(), ""))
+        if form is not None:
+            return F.try_to_timestamp(text, F.lit(form)).cast(into)
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return F.try_to_binary(text, F.lit("base64"))
+        return F.when(text.rlike(f"^({_pattern(kind)})$"), text.try_cast(into))
+
+    def remedy(self, given: Column, kind: pa.DataType) -> Column:
+        """What to do about a text that is no value."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        leaf = kind
+        while pa.types.is_list(leaf) or pa.types.is_fixed_size_list(leaf):
+            leaf = leaf.value_type
+        if pa.types.is_timestamp(leaf) and leaf.tz is None:
+            zoned = F.lit(f"it has a time zone, declare the column timestamp[{leaf.unit}, UTC]")
+            plain = F.lit("write ISO 8601 without an offset, a number needs a unit")
+            return F.when(given.rlike(f"^{_TIME}{_ZONE}$"), zoned).otherwise(plain) if leaf is kind else plain
+        return F.lit(next((said for of, said in _REMEDIES if of(leaf)), "correct the value"))
+
+
+_REMEDIES: tuple[tuple[Any, str], ...] = (
+    (pa.types.is_timestamp, "write ISO 8601 with an offset, such as Z, a number needs a unit"),
+    (pa.types.is_date, "write ISO 8601, such as 2020-01-31, a number needs a unit"),
+    (pa.types.is_decimal, "no number of so many digits"),
+    (pa.types.is_integer, "no whole number in range"),
+)
+
+
+def _sure(bad: Column | None) -> Column:
+    assert bad is not None
+    return bad
+
+
+def _pattern(kind: pa.DataType) -> str:
+    """A regular expression of the texts that are values of `kind`, but for their range."""
+    types = pa.types
+    if types.is_timestamp(kind):
+        return _TIME + (_ZONE if kind.tz is not None else "")
+    if types.is_date(kind):
+        return _DAY
+    if types.is_decimal(kind):
+        return rf"[+-]?0*\d{{0,{kind.precision - kind.scale}}}(\.\d{{0,{kind.scale}}}0*)?"
+    if types.is_integer(kind):
+        return r"[+-]?\d+"
+    return "(?i:true|false)" if types.is_boolean(kind) else _NUMBER

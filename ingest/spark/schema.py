@@ -1,0 +1,60 @@
+"""Arrow types and names as Spark has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+import pyarrow as pa
+
+from ingest.errors import Invalid
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The Spark schema to read a table's columns with; vectors as arrays, unsigned numbers one size wider."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, spark_type(field.type), True) for field in schema])
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """The Spark type that a column of an Arrow type is read as. Raises: Invalid for a type Spark cannot read."""
+    from pyspark.sql import types as spark
+
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        return spark.ArrayType(spark_type(kind.value_type), True)
+    if pa.types.is_struct(kind):
+        return spark_schema(pa.schema(list(kind)))
+    if pa.types.is_timestamp(kind):
+        return spark.TimestampNTZType() if kind.tz is None else spark.TimestampType()
+    if pa.types.is_decimal128(kind):
+        return spark.DecimalType(kind.precision, kind.scale)
+    simple: dict[pa.DataType, DataType] = {
+        pa.int8(): spark.ByteType(),
+        pa.int16(): spark.ShortType(),
+        pa.int32(): spark.IntegerType(),
+        pa.int64(): spark.LongType(),
+        pa.uint8(): spark.ShortType(),
+        pa.uint16(): spark.IntegerType(),
+        pa.uint32(): spark.LongType(),
+        pa.uint64(): spark.DecimalType(20, 0),
+        pa.float16(): spark.FloatType(),
+        pa.float32(): spark.FloatType(),
+        pa.float64(): spark.DoubleType(),
+        pa.bool_(): spark.BooleanType(),
+        pa.string(): spark.StringType(),
+        pa.large_string(): spark.StringType(),
+        pa.binary(): spark.BinaryType(),
+        pa.large_binary(): spark.BinaryType(),
+        pa.date32(): spark.DateType(),
+    }
+    if kind not in simple:
+        raise Invalid(f"Spark cannot read a column of type {kind}; choose another type in [table] columns")
+    return simple[kind]
+
+
+def quoted(name: str) -> str:
+    """The name of a column as Spark takes it for one, whatever is in it."""
+    return f"`{name}`"

@@ -1,0 +1,1 @@
+"""Regions as one table, and its upkeep."""

@@ -1,0 +1,148 @@
+"""Commits a table by its policy and on demand, one commit at a time, and keeps the base table in shape after each.
+
+Where several processes share the table one of them leads, the owner of its first region: it commits for all, by what
+its peers say that they hold. The others publish their memtables in time for that, and learn what was committed. Nothing
+depends on there being exactly one leader: with two, commits meet on storage and wait for each other.
+
+1. Look at what the regions hold, in memory: no request while nothing waits.
+2. Decide (`ingest.table.commit_policy`), and flush or not.
+3. Commit. A region that cannot be flushed keeps nobody's SSTs from it.
+4. Maintenance, where something is due; it fails no commit.
+
+Crash points: between any two steps. Every step is decided from what is there, so whoever opens the table next goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from flush import CommitReport
+from ingest.errors import classify
+from ingest.region.backlog import Waiting
+from ingest.table.commit_policy import CommitLimits, Decision, decide, flush_due
+from ingest.threads import Worker
+from wal import Clock
+
+_LOG = logging.getLogger("memwal.commit")
+LOOK_EVERY, LOOKS = 1.0, 10
+"""Seconds between two looks at most, and looks per interval at least."""
+PAUSE_MAX = 5.0
+"""Longest pause, in seconds, after a failure; the interval where that is shorter."""
+
+
+class CommitSteps(Protocol):
+    """What the loop does to its table; see `ingest.table.upkeep`."""
+
+    others: Callable[[], Sequence[Waiting]]
+
+    def leads(self) -> bool:
+        """Whether this process commits for all."""
+        ...
+
+    def waiting(self) -> Sequence[Waiting]:
+        """What the regions here hold."""
+        ...
+
+    def flush(self) -> None:
+        """Publish what their memtables hold."""
+        ...
+
+    def commit(self) -> CommitReport:
+        """Commit what is published."""
+        ...
+
+    def catch_up(self) -> None:
+        """Learn what another process has committed."""
+        ...
+
+    def maintain(self) -> object:
+        """Keep the base table in shape."""
+        ...
+
+
+class CommitLoop:
+    """Commits by the policy, and a lock that makes every commit of this process wait its turn.
+
+    Thread safety. All methods from any thread, but `step`, which is the loop's. A step that fails is logged and tried
+    again; `commit()` raises to its caller. Committers of other processes are kept apart on storage
+    (`flush.commits.plan`); this lock only saves the threads of one process from getting in each other's way, and a
+    commit from meeting maintenance.
+    """
+
+    def __init__(self, steps: CommitSteps, limits: CommitLimits, clock: Clock) -> None:
+        """With `limits.interval` 0 it commits on demand only."""
+        self._steps, self._limits, self._clock = steps, limits, clock
+        self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
+        self._took = 0.0
+        self._one_at_a_time = threading.Lock()
+        self._stopped, self._wake = threading.Event(), threading.Event()
+        self._worker: Worker | None = None
+
+    def start(self) -> None:
+        """Begin to commit by the policy."""
+        if self._limits.interval > 0:
+            self._worker = Worker("commit", self._run)
+
+    def step(self) -> Decision:
+        """Look, and do what is decided. Raises: flush and wal errors."""
+        waiting = self._steps.waiting()
+        if not self._steps.leads():
+            return self._follow(waiting)
+        decision = decide([*waiting, *self._steps.others()], self._limits, self._took + self._look_every)
+        if decision == "nothing":
+            return decision
+        began = self._clock.monotonic()
+        try:
+            if decision == "flush":
+                self._steps.flush()
+        finally:
+            self._commit(began)
+        return decision
+
+    def commit(self) -> CommitReport:
+        """Commit what is published now. Raises: flush and wal errors."""
+        return self._commit(self._clock.monotonic())
+
+    def look(self) -> None:
+        """Look now: something has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; a commit under way is finished first."""
+        self._stopped.set()
+        self._wake.set()
+        if self._worker is not None:
+            self._worker.wait()
+
+    def _follow(self, waiting: Sequence[Waiting]) -> Decision:
+        """A step of a process that does not lead."""
+        due = flush_due(waiting, self._limits)
+        if due:
+            self._steps.flush()
+        self._steps.catch_up()
+        return "flush" if due else "nothing"
+
+    def _commit(self, began: float) -> CommitReport:
+        with self._one_at_a_time:
+            report = self._steps.commit()
+            self._took = self._clock.monotonic() - began
+            self._steps.maintain()
+            return report
+
+    def _run(self) -> None:
+        pause = self._look_every
+        while True:
+            self._wake.wait(pause)
+            self._wake.clear()
+            if self._stopped.is_set():
+                return
+            pause = self._look_every
+            try:
+                self.step()
+            except BaseException as error:  # noqa: BLE001 - ending here would end all commits in silence
+                # A panic of pylance's Rust code is no Exception; nothing else that is none comes to this thread.
+                pause = min(self._limits.interval, PAUSE_MAX)
+                _LOG.warning("commit failed, will try again in %g s: %s", pause, classify(error))

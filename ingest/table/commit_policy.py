@@ -1,0 +1,49 @@
+"""When a table commits by itself: a pure function of what waits.
+
+`commit.interval` bounds how long a durable row stays out of the base table, so the oldest row that waits decides,
+whether it is in an SST or still in a memtable. Many SSTs or bytes that wait are committed before that. While nothing
+waits, nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ingest.region.backlog import Waiting
+
+Decision = Literal["nothing", "commit", "flush"]
+"""`flush`: publish what the memtables hold, then commit; `commit`: what is published already."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """Seconds, SSTs of one region, bytes of all regions. See the section [commit]; `interval` 0 decides for nothing."""
+
+    interval: float
+    ssts_max: int
+    size_max: int
+
+
+def flush_due(regions: Sequence[Waiting], limits: CommitLimits) -> bool:
+    """Whether to publish what the memtables hold, where another process commits: after half of the interval, so that
+    it finds the rows in an SST before they are due.
+    """
+    oldest = max((region.unflushed for region in regions if region.unflushed is not None), default=None)
+    return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
+
+
+def decide(regions: Sequence[Waiting], limits: CommitLimits, lead: float) -> Decision:
+    """What to do now. `lead`: seconds that flush and commit will take, and until this is asked again.
+
+    A lead of more than half the interval counts as that half: storage that is slow must not be made slower by commits
+    one upon the other.
+    """
+    if limits.interval <= 0:
+        return "nothing"
+    oldest = max((region.age for region in regions if region.age is not None), default=None)
+    if oldest is not None and oldest + min(lead, limits.interval / 2) >= limits.interval:
+        return "flush"
+    many = any(region.ssts >= limits.ssts_max for region in regions)
+    return "commit" if many or sum(region.size for region in regions) >= limits.size_max else "nothing"

@@ -1,0 +1,179 @@
+"""The base table that a configuration names: found, created or adopted; refused where it is another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+import flush
+import wal
+from ingest.errors import Invalid
+from ingest.settings.load import Settings
+from ingest.suggest import suggestion
+from memtable import check_indexes, row_schema
+
+
+def find_or_create(
+    settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
+) -> tuple[flush.BaseTable, bool]:
+    """The base table of `settings`, and whether it was created now.
+
+    `schema`: takes the place of `table.columns`. Raises: Invalid when there is nothing and no schema and key are given,
+    or when the table there has another key or other columns; flush errors when the path holds something else.
+    """
+    table, options = settings.table, settings.storage_options(environ)
+    base = flush.BaseTable.find(table.uri, options)
+    if base is not None:
+        check_same_table(settings, base)
+        return base, False
+    wanted = schema if schema is not None else settings.arrow_schema()
+    if not len(wanted) or not (table.key or table.append_only):
+        raise Invalid(
+            f"{table.uri}: no table is there; give its columns and its key, and it is created; or its columns and "
+            "append_only = true (in Python key=()) for a table that has no key and keeps every row"
+        )
+    wanted, indexes = _with_key(wanted, table.key), settings.index_specs()
+    row_schema(wanted, table.key)
+    check_indexes(wanted, indexes)
+    regions, wal_format, by = settings.regions.count, settings.wal.format, _append_by(settings)
+    try:
+        created = flush.BaseTable.create(
+            table.uri, wanted, table.key, regions, indexes, options, wal_format, by, _rules(settings)
+        )
+        return created, True
+    except (flush.TableExists, OSError):
+        # Somebody else creates it at this moment; what they made, whole or half, is found (and completed) now.
+        if (base := flush.BaseTable.find(table.uri, options)) is None:
+            raise
+        check_same_table(settings, base)
+        return base, False
+
+
+def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
+    """Create the table of `settings`, or adopt the Lance table that is there; returns it and what was done.
+
+    Raises: as `find_or_create`; Invalid when the rows that are there do not fit the key.
+    """
+    try:
+        base, created = find_or_create(settings, environ)
+        return base, "created" if created else "found"
+    except flush.NotInitialised:
+        table, regions, options = settings.table, settings.regions.count, settings.storage_options(environ)
+        indexes, wal_format, by = settings.index_specs(), _given_format(settings), _append_by(settings)
+        adopted = flush.BaseTable.adopt(
+            table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings)
+        )
+        check_same_table(settings, adopted)
+        return adopted, f"adopted ({adopted.wal_format})"
+
+
+def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """`schema` with its key fields declared not null, as Lance wants a key's fields."""
+    for name in key:
+        if name not in schema.names:
+            raise Invalid(f"key column '{name}' is not in the schema{suggestion(name, schema.names)}")
+        if key.count(name) > 1:
+            raise Invalid(f"key column '{name}' is named twice; name it once")
+    return pa.schema([field.with_nullable(field.nullable and field.name not in key) for field in schema])
+
+
+def check_same_table(settings: Settings, base: flush.BaseTable) -> None:
+    """Refuse a table that is not the one of `settings`. Raises: Invalid."""
+    key = tuple(settings.table.key)
+    if key and key != base.key:
+        has = f"has the key {list(base.key)}" if base.key else "has none: its rows are only appended"
+        raise Invalid(
+            f"[table] key = {list(key)} but the table at {settings.table.uri} {has}; "
+            "correct the setting or choose another uri"
+        )
+    if settings.table.append_only and base.key:
+        raise Invalid(
+            f"[table] append_only = true but the table at {base.uri} has the key {list(base.key)}; take it out (in "
+            "Python key=()), or choose another uri"
+        )
+    by = tuple(settings.regions.by)
+    if by and by != base.append_by:
+        there = list(base.append_by or ()) or "the whole row"
+        raise Invalid(
+            f"[regions] by = {list(by)} but the rows of the table at {base.uri} are spread by {there}; leave it out"
+        )
+    _check_same_choices(settings, base)
+    _check_same_indexes(settings, base)
+    _check_same_columns(settings, base)
+
+
+def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
+    """What is fixed when a table is set up, where it is said at all."""
+    if _given_format(settings) not in (None, base.wal_format):
+        raise Invalid(
+            f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
+            "fixed when a table is set up; correct the setting, or leave it out"
+        )
+    for rule, there in base.rules._asdict().items():
+        if rule in settings.table.model_fields_set and (given := getattr(settings.table, rule)) != there:
+            raise Invalid(
+                f'[table] {rule} = "{given}" but the table at {base.uri} has "{there}", which is fixed when a table is '
+                "set up; correct the setting, or leave it out"
+            )
+
+
+def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
+    """Indexes belong to a table's set-up; those that are asked for where it has others would be ignored."""
+    if "indexes" not in settings.table.model_fields_set:
+        return
+    there, remedy = {spec.column: spec for spec in base.indexes}, "correct the setting, or leave [table] indexes out"
+    asked = settings.table.indexes
+    for spec in settings.index_specs():
+        found = there.get(spec.column)
+        if found is None or found.kind != spec.kind:
+            has = "none on this column" if found is None else f"{found.kind} on it"
+            raise Invalid(
+                f"[table] indexes.{spec.column} is {spec.kind}, but the table at {base.uri} has {has}, which is fixed "
+                f"when a table is set up; {remedy}"
+            )
+        index = asked[spec.column]
+        for name, value in ({} if isinstance(index, str) else index).items():
+            has = found.parameters.get(name, value)
+            if name != "type" and has != value:
+                raise Invalid(
+                    f"[table] indexes.{spec.column}: {name} = {value!r}, but {has!r} in the table at {base.uri}, which "
+                    f"is fixed when a table is set up; {remedy}"
+                )
+    for column in there if asked else ():
+        if column not in asked:
+            raise Invalid(
+                f"[table] indexes does not name {column}, on which the table at {base.uri} has {there[column].kind}; "
+                f"name it too, or leave [table] indexes out"
+            )
+
+
+def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
+    columns = settings.table.columns
+    for name in columns:
+        if name not in base.schema.names:
+            raise Invalid(
+                f"[table] columns.{name}: the table at {settings.table.uri} has no such column"
+                f"{suggestion(name, base.schema.names)}"
+            )
+    for field in settings.arrow_schema():
+        found = base.schema.field(field.name).type
+        if found != field.type:
+            raise Invalid(
+                f"[table] columns.{field.name} is {field.type}, but {found} in the table at {settings.table.uri}; "
+                "correct the setting or choose another uri"
+            )
+
+
+def _append_by(settings: Settings) -> list[str] | None:
+    """What `flush.BaseTable.create` takes for a table without a key; None where it has one."""
+    return settings.regions.by if settings.table.append_only else None
+
+
+def _given_format(settings: Settings) -> wal.WalFormat | None:
+    """The setting `wal.format`, None where it is left at its default: that is for new tables only."""
+    return settings.wal.format if "format" in settings.wal.model_fields_set else None
+
+
+def _rules(settings: Settings) -> flush.WriteRules:
+    return flush.WriteRules(settings.table.upsert, settings.table.on_duplicate, settings.table.version)

@@ -1,0 +1,387 @@
+"""The embedded table: regions claimed in this process, rows in and rows out, no Spark.
+
+`Table` is the whole of memwal as a library; the daemon is this class behind Arrow Flight. It says what a table does;
+how is told by its parts: `table_columns`, `table_writes`, `table_upkeep`, `region_set`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+from weakref import WeakSet
+
+import numpy as np
+import pyarrow as pa
+
+import wal
+from flush import BaseTable, CommitReport, Upsert
+from flush.base.shape import Shape
+from flush.parallel_map import AT_ONCE, each
+from ingest.api.keys import normalise_keys
+from ingest.api.reads import Level
+from ingest.api.rows import as_table, split_deletes
+from ingest.api.tokens import Applied, Receipt, Token, TokenLike
+from ingest.errors import Invalid, MemWalError, at_the_edge
+from ingest.read.levels import RegionView
+from ingest.read.local import LevelReads
+from ingest.read.reader import Reader
+from ingest.refusals import expect_routing
+from ingest.region.context import RegionContext
+from ingest.region.write_queue import Ack, Write
+from ingest.region.writer import RegionWriter
+from ingest.table.columns import TableColumns
+from ingest.table.commit_loop import CommitLoop
+from ingest.table.regions import Before, RegionSet
+from ingest.table.resize import Resizing
+from ingest.table.upkeep import TableUpkeep, Upkeep
+from ingest.table.writes import TableWrites
+from ingest.threads import Periodic
+from memtable import TOMBSTONE, tombstones
+from wal.panics import RustPanic, panics_as_errors
+
+_LOG = logging.getLogger("memwal.table")
+_OPEN: WeakSet[Table] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that ends without `close`: append what lingers, and end the threads before the interpreter does."""
+    for table in list(_OPEN):
+        try:
+            table.close()
+        except MemWalError as error:  # the next table is closed all the same
+            _LOG.warning("%s, at the end of the program: %s", table.base.uri, error)
+
+
+class Table(LevelReads):
+    """A Lance table with its regions, or some of them, claimed by this process.
+
+    Thread safety. Every method from any thread.
+    Durability. `put` and `delete` return once every row is on storage (`durable=True`) or visible (`durable=False`).
+    Errors. Every method raises only `ingest.errors` kinds.
+    """
+
+    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
+        """Claim the regions `claim` of `base`. Use `ingest.open`, which claims all and also creates the table."""
+        super().__init__(base, Reader(base, context.store, routing=base.routing_version))
+        context = replace(context, find=self._stored)
+        self.regions = RegionSet(base, context)
+        self._columns = TableColumns(base, self.regions, self._reader, self._took)
+        self._writes = TableWrites(self._columns, self.regions)
+        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
+        self._commits = CommitLoop(steps, upkeep.commit, context.clock)
+        self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
+        self._process = os.getpid()
+        self._owner = f"pid {self._process}"
+        self._closed = self._ended = False
+        self.id = base.table_id or context.store.url("")
+        """What tells the table from any other, whoever serves it."""
+        self.resizing = Resizing(
+            base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
+        )
+        self._at_once = AT_ONCE if base.uri.startswith("s3://") else 1  # regions whose round trips go side by side
+        try:
+            list(each(self._claimed, claim, self._at_once))
+        except BaseException:
+            self.close()
+            raise
+        self._commits.start()
+        self._collections.start()
+        _OPEN.add(self)
+
+    # ---- write ---------------------------------------------------------------------------------------------------
+
+    @at_the_edge
+    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
+        """Insert or replace rows by key, or what `table.upsert` says instead; append them where the table has none.
+
+        `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
+        `token`: a name and a rising number; the same token is applied once per region, however often it is sent, and
+        the receipt says per region how many rows that left out. Other rows under a used token are taken for its repeat;
+        a number that goes down is Invalid where the regions show that it is no retry. Few names, please: every region
+        remembers every name for ever.
+        `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
+        Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
+        """
+        admission, conforming = self._columns.conforming(as_table(rows, self.schema, alike=self.upsert == "merge"))
+        once, _ = self._writes.once_per_key(admission, conforming)
+        self._refuse_if_closed()
+        receipt = self._writes.write(admission, once, Token.parse(token), durable=durable, timeout=timeout)
+        return receipt if once is conforming else replace(receipt, rows=conforming.num_rows)
+
+    @at_the_edge
+    def delete(
+        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+    ) -> Receipt:
+        """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`; Invalid
+        where the table has no key.
+        """
+        admission = self._columns.admission
+        normalised = normalise_keys(keys, self.schema, self.key)
+        deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
+        self._refuse_if_closed()
+        parsed = Token.parse(token)
+        return self._writes.write(admission, deleting, parsed, durable=durable, timeout=timeout, deletes=True)
+
+    @at_the_edge
+    def put_region(self, region: UUID, rows: pa.Table, token: Token | None, routing: int | None = None) -> Ack:
+        """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
+
+        With the column `_tombstone` (bool, null = false) rows where it is true delete their key, and need no other
+        value; a key is what its last row makes of it, and by the table's rules each of its runs of puts between two
+        deletes is a put of its own.
+        `routing`: version of the routing by which the sender told the region, None where it is this table's.
+        Raises: Unavailable (reason "resized") where that is another; Invalid also when a row belongs to another region,
+        and for rows that the table's rule for equal keys in one put refuses; other regions' streams of the same
+        micro-batch are not asked.
+        """
+        self._refuse_if_closed()
+        expect_routing(self.base.uri, routing, self.base.routing_version)
+        given, deletes = split_deletes(rows, self.key)
+        admission, conforming = self._columns.conforming(self._columns.brought_up(given), deletes)
+        admission.check(conforming, deletes=deletes)
+        writer = self.regions.serving(region)
+        if np.any(self.base.route(conforming) != writer.bucket):
+            raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
+        once, deletes = self._writes.once_per_key(admission, conforming, deletes)
+        write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
+        ack = self._writes.acks([(writer, write)])[writer.name]
+        return replace(ack, rows=conforming.num_rows)
+
+    # ---- steps and state -----------------------------------------------------------------------------------------
+
+    @at_the_edge
+    def flush(self) -> None:
+        """Freeze every memtable and publish it as an SST; returns when all are published."""
+        self._refuse_if_closed()
+        self.upkeep.flush(self.regions.writers)
+
+    @at_the_edge
+    def commit(self) -> CommitReport:
+        """Commit all published SSTs into the base table.
+
+        Raises: what holds a region back, once all other regions are committed.
+        """
+        self._refuse_if_closed()
+        report = self._commits.commit()
+        self.upkeep.held.raise_first()
+        return report
+
+    @at_the_edge
+    def status(self) -> dict[str, Any]:
+        """`{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`; the rows are those of the base
+        table, the failures those of the last commit that this process made (`TableUpkeep.failures`).
+        """
+        base = self._reader.base()
+        regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
+        for region in regions:
+            committed = base.committed.get(UUID(region["id"]), 0)
+            for sst in region["ssts"]:
+                sst["committed"] = sst["generation"] <= committed
+        return {
+            "table": self.base.uri,
+            "base_version": base.version,
+            "routing": self.base.routing_version,
+            "rows": base.dataset.count_rows(),
+            "regions": regions,
+            "commit_failures": self.upkeep.failures,
+        }
+
+    @at_the_edge
+    def close(self) -> None:
+        """Stop; what is acknowledged as durable stays in the WAL and is there when the table is opened again.
+
+        An interrupted call can be made again.
+        Raises: what kept non-durable rows from the WAL at the last moment.
+        """
+        if self._ended or os.getpid() != self._process:
+            return
+        self._closed = True
+        self._commits.stop()
+        self._collections.stop()
+        try:
+            self.regions.close()
+        except Exception:
+            self._ended = True
+            raise
+        self._ended = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- regions that come and go --------------------------------------------------------------------------------
+
+    @at_the_edge
+    def acquire(self, region: UUID, before: Before | None = None) -> int:
+        """Claim `region` and serve it from now on; returns its writer epoch. See `ingest.table.regions`.
+
+        `before`: where that was looked at already. Raises: Invalid for a region that the table has not; Unavailable,
+        FencedError, Corrupted as when it is opened.
+        """
+        self._refuse_if_closed()
+        return self.regions.acquire(region, before or self.before(region))
+
+    @at_the_edge
+    def before(self, region: UUID) -> Before:
+        """What `acquire` wants to know of a region that another process still serves. Raises: as it does."""
+        return self.regions.before(region, lambda: self._reader.base().committed)
+
+    @at_the_edge
+    def release(self, region: UUID, *, flush: bool | None = None) -> int:
+        """Stop serving `region` and let go of it; returns its writer epoch. Nothing of it is acked after the return.
+
+        What was acked as durable is in the log for whoever claims the region next; with `flush` it is flushed before
+        that, None: where there is much of it.
+        Raises: Unavailable where it is not here, or cannot be flushed, and then it stays.
+        """
+        self._refuse_if_closed()
+        return self.regions.release(region, flush=flush)
+
+    def look_at_commits(self) -> None:
+        """Another process may have committed, or is to be committed for: look soon."""
+        self._commits.look()
+
+    @at_the_edge
+    def applied(self, producer: str, regions: Iterable[UUID] | None = None) -> Applied:
+        """What `regions` (all, without) have applied of `producer`.
+
+        Raises: Unavailable (`not_owner`) where a region is not here.
+        """
+        self._refuse_if_closed()
+        writers = self.regions.of(self.base.regions if regions is None else regions)
+        return Applied.together(writer.applied(producer) for writer in writers)
+
+    def only(self, regions: Sequence[UUID]) -> LevelReads:
+        """The reads of these regions' rows, those of the base table that are theirs among them.
+
+        Raises, when read: Unavailable (`not_owner`) where a region is not here.
+        """
+        buckets = [bucket for bucket, region in enumerate(self.regions.order) if region in set(regions)]
+        if len(buckets) != len(set(regions)):
+            raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
+        every = len(buckets) == len(self.regions.order)
+        return RegionReads(self, self._reader, regions, None if every else buckets)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def upsert(self) -> Upsert:
+        """What a put does to a key that is there."""
+        return self.base.rules.upsert
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this owner from any other: the table's address and the epoch of each region."""
+        epochs = {writer.name: writer.guard.epoch for writer in self.regions.writers}
+        return {"table": self._context.store.url(""), "epochs": epochs}
+
+    def broken(self) -> str | None:
+        """Why a region has stopped itself, None while all serve or were only fenced by a newer writer."""
+        failures = (writer.failure for writer in self.regions.writers)
+        return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
+
+    def announce(self, endpoint: str) -> None:
+        """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
+        self._owner = endpoint
+        self.regions.announce(endpoint)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def _context(self) -> RegionContext:
+        return self.regions.context
+
+    def _claimed(self, region: UUID) -> int:
+        opened = self._reader.opened
+        return self.regions.acquire(region, self.regions.before(region, lambda: opened.committed))
+
+    def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
+        """See `region_context.Find`; called by the regions' own threads."""
+        try:
+            named = [name for name in columns if name != TOMBSTONE]
+            with panics_as_errors:
+                return self._reader.get([view], keys, named, shape, tombstones=len(named) < len(columns))
+        except (pa.ArrowInvalid, OSError, RustPanic):
+            self._reader.ask_storage()
+            raise
+
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+        return self.views(level, self.regions.order, again=again)
+
+    def views(self, level: Level, regions: Iterable[UUID], *, again: bool = False) -> list[RegionView]:
+        """The levels of `regions` above the base; `again`: a commit overtook the ones before.
+
+        Raises: Unavailable (`not_owner`) where one is not here; Fenced where somebody else has claimed one.
+        """
+        self._refuse_if_closed()
+        if level == "committed":
+            return []
+        self.regions.assure()
+        writers = self.regions.of(regions)
+        if level != "flushed":
+            self._prove(writers, anew=again)
+        views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
+        return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
+
+    def _prove(self, writers: Sequence[RegionWriter], *, anew: bool) -> None:
+        """Make sure, before a read, that nobody else acknowledges writes of these regions (`wal.lease`)."""
+        proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
+        try:
+            if len(proofs) == 1:
+                proofs[0]()
+            elif proofs:
+                list(each(lambda proof: proof(), proofs, self._at_once))
+        except wal.Corrupt:
+            self._reader.base()  # says so where another table was made in the place of this one
+            raise
+
+    # ---- columns that somebody changed ---------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Take over the columns of the newest base version, where they are others. Raises: as a read."""
+        self._refuse_if_closed()
+        self._columns.take_over()
+
+    def follow(self) -> None:
+        """Before a read is tried again: no memtable is left that has other columns than the base."""
+        for published in self._columns.take_over():
+            published()
+
+    def _took(self, base: BaseTable) -> None:
+        self.base, self.schema, self.key = base, base.schema, base.key
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Invalid("the table is closed; open it again")
+        if os.getpid() != self._process:
+            raise Invalid("the table was opened in another process, whose threads a fork leaves behind; open it here")
+
+
+class RegionReads(LevelReads):
+    """Reads over the levels of `regions`, all owned by this process.
+
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) where one is not here.
+    """
+
+    def __init__(self, table: Table, reader: Reader, regions: Sequence[UUID], buckets: Collection[int] | None) -> None:
+        """Use `Table.only`. `buckets`: those of the regions; None where they are all that the table has."""
+        super().__init__(table.base, reader)
+        self._table, self._regions, self._buckets = table, regions, buckets
+
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+        return self._table.views(level, self._regions, again=again)
+
+    def follow(self) -> None:
+        self._table.follow()

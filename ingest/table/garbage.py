@@ -1,0 +1,223 @@
+"""`memwal gc`, and what a table does by itself at intervals: delete what nobody can need again.
+
+What stays and why is told where it is decided: entries of the WAL in `wal.garbage`, old region manifests in
+`wal.manifest_garbage`, SST directories in `flush.garbage.ssts`,
+commit plans in `flush.garbage.plans`, files of the base table that no version refers to in `flush.garbage.orphans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from rich.filesize import decimal
+
+import flush
+import wal
+from ingest.settings.model import GcSettings
+from wal import ManifestGarbage
+
+_MANIFESTS_EVERY = 3600.0
+"""Most seconds between two looks for old manifests of an open table, each of which lists all that are kept; fewer where
+manifests are kept for a shorter time."""
+_ORPHANS_EVERY = 86_400.0
+"""Seconds between two looks for orphan files of an open table: each reads the manifest of every version, and what it
+finds is a week old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """How old garbage is at least when it is deleted, in seconds. See the section [gc]."""
+
+    wal: float
+    sst: float
+    orphan: float
+    manifest: float = 86_400.0
+
+    @staticmethod
+    def of(settings: GcSettings) -> Ages:
+        """The ages of the section [gc]."""
+        return Ages(settings.wal_age_min, settings.sst_age_min, settings.orphan_age_min, settings.manifest_age_min)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionGarbage:
+    """What one collection found in a region."""
+
+    region: UUID
+    wal: wal.WalGarbage
+    ssts: flush.SstGarbage
+    plans: flush.PlanGarbage
+    manifests: ManifestGarbage
+    """Empty where they were not looked for."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of everything deleted."""
+        return self.wal.bytes + self.ssts.bytes + self.plans.bytes + self.manifests.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TableGarbage:
+    """What one collection of a table found, and deleted unless it was a dry run."""
+
+    regions: tuple[RegionGarbage, ...]
+    orphans: flush.OrphanGarbage
+    """Empty where they were not looked for."""
+    dry_run: bool = False
+
+    @property
+    def entries(self) -> int:
+        """WAL entries deleted."""
+        return sum(each.wal.entries for each in self.regions)
+
+    @property
+    def committed(self) -> int:
+        """SSTs deleted whose rows are in the base table."""
+        return sum(each.ssts.committed for each in self.regions)
+
+    @property
+    def abandoned(self) -> int:
+        """SST directories deleted that were never published."""
+        return sum(each.ssts.abandoned for each in self.regions)
+
+    @property
+    def plans(self) -> int:
+        """Commit plans deleted."""
+        return sum(each.plans.plans for each in self.regions)
+
+    @property
+    def manifests(self) -> int:
+        """Old manifest versions deleted."""
+        return sum(each.manifests.versions for each in self.regions)
+
+    @property
+    def bytes(self) -> int:
+        """Size of everything deleted."""
+        return sum(each.bytes for each in self.regions) + self.orphans.bytes
+
+    @property
+    def unreadable(self) -> int:
+        """WAL entries kept because they cannot be read."""
+        return sum(each.wal.unreadable for each in self.regions)
+
+    @property
+    def unaccounted(self) -> int:
+        """SST directories kept that no protocol leaves behind."""
+        return sum(each.ssts.unaccounted for each in self.regions)
+
+    def summary(self) -> str:
+        """One line: everything together."""
+        counts = (
+            (self.entries, "WAL entries", "WAL entry"),
+            (self.committed, "SSTs", "SST"),
+            (self.abandoned, "abandoned SSTs", "abandoned SST"),
+            (len(self.orphans.files), "orphan files", "orphan file"),
+            *([(self.plans, "commit plans", "commit plan")] if self.plans else []),
+            *([(self.manifests, "old manifests", "old manifest")] if self.manifests else []),
+        )
+        said = ", ".join(f"{count:,} {one if count == 1 else many}" for count, many, one in counts)
+        return f"{'would delete' if self.dry_run else 'deleted'} {said}: {decimal(self.bytes)}"
+
+
+class TableCollector:
+    """Collects the garbage of a table, as often as it is asked.
+
+    Thread safety. One thread at a time; any number of collectors, in any number of processes.
+    """
+
+    def __init__(
+        self,
+        store: wal.ObjectStore,
+        codec: wal.EntryCodec,
+        clock: wal.Clock,
+        regions: Iterable[UUID],
+        options: wal.WalOptions | None = None,
+    ) -> None:
+        self._store, self._codec, self._clock, self._options = store, codec, clock, options
+        self._wals: dict[UUID, wal.WalCollector] = {}
+        self._ssts: dict[UUID, flush.SstCollector] = {}
+        self._manifests: dict[UUID, wal.ManifestCollector] = {}
+        self._manifests_due: dict[UUID, float] = {}
+        self._know(regions)
+        self._plans = flush.PlanCollector(store)
+        self._orphans_due = clock.monotonic()
+
+    def fallen_away(self, base: flush.BaseTable) -> list[UUID]:
+        """Regions with objects on storage that no routing of `base` has any more: no writer collects them.
+
+        Raises: wal errors.
+        """
+        return [region for region in wal.regions(self._store) if region not in base.regions]
+
+    def names(self, region: UUID) -> tuple[str, ...]:
+        """The SST directories that `region` has. Raises: wal errors."""
+        return self._ssts[region].names()
+
+    def outlived(self, region: UUID, names: Iterable[str], epoch: int) -> None:
+        """`names` were there before `region` was claimed with the writer epoch `epoch`."""
+        self._ssts[region].outlived(names, epoch)
+
+    def collect(
+        self,
+        base: flush.BaseTable,
+        ages: Ages,
+        *,
+        dry_run: bool = False,
+        plans_min: int = 1,
+        regions: Iterable[UUID] | None = None,
+        orphans: bool = True,
+    ) -> TableGarbage:
+        """Delete what is not needed; with `dry_run` only say what that is. Raises: wal and flush errors, OSError.
+
+        `regions`: those to look at, None for all. `orphans`: whether to look for files of the base table too.
+
+        `plans_min`: commit plans of a region that are worth a look at every version of the base table.
+        `base`: any version of the table; the newest is opened when the regions have been looked at.
+        """
+        looked_at = list(self._ssts if regions is None else regions)
+        self._know(looked_at)
+        sights = {region: self._ssts[region].look() for region in looked_at}
+        newest = base.latest()
+        needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
+        found = tuple(
+            RegionGarbage(
+                region,
+                self._wals[region].collect(ages.wal, dry_run=dry_run),
+                self._ssts[region].collect(sight, needs, ages.sst, dry_run=dry_run),
+                self._plans.collect(region, at_least=plans_min, dry_run=dry_run),
+                self._old_manifests(region, ages.manifest, dry_run=dry_run),
+            )
+            for region, sight in sights.items()
+        )
+        files = self._orphans(newest, ages.orphan, dry_run=dry_run) if orphans else flush.OrphanGarbage(dry_run=dry_run)
+        return TableGarbage(found, files, dry_run)
+
+    def _old_manifests(self, region: UUID, min_age: float, *, dry_run: bool) -> wal.ManifestGarbage:
+        if self._clock.monotonic() < self._manifests_due.get(region, float("inf")):
+            return wal.ManifestGarbage(region, dry_run=dry_run)
+        needed = flush.asks_for(self._plans.settled(region))
+        found = self._manifests[region].collect(needed, min_age, dry_run=dry_run)
+        self._manifests_due[region] = self._clock.monotonic() + min(min_age, _MANIFESTS_EVERY)
+        return found
+
+    def _know(self, regions: Iterable[UUID]) -> None:
+        for region in regions:
+            if region not in self._wals:
+                self._wals[region] = wal.WalCollector(
+                    self._store, region, self._codec, self._clock, options=self._options
+                )
+                self._ssts[region] = flush.SstCollector(self._store, region, self._clock, options=self._options)
+                # Lance's own writer, which may own a region of the other format, does not know the rule of
+                # wal.manifest_garbage.
+                if self._codec.suffix == "lance":
+                    self._manifests[region] = wal.ManifestCollector(self._store, region, self._clock)
+                    self._manifests_due[region] = self._clock.monotonic()
+
+    def _orphans(self, base: flush.BaseTable, min_age: float, *, dry_run: bool) -> flush.OrphanGarbage:
+        if self._clock.monotonic() < self._orphans_due:
+            return flush.OrphanGarbage(dry_run=dry_run)
+        found = flush.collect_orphans(self._store, base.dataset, self._clock, min_age, dry_run=dry_run)
+        self._orphans_due = self._clock.monotonic() + _ORPHANS_EVERY
+        return found

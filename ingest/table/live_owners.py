@@ -1,0 +1,228 @@
+"""Whether somebody serves a table, asked before its regions are claimed: nobody takes it over by accident.
+
+Invariant: a claim that nobody asked to be a take-over never fences an owner that is known to live. What is known comes
+from the owners' notes (`ingest.rpc.owner_notes`) and costs one read of a note per region and one question per daemon;
+nothing is written, and an owner at rest writes nothing either. The notes decide nothing else: a claim that meets a live
+owner all the same (two that open at the same moment) is settled by the epoch, as ever.
+
+==============================================  ==============================================================
+the note                                        means
+==============================================  ==============================================================
+none, or of this very process                   free: as after a crash; a program may open its table again
+its process has ended                           free: it crashed
+its daemon answers and has the region           it lives
+its daemon answers and has not, or drains       free; or waited for, until it has ended
+its daemon answers, but not to us               it lives: who refuses a token, or cannot be trusted, is somebody
+its daemon does not answer, its process runs    waited for: it starts or ends; after `ENDS_WITHIN` it lives
+its daemon does not answer, on another machine  free: it crashed, as far as anybody can tell
+no endpoint, its process runs here              it lives: a table that is open in a program
+no endpoint to ask, on another machine          unknown
+==============================================  ==============================================================
+
+Unknown is refused like an owner that lives, but for one daemon after another: a supervisor that starts a daemon again
+elsewhere must not need a person. That one is claimed, and said in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+import wal
+from ingest.errors import UNAUTHENTICATED, MemWalError, Unavailable
+from ingest.rpc import owner_notes as owners
+from ingest.rpc.connection import Connection
+from ingest.rpc.guard import is_loopback
+from ingest.rpc.owner_notes import Note
+from ingest.rpc.processes import Process
+
+_LOG = logging.getLogger("memwal.owners")
+ANSWER_WITHIN = 1.0
+"""Seconds that a daemon has to say what it owns; one that lives answers in milliseconds."""
+ENDS_WITHIN = 30.0
+"""Seconds that an owner which ends, or starts, is waited for: more than `daemon.drain_timeout` of the defaults."""
+_LOOK_EVERY = 0.1
+_ANYWHERE = ("0.0.0.0", "[::]", "")  # noqa: S104 - addresses that a note may hold, not that we listen on
+SERVED = "served"
+"""In the details of an error: the table has an owner that lives."""
+
+State = Literal["free", "ends", "lives", "unknown"]
+Answer = Mapping[str, Any] | MemWalError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who is about to claim the regions of a table."""
+
+    take_over: bool = False
+    """Asked to fence an owner that lives."""
+    daemon: bool = False
+    peers: tuple[str, ...] = ()
+    """Endpoints of the daemons that share the table with this one, which hand regions over to each other."""
+
+    def remedy_for(self, owner: Owner) -> str:
+        """What to do where `owner` has the regions."""
+        if self.daemon:
+            return "stop that first, or start with `memwal serve --take-over`, which fences it"
+        return f"{'use connect()' if owner.endpoint else 'close it there, read_only=True'}, or take_over=True"
+
+
+def as_daemon(peers: Sequence[str] = (), *, take_over: bool = False) -> Claimant:
+    """A daemon that shares the table with `peers`."""
+    return Claimant(take_over, daemon=True, peers=tuple(peers))
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One owner by its notes.
+
+    Thread safety. Immutable.
+    """
+
+    endpoint: str
+    daemon: bool
+    process: Process | None
+    epochs: Mapping[str, int]
+    """Of its claims, by region id."""
+
+    def __str__(self) -> str:
+        process = str(self.process) if self.process is not None else ""
+        epoch = f"writer epoch {max(self.epochs.values())}"
+        if self.endpoint:
+            return f"served by {self.endpoint} ({', '.join(filter(None, (process, epoch)))})"
+        return f"{'served' if self.daemon else 'opened'} by {process} ({epoch})"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of one owner. `why`: what to say of it besides who it is, "" for nothing."""
+
+    owner: Owner
+    state: State
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.owner}{', ' if self.why else ''}{self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOwners:
+    """Asks the owners of a table's regions whether they live.
+
+    Thread safety. Any thread.
+    """
+
+    uri: str
+    store: wal.ObjectStore
+    regions: Sequence[UUID]
+    table_id: str
+    """As daemons tell it."""
+    access: Callable[[], Mapping[str, Any]]
+    """`token` and `tls_ca` for daemons; called only where one is asked."""
+
+    def find(self, peers: Sequence[str] = ()) -> list[Found]:
+        """What is known of the owners in the notes, but of this process and of daemons that know one of `peers`.
+
+        Raises: wal errors; Invalid for an access that points nowhere.
+        """
+        here = Process.here()
+        return [
+            judged(owner, here, self._answer(owner) if asked(owner, here) else None, self.table_id, peers)
+            for owner in noted(owners.read(self.store, self.regions))
+        ]
+
+    def epochs(self) -> dict[UUID, int]:
+        """The writer epoch that each region's note tells. Raises: wal errors."""
+        return {region: note.epoch for region, note in owners.read(self.store, self.regions).items()}
+
+    def refuse(self, claimant: Claimant, clock: wal.Clock) -> None:
+        """Return when `claimant` may claim the regions. Owners that end are waited for, up to `ENDS_WITHIN`.
+
+        Raises: Unavailable (reason "served") where somebody else has them; as `find`.
+        """
+        if claimant.take_over:
+            for each in self.find(claimant.peers):
+                if each.state != "free":
+                    _LOG.warning("%s: taking over what is %s", self.uri, each)
+            return
+        until = clock.monotonic() + ENDS_WITHIN
+        while True:
+            found = [each for each in self.find(claimant.peers) if each.state != "free"]
+            if not any(each.state == "ends" for each in found) or clock.monotonic() >= until:
+                break
+            clock.sleep(_LOOK_EVERY)
+        for each in found:
+            if each.state == "unknown" and claimant.daemon and each.owner.daemon:
+                _LOG.warning("%s: was %s; if it still serves, it is fenced now", self.uri, each)
+                continue
+            details = {"reason": SERVED, "endpoint": each.owner.endpoint or None}
+            raise Unavailable(f"{self.uri}: {each}: {claimant.remedy_for(each.owner)}", details)
+
+    def _answer(self, owner: Owner) -> Answer:
+        try:
+            with closing(Connection(endpoint_to_ask(owner.endpoint), **self.access())) as connection:
+                told: Mapping[str, Any] = connection.act("regions", None, ANSWER_WITHIN)
+                return told
+        except MemWalError as error:
+            return error
+
+
+def noted(notes: Mapping[UUID, Note]) -> list[Owner]:
+    """The owners in `notes`, each once."""
+    found: dict[tuple[str, bool, Process | None], dict[str, int]] = {}
+    for region, note in notes.items():
+        found.setdefault((note.endpoint, note.daemon, note.process), {})[str(region)] = note.epoch
+    return [Owner(*who, epochs) for who, epochs in found.items()]
+
+
+def asked(owner: Owner, here: Process) -> bool:
+    """Whether its endpoint is asked: one that only its own machine reaches is not, from another."""
+    if not owner.endpoint or owner.process == here:
+        return False
+    if owner.process is None:
+        return True
+    if owner.process.runs(here) is False:
+        return False
+    return owner.process.host == here.host or not _only_there(owner.endpoint)
+
+
+def judged(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Sequence[str] = ()) -> Found:
+    """The table of this module's text. `answer`: what the daemon said or why it did not, None where it is not asked."""
+    if owner.process == here:
+        return Found(owner, "free")
+    runs = None if owner.process is None else owner.process.runs(here)
+    if runs is False or owner.endpoint in peers:
+        return Found(owner, "free")
+    if not asked(owner, here):
+        return Found(owner, "lives") if runs else Found(owner, "unknown", "which cannot be asked from here")
+    if isinstance(answer, MemWalError):
+        if answer.details.get("reason") == UNAUTHENTICATED or answer.details.get("untrusted"):
+            return Found(owner, "lives", f"which does not say what it serves ({answer})")
+        return Found(owner, "ends", "which runs and does not answer") if runs else Found(owner, "free")
+    if answer is None or answer.get("id", table_id) != table_id:  # ports are used again
+        return Found(owner, "free")
+    if set(answer["endpoints"]) & set(peers) or not _has(answer, owner.epochs):
+        return Found(owner, "free")
+    return Found(owner, "ends", "which is about to end") if answer["draining"] else Found(owner, "lives")
+
+
+def endpoint_to_ask(endpoint: str) -> str:
+    """A note may name the address that a daemon listens on, such as 0.0.0.0."""
+    scheme, _, place = endpoint.partition("://")
+    host, _, port = place.rpartition(":")
+    return f"{scheme}://127.0.0.1:{port}" if host in _ANYWHERE else endpoint
+
+
+def _only_there(endpoint: str) -> bool:
+    host = endpoint.partition("://")[2].rpartition(":")[0]
+    return host in _ANYWHERE or is_loopback(host)
+
+
+def _has(answer: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:
+    """Whether the daemon has one of these regions by a claim as new as its note, or claims it now."""
+    having = dict.fromkeys(answer["claiming"], 2**63) | answer["regions"]
+    return any(having.get(region, 0) >= epoch for region, epoch in epochs.items())

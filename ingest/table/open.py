@@ -1,0 +1,318 @@
+"""From settings to an open table: what its regions share, what it does by itself, and the claim of its regions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import pyarrow as pa
+
+import flush
+import wal
+from flush.base.caches import LanceCaches
+from flush.commits.maintenance import MaintenanceRules
+from ingest.api import arguments
+from ingest.errors import Invalid, at_the_edge
+from ingest.region.context import Limits, OnReplay, RegionContext
+from ingest.region.vector_models import VectorModels
+from ingest.rpc.credentials import Access
+from ingest.settings.load import Settings, load
+from ingest.table.commit_policy import CommitLimits
+from ingest.table.create import check_same_table, find_or_create
+from ingest.table.embedded import Table
+from ingest.table.garbage import Ages
+from ingest.table.live_owners import Claimant, LiveOwners
+from ingest.table.replay_progress import replay_bar
+from ingest.table.stored import StoredTable
+from ingest.table.upkeep import Upkeep
+from memtable import row_schema
+
+_LOG = logging.getLogger("memwal.opening")
+_RESIZED_PAUSE = 0.25
+"""Seconds between two tries to open a table that is being resized."""
+SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
+"""Lance's ShardWriter, with its default settings, does not open a region that has more rows or batches of one
+generation in its log (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
+
+
+@overload
+def open_embedded(
+    uri: str | os.PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    key: str | Sequence[str] | None = None,
+    regions: int | None = None,
+    indexes: Mapping[str, str | dict[str, Any]] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    settings: str | Path | Mapping[str, Any] | None = None,
+    read_only: Literal[False] = False,
+    take_over: bool = False,
+) -> Table: ...
+
+
+@overload
+def open_embedded(
+    uri: str | os.PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    key: str | Sequence[str] | None = None,
+    regions: int | None = None,
+    indexes: Mapping[str, str | dict[str, Any]] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    settings: str | Path | Mapping[str, Any] | None = None,
+    read_only: Literal[True],
+    take_over: bool = False,
+) -> StoredTable: ...
+
+
+@at_the_edge
+def open_embedded(
+    uri: str | os.PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    key: str | Sequence[str] | None = None,
+    regions: int | None = None,
+    indexes: Mapping[str, str | dict[str, Any]] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    settings: str | Path | Mapping[str, Any] | None = None,
+    read_only: bool = False,
+    take_over: bool = False,
+) -> Table | StoredTable:
+    """Open a table with its regions claimed by this process; an absent one is created from `schema` and `key`.
+
+    `key`: its columns; () for a table that has none and keeps every row (`append_only`). `indexes`: column -> "ivf_pq"
+    | "fts" | "btree", or a dict with "type" and parameters. `storage_options`: Lance's own. `settings`: a TOML path or
+    a dict of its sections; arguments given here win. `take_over`: fence an owner that lives. `read_only`: read a table
+    that is there from storage, whoever serves it; nothing is claimed or written, and `latest` is what `durable` is.
+    Raises: Invalid for every mistake in the arguments, all at once where they come from settings; Unavailable (reason
+    "served") where somebody else serves the table.
+    """
+    schema = arguments.arrow_schema(schema)
+    overrides = _overrides(uri, key, regions, indexes, storage_options)
+    if not isinstance(settings, str | Path | Mapping | None):
+        raise Invalid(f"settings is a {type(settings).__name__}; write the path of a TOML file, or a dict of sections")
+    loaded = load(settings, os.environ, overrides)
+    _check_arguments(loaded, schema, regions, indexes is not None, read_only=read_only)
+    if not read_only:
+        return open_table(loaded, os.environ, schema, claimant=Claimant(take_over))
+    if take_over:
+        raise Invalid("read_only = True claims nothing, so take_over = True has no meaning; take one of the two out")
+    return open_stored(loaded, os.environ)
+
+
+def _overrides(
+    uri: str | os.PathLike[str],
+    key: str | Sequence[str] | None,
+    regions: int | None,
+    indexes: Mapping[str, str | dict[str, Any]] | None,
+    storage_options: Mapping[str, str] | None,
+) -> dict[str, dict[str, Any]]:
+    """The arguments of `open_embedded` as settings. Raises: Invalid."""
+    given: dict[str, Any] = {"uri": arguments.address(uri)}
+    # No other empty sequence: a key that was computed, and came out empty, is a mistake.
+    if isinstance(key, tuple) and not key:
+        given["append_only"] = True
+    elif key is not None:
+        given["key"] = arguments.key_columns(key)
+    if indexes is not None:
+        given["indexes"] = arguments.mapping("indexes", indexes, '{"embedding": "ivf_pq", "body": "fts"}')
+    if storage_options is not None:
+        given["storage_options"] = arguments.mapping("storage_options", storage_options, '{"region": "eu-west-1"}')
+    return {"table": given} | ({} if regions is None else {"regions": {"count": regions}})
+
+
+def open_stored(settings: Settings, environ: Mapping[str, str]) -> StoredTable:
+    """The table of `settings` as it is on storage. Writes nothing. Raises: Invalid where none is there, or another."""
+    uri, options = settings.table.uri, settings.storage_options(environ)
+    base = flush.BaseTable.open(uri, options)
+    check_same_table(settings, base)
+    return StoredTable(base, wal.open_store(uri, options))
+
+
+def open_table(
+    settings: Settings,
+    environ: Mapping[str, str],
+    schema: pa.Schema | None = None,
+    *,
+    on_replay: OnReplay | None = None,
+    clock: wal.Clock | None = None,
+    claim: bool = True,
+    claimant: Claimant | None = None,
+) -> Table:
+    """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
+
+    `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
+    `clock`: None for the system's. `claimant`: who claims; by default a program that takes nothing over. With `claim`
+    False owners are asked only where one is given. A table that is being resized is waited for, up to
+    `wal.retry_budget`.
+    Raises: Invalid; Unavailable where somebody serves it (`ingest.table.live_owners`); wal and flush errors.
+    """
+    clock = clock or wal.SystemClock()
+    until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
+    while True:
+        try:
+            base, context = _met(settings, environ, schema, clock, claimant, claim=claim, finish=finish)
+            with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
+                context = replace(context, on_replay=tell)
+                return Table(base, context, _upkeep(settings), base.regions if claim else ())
+        except (wal.Sealed, wal.Resized) as error:
+            if clock.monotonic() >= until:
+                raise
+            _LOG.info("%s: %s", settings.table.uri, error)
+        clock.sleep(_RESIZED_PAUSE)
+        finish = True
+
+
+def _met(
+    settings: Settings,
+    environ: Mapping[str, str],
+    schema: pa.Schema | None,
+    clock: wal.Clock,
+    claimant: Claimant | None,
+    *,
+    claim: bool,
+    finish: bool,
+) -> tuple[flush.BaseTable, RegionContext]:
+    """The table, which nobody else serves, and what its regions share. `finish`: do first what a resize that broke off
+    after its decision has left, if there is one.
+    """
+    options = settings.storage_options(environ)
+    store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
+    base, created = find_or_create(settings, environ, schema)
+    ids = wal.SystemIds()
+    limits = settings.wal.options()
+    wal.probe(store, ids, clock, limits)
+    if not created and (claim or claimant is not None):
+        owners_of(base, store, settings, environ).refuse(claimant or Claimant(), clock)
+    if finish:
+        base = flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
+    context = _context(settings, base, store, clock, ids, limits)
+    shared = replace(base, caches=LanceCaches(settings.table.cache_max))
+    return shared, replace(context, daemon=claimant is not None and claimant.daemon)
+
+
+def refuse_served(settings: Settings, environ: Mapping[str, str], claimant: Claimant, clock: wal.Clock) -> None:
+    """Return when `claimant` may claim the table of `settings`, or has to create it. Raises: as `LiveOwners.refuse`."""
+    options = settings.storage_options(environ)
+    base = flush.BaseTable.find(settings.table.uri, options)
+    if base is not None:
+        owners_of(base, wal.open_store(settings.table.uri, options), settings, environ).refuse(claimant, clock)
+
+
+def owners_of(
+    base: flush.BaseTable, store: wal.ObjectStore, settings: Settings, environ: Mapping[str, str]
+) -> LiveOwners:
+    """Whoever may serve the table of `settings`."""
+    access, table_id = Access.of(settings), base.table_id or store.url("")
+    return LiveOwners(base.uri, store, base.regions, table_id, lambda: access.options(environ))
+
+
+def _context(
+    settings: Settings,
+    base: flush.BaseTable,
+    store: wal.ObjectStore,
+    clock: wal.Clock,
+    ids: wal.Ids,
+    wal_options: wal.WalOptions,
+) -> RegionContext:
+    models = VectorModels()
+    models.read(base)
+    return RegionContext(
+        store=store,
+        codec=base.codec,
+        clock=clock,
+        ids=ids,
+        schema=row_schema(base.schema, base.key),
+        key=base.key,
+        indexes=base.indexes,
+        required=base.required,
+        storage_version=base.storage_version,
+        field_ids=base.row_field_ids,
+        files=settings.flush.file_options(),
+        sst_indexes=flush.SstIndexes(base.indexes, models.current, wanted=settings.flush.indexes),
+        flushing=threading.Semaphore(settings.flush.at_once),
+        limits=_limits(settings, base.wal_format),
+        wal_options=wal_options,
+        index_mode=settings.memtable.index_mode,
+        models=models,
+        shape=base.shape,
+        rules=base.rules,
+        routing=base.routing_version,
+        route_into=base.route_into,
+    )
+
+
+def _upkeep(settings: Settings) -> Upkeep:
+    commit, gc = settings.commit, settings.gc
+    limits = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
+    rules = maintenance_rules(settings)
+    return Upkeep(limits, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
+
+
+def _check_arguments(
+    settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool, *, read_only: bool
+) -> None:
+    """Refuse arguments that contradict the table that is there; they would otherwise be ignored."""
+    find = flush.BaseTable.open if read_only else flush.BaseTable.find  # the one completes a creation that broke off
+    base = find(settings.table.uri, settings.storage_options(os.environ))
+    if base is None:
+        return
+    if regions not in (None, base.buckets):
+        raise Invalid(f"regions = {regions}, but the table at {base.uri} has {base.buckets}; leave the argument out")
+    kinds = {spec.column: spec.kind for spec in base.indexes}
+    if indexes and kinds != {spec.column: spec.kind for spec in settings.index_specs()}:
+        there = ", ".join(f"{column} ({kind})" for column, kind in kinds.items()) or "none"
+        raise Invalid(f"indexes: the table at {base.uri} has other indexes, {there}; leave the argument out")
+    if schema is not None and [(f.name, f.type) for f in schema] != [(f.name, f.type) for f in base.schema]:
+        raise Invalid(
+            f"schema: the table at {base.uri} has another one ({_columns(base.schema)}); leave the argument out"
+        )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def maintenance_rules(settings: Settings) -> MaintenanceRules:
+    """When the base table is maintained, from [commit] and [gc]."""
+    commit, gc = settings.commit, settings.gc
+    return MaintenanceRules(
+        optimize_interval=commit.optimize_interval,
+        segments_min=commit.optimize_segments,
+        compact_interval=commit.compact_interval,
+        fragments_min=commit.compact_fragments,
+        rows_max=commit.compact_rows_max,
+        deleted_min=commit.compact_deleted_percent / 100,
+        versions_interval=gc.versions_interval,
+        versions_age_min=gc.versions_age_min,
+        versions_min=gc.versions_min,
+    )
+
+
+def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
+    arrow = wal_format == "arrow"
+    return Limits(
+        entry_size_max=settings.wal.entry_size_max,
+        linger_max=settings.wal.linger_max,
+        size_max=settings.memtable.size_max,
+        rows_max=settings.memtable.rows_max,
+        entries_max=settings.memtable.entries_max,
+        age_max=settings.memtable.age_max,
+        unflushed_max=settings.memtable.unflushed_max,
+        retry_delay=settings.flush.retry_delay,
+        pending_max=settings.commit.pending_max,
+        generation_rows=SHARD_WRITER_ROWS if arrow else None,
+        generation_entries=SHARD_WRITER_BATCHES if arrow else None,
+    )
+
+
+def by_itself(settings: Settings) -> Settings:
+    """The same without commits and collections of the table's own."""
+    quiet = {name: getattr(settings, name).model_copy(update={"interval": 0.0}) for name in ("commit", "gc")}
+    return settings.model_copy(update=quiet)

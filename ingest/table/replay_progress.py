@@ -1,0 +1,79 @@
+"""What the user sees while regions are opened: nothing for a second, then a bar on a terminal.
+
+A region that is opened first reads its log, then applies what it read to a memtable; with indexes to build, the second
+takes longer than the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from ingest.region.context import OnReplay
+from wal import Clock
+
+_SILENT = 1.0
+"""Seconds: what is done by then needs no words."""
+_EVERY = 0.25
+
+
+class Unhurried:
+    """Passes on what it is told once it has gone on for a second, and then four times a second at most.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, tell: OnReplay, clock: Clock) -> None:
+        self._tell, self._clock = tell, clock
+        self._next = clock.monotonic() + _SILENT
+
+    def __call__(self, region: UUID, step: str, done: int, total: int) -> None:
+        now = self._clock.monotonic()
+        if now >= self._next:
+            self._next = now + _EVERY
+            self._tell(region, step, done, total)
+
+
+@contextmanager
+def replay_bar(clock: Clock, console: Console | None = None) -> Iterator[OnReplay | None]:
+    """What to tell of the replay, for as long as the context lasts; None where nobody would see it.
+
+    `console`: standard error when not given.
+    """
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    bar = _Bar(console)
+    try:
+        yield Unhurried(bar.show, clock)
+    finally:
+        bar.stop()
+
+
+def in_words(region: UUID, step: str, done: int, total: int) -> str:
+    """Such as "region 4a388480: reading its log, 120 of 3,000 entries"."""
+    return f"region {str(region)[:8]}: {step} its log, {done:,} of {total:,} entries"
+
+
+class _Bar:
+    """One line that stands for the region being opened, gone at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True)
+        self._task: TaskID | None = None
+
+    def show(self, region: UUID, step: str, done: int, total: int) -> None:
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task("")
+        said = f"memwal: {in_words(region, step, done, total)}"
+        self._progress.update(self._task, description=said, completed=done, total=total)
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._progress.stop()

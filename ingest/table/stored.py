@@ -1,0 +1,89 @@
+"""A table as it is on storage, read without claiming anything: `open(uri, read_only=True)`, `connect(uri,
+fallback="durable")`, and what commands use where no owner answers.
+
+`latest` is what `durable` is then: base table, SSTs and the WAL's tail. Rows that an owner holds only in memory
+(non-durable, at most `wal.linger_max` old) are not there.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import flush
+import wal
+from ingest.api.reads import Level
+from ingest.api.tokens import TokenLike
+from ingest.errors import Invalid, at_the_edge
+from ingest.read.levels import RegionView
+from ingest.read.local import LevelReads
+from ingest.read.reader import Reader
+from ingest.read.stored import views_from_storage
+from ingest.rpc import owner_notes as owners
+from ingest.table.stored_status import status_from_storage
+
+
+class StoredTable(LevelReads):
+    """Reads of one table from storage; the methods that write refuse.
+
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds.
+    Invariants. Nothing is written and nothing is claimed, whoever serves the table.
+    """
+
+    def __init__(self, base: flush.BaseTable, store: wal.ObjectStore) -> None:
+        """`base`: any version; every read opens the newest."""
+        super().__init__(base, Reader(base, store))
+        self._store = store
+
+    @at_the_edge
+    def status(self) -> dict[str, Any]:
+        """In the form of `Table.status()`, regions without owners; also `served_last_by`: the endpoints of daemons that
+        left their notes, which may still serve.
+        """
+        self.follow()
+        notes = owners.find(self._store, self.base.regions)
+        return status_from_storage(self.base, self._store) | {"served_last_by": list(notes.endpoints if notes else ())}
+
+    @at_the_edge
+    def put(
+        self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+    ) -> NoReturn:
+        """Raises: Invalid."""
+        del rows, durable, token, timeout
+        self._refuse("put")
+
+    @at_the_edge
+    def delete(
+        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+    ) -> NoReturn:
+        """Raises: Invalid."""
+        del keys, durable, token, timeout
+        self._refuse("delete")
+
+    @at_the_edge
+    def flush(self) -> NoReturn:
+        """Raises: Invalid."""
+        self._refuse("flush")
+
+    @at_the_edge
+    def commit(self) -> NoReturn:
+        """Raises: Invalid."""
+        self._refuse("commit")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:  # noqa: ARG002 - storage is looked at anyway
+        return views_from_storage(self.base, self._store, level)
+
+    def _refuse(self, method: str) -> NoReturn:
+        raise Invalid(
+            f"{method}: the table at {self.base.uri} is read from storage only; connect() to the daemon that serves "
+            "it, or open() it without read_only"
+        )

@@ -1,0 +1,62 @@
+"""The status of a table whose regions nobody serves, from storage alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flush
+import wal
+from ingest.read.stored import views_from_storage
+
+
+def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
+    """The status of a table whose regions nobody serves; memtable rows are those of the WAL's unflushed tail."""
+    tails = {view.region: view for view in views_from_storage(base, store, "durable")}
+    regions = []
+    for bucket, region in enumerate(base.regions):
+        manifest = wal.ManifestStore(store, region).latest()
+        if manifest is not None:
+            memtables = tails[region].memtables if region in tails else ()
+            regions.append(_region(store, manifest, bucket, sum(snapshot.n for snapshot in memtables), base))
+    return {
+        "table": base.uri,
+        "base_version": base.version,
+        "routing": base.routing_version,
+        "rows": base.dataset.count_rows(),
+        "regions": regions,
+    }
+
+
+def _region(
+    store: wal.ObjectStore, manifest: wal.RegionManifest, bucket: int, tail_rows: int, base: flush.BaseTable
+) -> dict[str, Any]:
+    committed = base.committed.get(manifest.region_id, 0)
+    return {
+        "id": str(manifest.region_id),
+        "bucket": bucket,
+        "epoch": manifest.writer_epoch,
+        "owner": None,
+        "wal_position": wal.find_tip(
+            store, manifest.region_id, base.codec.suffix, max(manifest.last_seen, manifest.replay_after)
+        ),
+        "replay_after": manifest.replay_after,
+        "generation": manifest.current_generation,
+        "memtable_rows": tail_rows,
+        "memtable_bytes": 0,
+        "unindexed_rows": 0,
+        "state": "no owner",
+        "failure": None,
+        "sealed": manifest.status is wal.RegionStatus.SEALED,
+        "flush_error": None,
+        "behind": None,
+        "ssts": [
+            {
+                "generation": sst.generation,
+                "path": sst.path,
+                "rows": sst.physical_rows,
+                "bytes": sst.in_memory_bytes,
+                "committed": sst.generation <= committed,
+            }
+            for sst in manifest.ssts
+        ],
+    }

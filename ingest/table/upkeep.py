@@ -1,0 +1,242 @@
+"""What an open table does beside its puts and reads: flush, commit, learn of others' commits, collect garbage.
+
+Several processes may share the table, each with some of its regions. One of them leads, the owner of the first region:
+it commits the SSTs of all, by what the others say that waits with them, and removes files that belong to no region.
+Each flushes its own memtables and collects its own regions' garbage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import flush
+import wal
+from flush import BaseTable, CommitReport
+from flush.commits.held_back import HeldBack
+from flush.commits.maintenance import MaintenanceRules
+from ingest.errors import MemWalError, classify
+from ingest.read.reader import Reader
+from ingest.region.backlog import Waiting
+from ingest.region.writer import RegionWriter
+from ingest.table.commit_policy import CommitLimits
+from ingest.table.garbage import Ages
+from ingest.table.maintenance import BaseUpkeep
+from ingest.table.regions import RegionSet
+
+_LOG = logging.getLogger("memwal.table")
+
+
+class TableUpkeep:
+    """The steps of `ingest.table.commit_loop`, and the collection.
+
+    Thread safety. `commit` and `maintain` one at a time (the loop sees to that), `collect` too; the rest any thread.
+    """
+
+    def __init__(self, regions: RegionSet, reader: Reader, upkeep: Upkeep, take_over: Callable[[], object]) -> None:
+        """`take_over`: brings the regions to the columns of the newest base version."""
+        self._regions, self._reader, self._upkeep, self._take_over = regions, reader, upkeep, take_over
+        base, context = reader.opened, regions.context
+        self._uri = base.uri
+        self._committer = context.ids.entry_id()
+        self.maintain = BaseUpkeep(base, context.clock, upkeep.maintenance).run
+        self.caught_up = base.version
+        """The newest base version of which everything that it has committed is known here."""
+        self.held = HeldBack()
+        """What the last commit of this process could not take."""
+        self._failed: BaseException | None = None
+        self._try_again: Mapping[UUID, float] = {}
+        self._led_by: int | None = 0
+        self.others: Callable[[], Sequence[Waiting]] = lambda: ()
+        """What regions of other processes hold, which this one is to commit where it leads."""
+
+    def leads(self) -> bool:
+        """Whether this process does what one does for the whole table: it has the first region that anybody serves, as
+        far as is known here. A region whose writer has ended is nobody's until it is claimed again.
+        """
+        alive = {writer.region for writer in self._regions.alive}
+        for bucket, region in enumerate(self._regions.order):
+            if region in alive:
+                self._leads_by(bucket)
+                return True
+            if not self._regions.ended(region) and self._regions.hint(region) is not None:
+                break
+        self._led_by = None
+        return False
+
+    def waiting(self) -> Sequence[Waiting]:
+        """What the regions here hold that is not in the base table; a region that was held back counts again after
+        `commit.interval`, so that it does not have all others flushed at every look.
+        """
+        now, later = self._regions.context.clock.monotonic(), self._try_again
+        return [writer.waiting() for writer in self._regions.alive if later.get(writer.region, now) <= now]
+
+    @property
+    def held_back_elsewhere(self) -> bool:
+        """Whether a region of another process was held back less than `commit.interval` ago: what waits there says
+        nothing then, since it would have all others flushed at every look.
+        """
+        now = self._regions.context.clock.monotonic()
+        here = {writer.region for writer in self._regions.writers}
+        return any(now < again for region, again in self._try_again.items() if region not in here)
+
+    @property
+    def failures(self) -> list[dict[str, str]]:
+        """Regions that the last commit of this process could not take: `{"region", "error"}`, by region; "" where the
+        commit failed as a whole.
+        """
+        found = {str(region): str(classify(error)) for region, error in self.held.regions.items()}
+        if (whole := self._failed) is not None:
+            found[""] = str(classify(whole))
+        return [{"region": region, "error": found[region]} for region in sorted(found)]
+
+    def flush(self, writers: Sequence[RegionWriter] | None = None) -> None:
+        """Publish what memtables hold: those of `writers`, None: of every region here that has not failed."""
+        waits: list[tuple[RegionWriter, Callable[[], None]]] = []
+        for writer in self._regions.alive if writers is None else writers:  # side by side
+            with self._unless_gone(writer):
+                waits.append((writer, writer.freeze()))
+        for writer, published in waits:
+            with self._unless_gone(writer):
+                published()
+
+    def commit(self) -> CommitReport:
+        """Commit all published SSTs of the table, whosever they are. Raises: flush and wal errors, not those of single
+        regions: what was held back is in `held`, in `failures` and in the log.
+        """
+        context, before = self._regions.context, dict(self.held.regions)
+        try:
+            report = self._committed()
+        except BaseException as error:
+            self._failed = error
+            raise
+        self._failed = None
+        self._tell_held_back(before)
+        for writer in self._regions.writers:
+            with self._unless_gone(writer):
+                writer.refresh()
+        if report.ssts:
+            context.models.read(self._reader.base())
+        try:
+            self._see(self._reader.base())
+        except (wal.WalError, MemWalError) as error:  # the commit is done; who reads or commits next tries again
+            _LOG.warning("%s: cannot take over changed columns yet: %s", self._uri, error)
+        return report
+
+    def _committed(self) -> CommitReport:
+        context = self._regions.context
+        return context.meters.commits.counted(
+            lambda: flush.commit(
+                self._uri,
+                context.store.storage_options,
+                context.store,
+                clock=context.clock,
+                ids=context.ids,
+                retries=self._upkeep.commit_retries,
+                memory_max=self._upkeep.commit_memory_max,
+                committer=self._committer,
+                caches=self._reader.opened.caches,
+                held=self.held,
+                options=context.wal_options,
+            ),
+            context.clock,
+        )
+
+    def catch_up(self) -> None:
+        """Learn what another process has committed: pruned manifests, new vector models, changed columns.
+
+        Raises: as a read.
+        """
+        self.held, self._failed, self._try_again = HeldBack(doubled=self.held.doubled), None, {}  # the leader's now
+        having = [writer for writer in self._regions.alive if writer.published]
+        if not having:
+            return
+        base = self._reader.base()
+        for writer in having:
+            if _committed(writer, base):
+                with self._unless_gone(writer):
+                    writer.refresh()
+        if base.version != self.caught_up:
+            self._regions.context.models.read(base)
+        if not any(_committed(writer, base) for writer in having):  # the committer prunes after it has committed
+            self._see(base)
+
+    def collect(self, ages: Ages | None = None) -> None:
+        """Delete what nobody can need again; `ages`: None for those of the settings."""
+        base, leads = self._reader.base(), self.leads()
+        regions = [writer.region for writer in self._regions.writers]
+        if leads:
+            regions += self._regions.collector.fallen_away(base)
+        found = self._regions.collector.collect(
+            base,
+            ages or self._upkeep.ages,
+            plans_min=flush.PLANS_MIN,
+            regions=regions,
+            orphans=leads,
+        )
+        if found.bytes:
+            _LOG.info("%s", found.summary())
+        if found.unreadable or found.unaccounted:
+            _LOG.warning(
+                "%d WAL entries cannot be read, %d SSTs are neither published nor committed; all were kept: "
+                "see `memwal gc --dry-run`",
+                found.unreadable,
+                found.unaccounted,
+            )
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _leads_by(self, bucket: int) -> None:
+        if bucket != self._led_by:
+            if bucket:
+                why = "regions before it have no writer here that serves, and no other process is known to have them"
+                _LOG.warning("%s: this process commits for all from region %d on: %s", self._uri, bucket, why)
+            self._led_by = bucket
+
+    def _tell_held_back(self, before: Mapping[UUID, BaseException]) -> None:
+        """Log each region that is held back, or no longer is, once; note when to try it again."""
+        context, held = self._regions.context, self.held.regions
+        for region, error in held.items():
+            if str(before.get(region)) != str(error):
+                told = {"event": "commit_held_back", "region": str(region)}
+                _LOG.warning("region %s cannot be committed, others are: %s", region, classify(error), extra=told)
+        for region in before.keys() - held.keys():
+            _LOG.warning("region %s is committed again", region)
+        again = context.clock.monotonic() + self._upkeep.commit.interval
+        self._try_again = dict.fromkeys(held, again)
+        context.meters.commits.held_back = len(held)
+
+    def _see(self, base: BaseTable) -> None:
+        self.caught_up = base.version
+        if base.shape != self._regions.context.shape:  # mostly not, and the regions have other work
+            self._take_over()
+
+    @contextmanager
+    def _unless_gone(self, writer: RegionWriter) -> Iterator[None]:
+        """Whatever stops a step on a region that was released meanwhile is nothing: its next owner takes the step."""
+        try:
+            yield
+        except (wal.WalError, MemWalError):
+            if self._regions.has(writer):
+                raise
+
+
+def _committed(writer: RegionWriter, base: BaseTable) -> bool:
+    """Whether the oldest SST that `writer` lists is in `base`."""
+    published = writer.published
+    return bool(published) and published[0] <= base.committed.get(writer.region, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What a table does by itself, times in seconds. See the sections [commit] and [gc]."""
+
+    commit: CommitLimits
+    commit_retries: int
+    commit_memory_max: int
+    gc_interval: float
+    ages: Ages
+    maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)

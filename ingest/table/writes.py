@@ -1,0 +1,203 @@
+"""One put or delete into the regions of this process: settled by key, split by region, written, answered once.
+
+No region may write its part before all of them are fine, so what goes to several is checked as a whole before.
+
+Waiting for the regions that the rows of one call went to.
+
+A caller that stops waiting takes back what no region has begun to write. What a region has begun it finishes, and the
+caller is told that the outcome is unknown; it gets its memory back only when the region has its own copy of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.api.rows import Deletes, first_of_each_key
+from ingest.api.tokens import Receipt, Token, refuse_going_down
+from ingest.errors import FencedError, Invalid, Unavailable, UnknownOutcome, classify
+from ingest.read.levels import Reshaped
+from ingest.region.admission import Admission
+from ingest.region.write_queue import Ack, Write
+from ingest.region.writer import RegionWriter
+from ingest.table.columns import TableColumns
+from ingest.table.regions import RegionSet
+from wal import Clock, OutcomeUnknown
+
+_Parts = Sequence[tuple[RegionWriter, Write]]
+
+
+class TableWrites:
+    """Writes conforming rows of a table into its regions here. Thread safety. Any thread."""
+
+    def __init__(self, columns: TableColumns, regions: RegionSet) -> None:
+        self._columns, self._regions = columns, regions
+
+    def write(
+        self,
+        admission: Admission,
+        rows: pa.Table,
+        token: Token | None,
+        *,
+        durable: bool,
+        timeout: float | None,
+        deletes: bool = False,
+    ) -> Receipt:
+        """Write rows that `admission` has brought into the table's columns. Raises: as `Table.put`."""
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]
+            raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
+        split, shape = self._split(admission, rows, deletes), admission.context.shape
+        if token is not None:
+            refuse_going_down(token, {to.name: to.applied(token.producer).newest for to, _ in split})
+        acks = self.acks([(to, Write(part, durable, token, deletes, shape=shape)) for to, part in split], timeout)
+        return Receipt(
+            rows.num_rows,
+            any(ack.applied for ack in acks.values()) if acks else True,
+            {region: ack.position for region, ack in acks.items()},
+            sum(ack.skipped for ack in acks.values()),
+            {region: ack.counts for region, ack in acks.items()},
+        )
+
+    def once_per_key(self, admission: Admission, rows: pa.Table, deletes: Deletes = False) -> tuple[pa.Table, Deletes]:
+        """The rows of one put by the table's rule for equal keys among them. Raises: Invalid, InvalidRows."""
+        rule = self._columns.base.rules.on_duplicate
+        if rule == "last" or rows.num_rows < 2:
+            return rows, deletes
+        admission.check(rows, deletes=deletes)  # a null is no key, and its row is told by the caller's number
+        once = first_of_each_key(rows, self._columns.base.key, deletes, refuse=rule == "fail")
+        if once.all():
+            return rows, deletes
+        return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
+
+    def acks(self, parts: _Parts, timeout: float | None = None) -> dict[str, Ack]:
+        """See `ingest.table.writes.written`. A region that looks up what is stored, and finds other columns there than
+        it has, writes nothing; it takes these over, and is asked once more.
+        """
+        try:
+            return self._written(parts, timeout)
+        except Reshaped:
+            self._follow()
+        except UnknownOutcome as error:
+            if isinstance(error.__cause__, Reshaped):
+                self._follow()
+            raise
+        again = [
+            (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape, repeated=each.repeated))
+            for to, each in parts
+        ]
+        return self._written(again, timeout)
+
+    def _written(self, parts: _Parts, timeout: float | None) -> dict[str, Ack]:
+        try:
+            return written(parts, within=timeout, clock=self._regions.context.clock)
+        except UnknownOutcome as error:
+            if "positions" in error.details:  # whoever sends the rest must know it by the routing that these are of
+                error.details["routing"] = self._columns.base.routing_version
+            raise
+
+    def _follow(self) -> None:
+        for published in self._columns.take_over():
+            published()
+
+    def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
+        """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
+        if len(self._regions.order) == 1 or not rows.num_rows:
+            return [(self._regions.of_bucket(0), rows)] if rows.num_rows else []
+        admission.check(rows, deletes=deletes)  # one region checks what it is given; and routing reads the key
+        buckets = self._columns.base.route(rows)
+        order = np.argsort(buckets, kind="stable")
+        present, starts = np.unique(buckets[order], return_index=True)
+        sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
+        ends = [*starts[1:], rows.num_rows]
+        return [
+            (self._regions.of_bucket(bucket), sorted_rows.slice(start, end - start))
+            for bucket, start, end in zip(present, starts, ends, strict=True)
+        ]
+
+
+_FOR_EVER = 1e12
+"""Seconds; a larger whole number need not fit into a float."""
+_COPYING = 0.001
+"""Seconds between two looks at a copy that is being made; it takes less for most groups."""
+
+
+def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | None, clock: Clock) -> dict[str, Ack]:
+    """Submit each write to its region and return the regions' acks by region id.
+
+    When one region fails the others are still waited for, so that nothing is in flight after. `within`: seconds
+    after which the call is given up, None for as long as it takes.
+    Raises: the error of a region when none applied its rows; UnknownOutcome when any did, or may yet.
+    """
+    until = None if within is None else clock.monotonic() + min(within, _FOR_EVER)
+    try:
+        for writer, write in waiting:
+            writer.submit(write, None if until is None else max(0.0, until - clock.monotonic()))
+        errors = [error for writer, write in waiting if (error := _error(writer, write, until, clock)) is not None]
+    except BaseException:  # an interrupt: the caller's memory is the caller's again
+        for _, write in waiting:
+            _leave(write, clock)
+        raise
+    if errors:
+        raise _of_several(errors, {to.name: write.done.result() for to, write in waiting if _is_acked(write)})
+    return {writer.name: write.done.result() for writer, write in waiting}
+
+
+def _is_acked(write: Write) -> bool:
+    return write.done.done() and write.done.exception() is None
+
+
+def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> BaseException:
+    """What a call is told whose regions answered differently: Unavailable promises that nothing was applied.
+
+    Where the others surely applied nothing, the details hold the acks: who knows where rows go sends the rest again.
+    """
+    unknown = next((error for error in errors if isinstance(error, UnknownOutcome | OutcomeUnknown)), None)
+    if unknown is not None or not acks:
+        return unknown or errors[0]
+    kinds = [classify(error) for error in errors]
+    surely = all(isinstance(kind, Unavailable | FencedError) for kind in kinds)
+    partly = UnknownOutcome(
+        f"{len(acks)} of {len(acks) + len(errors)} regions applied their rows, the others did not: {errors[0]}; "
+        "retry with the same token",
+        kinds[0].details | (_in_details(acks) if surely else {}),
+    )
+    partly.__cause__ = errors[0]
+    return partly
+
+
+def _in_details(acks: Mapping[str, Ack]) -> dict[str, Any]:
+    return {
+        "positions": {region: ack.position for region, ack in acks.items()},
+        "applied": any(ack.applied for ack in acks.values()),
+        "skipped": sum(ack.skipped for ack in acks.values()),
+        "regions": {region: asdict(ack.counts) for region, ack in acks.items()},
+    }
+
+
+def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:
+    if until is None:
+        return write.done.exception()
+    try:
+        return write.done.exception(until - clock.monotonic())
+    except TimeoutError:
+        if _leave(write, clock):
+            return Unavailable(
+                f"region {writer.name}: the write was not begun in time and was withdrawn; retry, or raise the timeout"
+            )
+        return UnknownOutcome(
+            f"region {writer.name}: the write was begun but not known in time; it may be applied now or later; "
+            "retry with the same token"
+        )
+
+
+def _leave(write: Write, clock: Clock) -> bool:
+    """Withdraw a write; False where its region has begun with it, which then has its own copy on return."""
+    if write.take():
+        return True
+    while not write.copied and not write.done.done():
+        clock.sleep(_COPYING)
+    return False

@@ -1,0 +1,124 @@
+"""Rooms import each other as the table in ingest/README.md says, and no files import each other in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.house.test_module_tables import named_modules
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of each row of the first table that has a column `imports`."""
+    inside = False
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if inside and not cells:
+            return
+        if inside and not cells[0].startswith("---"):
+            yield cells
+        inside = inside or "imports" in cells
+
+
+@pytest.fixture
+def allowed(root: Path) -> dict[str, set[str]]:
+    """By room of `ingest`, in their order: the rooms that it may import."""
+    found = {}
+    for cells in rows((root / "ingest" / "README.md").read_text(encoding="utf-8")):
+        name = cells[0].strip("`")
+        found[name] = {each.strip() for each in cells[1].split(",")} - {"–"}
+    del found["the root"]
+    return found
+
+
+def imports(source: Any, modules: set[str]) -> Iterator[str]:
+    """The modules of ours that a file imports, in functions and for types only too."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in modules:
+                    yield inner
+                elif node.module in modules:
+                    yield node.module
+
+
+def name_of(source: Any) -> str:
+    return str(source.path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@pytest.fixture
+def arrows(sources: Sequence[Any]) -> dict[str, set[str]]:
+    """Which module imports which."""
+    modules = {name_of(source) for source in sources}
+    return {name_of(source): set(imports(source, modules)) - {name_of(source)} for source in sources}
+
+
+def circle(arrows: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, in its order; none where there is no circle."""
+    done: set[str] = set()
+    for start in arrows:
+        path: list[str] = []
+        trail = [(start, iter(sorted(arrows[start])))] if start not in done else []
+        while trail:
+            module, ahead = trail[-1]
+            path[len(trail) - 1 :] = [module]
+            following = next(ahead, None)
+            if following is None:
+                done.add(trail.pop()[0])
+            elif following in path[: len(trail)]:
+                return [*path[path.index(following) : len(trail)], following]
+            elif following not in done:
+                trail.append((following, iter(sorted(arrows[following]))))
+    return []
+
+
+def test_rooms_import_what_the_readme_says(arrows: Mapping[str, set[str]], allowed: Mapping[str, set[str]]) -> None:
+    used: dict[str, set[str]] = {room: set() for room in allowed}
+    for module, targets in arrows.items():
+        package, _, rest = module.partition(".")
+        room = rest.partition(".")[0]
+        if package == "ingest" and "." in rest:
+            used[room] |= {target.split(".")[1] for target in targets if target.startswith("ingest.")} & set(allowed)
+            used[room].discard(room)
+    assert used == dict(allowed)
+
+
+def test_a_room_imports_those_above_it_in_the_table_only(allowed: Mapping[str, set[str]]) -> None:
+    order = list(allowed)
+    assert [
+        (room, other) for room, others in allowed.items() for other in others if order.index(other) > order.index(room)
+    ] == []
+
+
+def test_the_root_imports_no_room(arrows: Mapping[str, set[str]], allowed: Mapping[str, set[str]]) -> None:
+    loose = [module for module in arrows if module.startswith("ingest.") and module.count(".") == 1]
+    found = [
+        (module, target)
+        for module in loose
+        if module.split(".")[1] not in allowed
+        for target in arrows[module]
+        if target.startswith("ingest.") and target.split(".")[1] in allowed
+    ]
+    assert found == []
+
+
+def test_no_files_import_each_other_in_a_circle(arrows: Mapping[str, set[str]]) -> None:
+    assert circle(arrows) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"b"}}) == ["b", "d", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_the_root_has_the_modules_that_the_readme_names(root: Path) -> None:
+    named = named_modules((root / "ingest" / "README.md").read_text(encoding="utf-8"))
+    loose = sorted(path.stem for path in (root / "ingest").glob("*.py") if path.stem != "__init__")
+    assert [name for name in named if "/" not in name] == loose
