@@ -17,7 +17,7 @@ from ingest.dlq.file_rows import failure, fields_of, read_json, read_text
 from ingest.mapping.spec import RecordMapping
 from ingest.mapping.values import column
 from ingest.settings.load import Settings
-from ingest.settings.model import KAFKA
+from ingest.settings.process_sections import KAFKA
 from ingest.source.columns import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
 from ingest.source.kafka.rows import column_name, mapped, record_mapping
 

@@ -38,7 +38,7 @@ from ingest.mapping.avro import HEAD, Options, inline_schema, writer_schema
 from ingest.mapping.documents import documents, of_json
 from ingest.mapping.spec import VALUE
 from ingest.settings.load import Settings
-from ingest.settings.model import KAFKA
+from ingest.settings.process_sections import KAFKA
 from ingest.source.batch_files import NO_GLOB, files_of
 from ingest.source.columns import PLACE, RAW_VALUE
 from ingest.source.kafka.rows import record_mapping

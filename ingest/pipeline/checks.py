@@ -16,7 +16,7 @@ from ingest.rpc.credentials import Access
 from ingest.rpc.guard import Guard, check_address
 from ingest.secret_refs import resolve
 from ingest.settings.load import Settings
-from ingest.settings.model import KAFKA
+from ingest.settings.process_sections import KAFKA
 from ingest.source.files import check_source
 from ingest.source.kafka.rows import record_mapping
 from ingest.source.kafka.stream import check_reachable

@@ -39,8 +39,8 @@ from ingest.pipeline.screen import Screen
 from ingest.pipeline.stream import PipelineStream, Services
 from ingest.rpc.guard import Guard
 from ingest.settings.load import Settings
-from ingest.settings.model import KAFKA
 from ingest.settings.paths import is_remote
+from ingest.settings.process_sections import KAFKA
 from ingest.source.files import reads_local
 from ingest.source.kafka.stream import check_topics
 from ingest.source.kafka.topics import note_topics

@@ -27,8 +27,8 @@ from ingest.pipeline.pages import RunPages
 from ingest.pipeline.report import print_report
 from ingest.pipeline.screen import Progress
 from ingest.settings.load import Settings
-from ingest.settings.model import KAFKA
 from ingest.settings.paths import anywhere, local_path
+from ingest.settings.process_sections import KAFKA
 from ingest.sink.foreach_batch import MemWalSink
 from ingest.source.csv_header import ByHeader, has_header
 from ingest.source.feed import Feed

@@ -11,8 +11,9 @@ import pyarrow as pa
 from ingest.mapping.avro import check_schema
 from ingest.mapping.spec import build
 from ingest.mapping.type_names import parse_type
-from ingest.settings.model import KAFKA, Settings, SourceSettings
+from ingest.settings.model import Settings
 from ingest.settings.problems import Problem
+from ingest.settings.process_sections import KAFKA, SourceSettings
 from ingest.suggest import nearest
 
 _ONLY = (

@@ -19,23 +19,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingest.errors import Invalid
-from ingest.settings.model import (
+from ingest.settings.model import Settings
+from ingest.settings.problems import Problem, of_section, section_type, unknown_section
+from ingest.settings.process_sections import DaemonSettings, DlqSettings, LogSettings, SinkSettings, SourceSettings
+from ingest.settings.rules import apart, relations
+from ingest.settings.table_sections import (
     CommitSettings,
-    DaemonSettings,
-    DlqSettings,
     FlushSettings,
-    LogSettings,
     MemtableSettings,
     RegionsSettings,
-    Section,
-    Settings,
-    SinkSettings,
-    SourceSettings,
     TableSettings,
     WalSettings,
 )
-from ingest.settings.problems import Problem, of_section, section_type, unknown_section
-from ingest.settings.rules import apart, relations
+from ingest.settings.values import Section
 from ingest.suggest import nearest
 
 __all__ = [

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ingest.settings.model import Section, Settings
+from ingest.settings.model import Settings
+from ingest.settings.values import Section
 from ingest.suggest import nearest
 
 _HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "token")

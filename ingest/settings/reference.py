@@ -15,9 +15,10 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from ingest.secret_refs import shown
-from ingest.settings.model import Section, Settings
+from ingest.settings.model import Settings
 from ingest.settings.problems import section_type
 from ingest.settings.units import format_duration, format_size, parse_duration, parse_size
+from ingest.settings.values import Section
 
 BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 _HEADER = """\

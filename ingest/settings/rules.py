@@ -14,9 +14,11 @@ from flush.base.row_hash import is_hashed
 from ingest.mapping.type_names import parse_type
 from ingest.settings.endpoints import expanded
 from ingest.settings.kafka_rules import of_kafka
-from ingest.settings.model import Index, Settings, TableSettings, index_spec
+from ingest.settings.model import Settings, index_spec
 from ingest.settings.problems import Problem
+from ingest.settings.table_sections import TableSettings
 from ingest.settings.units import format_duration, format_size
+from ingest.settings.values import Index
 from ingest.suggest import nearest
 from memtable.errors import InvalidRows
 from memtable.index_spec import check_indexes

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from ingest.errors import Invalid
 from ingest.secret_refs import resolve
 from ingest.settings.load import SourceSettings
-from ingest.settings.model import KAFKA
 from ingest.settings.paths import is_remote, local_path
+from ingest.settings.process_sections import KAFKA
 from ingest.source.batch_files import file_limits
 from ingest.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE
 from ingest.source.feed import feed_files, visible_files

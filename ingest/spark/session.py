@@ -28,7 +28,7 @@ from py4j.protocol import Py4JError
 
 from ingest.errors import Invalid, Unavailable
 from ingest.settings.load import Settings, SourceSettings
-from ingest.settings.model import KAFKA
+from ingest.settings.process_sections import KAFKA
 
 _SCALA = "2.13"  # the only one that Spark 4 is built with
 CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}

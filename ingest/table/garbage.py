@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 import flush
 import wal
-from ingest.settings.model import GcSettings
+from ingest.settings.table_sections import GcSettings
 from wal import ManifestGarbage
 
 _MANIFESTS_EVERY = 3600.0

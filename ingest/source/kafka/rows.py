@@ -25,7 +25,7 @@ from ingest.mapping.documents import Document, documents, of_json
 from ingest.mapping.documents import field as field_of
 from ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
 from ingest.mapping.values import ANY_TEXT, Problems, bytes_column, carried, column, of_text, typed
-from ingest.settings.model import SourceSettings
+from ingest.settings.process_sections import SourceSettings
 from ingest.source.columns import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC
 from ingest.spark.task import is_looking, task_edge
 

@@ -28,7 +28,7 @@ from ingest.errors import Internal, Invalid, Unavailable
 from ingest.mapping.spec import KEY, PLAIN, VALUE, Column, RecordMapping
 from ingest.secret_refs import resolve
 from ingest.settings.load import Settings, SourceSettings
-from ingest.settings.model import KAFKA
+from ingest.settings.process_sections import KAFKA
 from ingest.source.columns import (
     DELETE,
     HEADERS_TYPE,

@@ -1,0 +1,202 @@
+"""The sections of the configuration for the processes around a table: source, sink, daemon, dead letters, log."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr
+
+from ingest.settings.values import ColumnType, Duration, Option, Secret, Section, Size
+
+KAFKA = "kafka"
+
+
+class SourceSettings(Section):
+    """The Spark Structured Streaming source of `memwal run`."""
+
+    format: str = Field("parquet", min_length=1, description="kafka, or the name of any other Spark streaming source")
+    path: str = Field("", description="directory that a file source watches")
+    feed: str = Field(
+        "",
+        description=(
+            "directory or file to simulate a stream from: its files are copied into `path` in order of their names"
+        ),
+    )
+    feed_every: Duration = Field(0.0, description="time between two files of the feed")
+    files_per_trigger: int = Field(1, ge=1, description="number of files per micro-batch of a file source")
+    trigger: Duration = Field(0.2, description="time between two micro-batches")
+    options: dict[str, Option] = Field(
+        {},
+        description=(
+            "additional options of the Spark source, under Spark's names; write secrets as env:NAME or file:PATH"
+        ),
+    )
+    schema_drift: Literal["ignore", "fail", "add"] = Field(
+        "ignore",
+        description=(
+            "what to do with fields that the table has no column for (JSON, Avro from Kafka, Parquet, "
+            "ORC): ignore them, fail the run, or add nullable columns; fail and add inspect every "
+            "micro-batch before it is written"
+        ),
+    )
+    order_by: list[str] = Field(
+        [], description="columns that order rows with the same key inside a micro-batch; the last row wins"
+    )
+    spark: dict[str, str] = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")
+    brokers: str = Field("", description="Kafka: bootstrap brokers as host:port, separated by commas")
+    topics: list[str] = Field([], description="Kafka: topics to read")
+    topic_pattern: str = Field(
+        "",
+        description=(
+            "Kafka: regular expression for the topics to read, in place of `topics`; must match the whole name"
+        ),
+    )
+    starting_offsets: str = Field(
+        "earliest",
+        description=('Kafka: where the first start begins: earliest, latest or JSON such as {"flights": {"0": 17}}'),
+    )
+    max_offsets_per_trigger: int = Field(0, ge=0, description="Kafka: most records per micro-batch; 0 = no limit")
+    fail_on_data_loss: bool = Field(
+        True, description="Kafka: stop if records were deleted from the topic before they were read"
+    )
+    outage_max: Duration = Field(
+        600.0, description="Kafka: how long to retry when the brokers do not answer; 0 = end the run at once"
+    )
+    value_format: Literal["json", "avro", "raw"] = Field("json", description="Kafka: format of record values")
+    avro_schema: str = Field("", description="Avro: schema of all values, as JSON")
+    registry: str = Field(
+        "", description="Avro: URL of a Confluent-compatible schema registry, in place of `avro_schema`"
+    )
+    registry_options: dict[str, Option] = Field(
+        {}, description="username and password, or token, for the registry; as env:NAME or file:PATH"
+    )
+    envelope: Literal["none", "debezium"] = Field(
+        "none", description="Kafka: envelope around each row: none, or Debezium's before/after/op"
+    )
+    delete_when: str = Field(
+        "", description=("Kafka: Spark SQL condition, such as value.op = 'D'; a record that meets it deletes its key")
+    )
+    columns: dict[str, str | dict[str, Any]] = Field(
+        {},
+        description=(
+            "Kafka: column = the field or SQL expression it is read from, see Kafka; a column that is "
+            "not listed is read from the field with its name"
+        ),
+    )
+    fields: dict[str, ColumnType] = Field(
+        {}, description="Kafka: types of fields that SQL expressions use but no column is read from"
+    )
+
+
+class SinkSettings(Section):
+    """From Spark tasks to the owners of the regions."""
+
+    checkpoint: str = Field(
+        "", description="Spark's checkpoint directory, not on s3://; empty = table.uri + .checkpoint"
+    )
+    stream_timeout: Duration = Field(
+        300.0,
+        gt=0,
+        description=(
+            "time limit for sending the rows of one region in a micro-batch, retries after a change of owner included"
+        ),
+    )
+    in_flight_max: Size = Field(64 << 20, gt=0, description="bytes that one task sends ahead of their acks")
+    http_host: str = Field("127.0.0.1", min_length=1, description="address that http_port listens on; as `daemon.host`")
+    http_port: int = Field(
+        -1, ge=-1, le=65535, description="port of /metrics, /health and /status of `run`; 0 = any free port, -1 = off"
+    )
+
+
+class DaemonSettings(Section):
+    """The process that owns the regions."""
+
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description=(
+            "address that `serve` listens on; an address that other machines reach requires token, tls_cert and tls_key"
+        ),
+    )
+    port: int = Field(
+        0, ge=0, le=65535, description="port that `serve` listens on; 0 = any free port, which is printed"
+    )
+    endpoints: list[str] = Field(
+        [],
+        description=(
+            "addresses of all daemons of the table, as grpc://host:port or grpc+tls://host:port; each "
+            "serves a share of the regions; empty = `serve` serves all regions, `run` starts a child "
+            "process"
+        ),
+    )
+    advertise: str = Field(
+        "", description="which of the endpoints this daemon is; empty = the one with its host and port"
+    )
+    workers: int = Field(
+        1, ge=1, le=64, description="number of processes per daemon, on consecutive ports; each uses one core"
+    )
+    on_spark: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description=(
+            "number of daemons to run on the executors of the Spark cluster in source.spark; 0 = "
+            "`serve` is the daemon itself"
+        ),
+    )
+    claim_again: Duration = Field(
+        10.0,
+        description=(
+            "how long a fenced daemon without peers waits before it claims its regions again; it does "
+            "so only if the other writer has ended, and exits with code 1 otherwise; 0 = exit at once"
+        ),
+    )
+    drain_timeout: Duration = Field(20.0, description="longest wait for puts in progress when the daemon ends")
+    http_port: int = Field(
+        -1, ge=-1, le=65535, description="port of /metrics, /health and /status; 0 = any free port, -1 = off"
+    )
+    token: Secret = Field(
+        SecretStr(""),
+        description=("bearer token that every call must carry, as env:NAME or file:PATH; empty = no authentication"),
+    )
+    tls_cert: str = Field("", description="PEM file with the server's certificate; empty = no TLS")
+    tls_key: str = Field("", description="PEM file with its private key, without a password")
+    tls_ca: str = Field(
+        "", description="PEM file with the CA that clients trust, on executors too; empty = the system's"
+    )
+
+
+class DlqSettings(Section):
+    """Dead letters: source rows that do not parse, do not fit the table, or are refused by it."""
+
+    mode: Literal["fail", "skip", "table"] = Field(
+        "fail",
+        description=(
+            "what a bad row does: stop the pipeline (fail), be dropped and counted (skip), or be "
+            "stored in the dead-letter table (table)"
+        ),
+    )
+    uri: str = Field("", description="path or URL of the dead-letter table; empty = table.uri + .dlq")
+    max_bad_percent: int = Field(
+        10, ge=0, le=100, description="stop the pipeline above this percentage of bad rows; 100 = never"
+    )
+    bad_window: int = Field(
+        1000,
+        ge=1,
+        description=(
+            "number of most recent rows, rounded up to whole micro-batches, that max_bad_percent is measured over"
+        ),
+    )
+    age_max: Duration = Field(
+        2_592_000.0,
+        description=("age above which `memwal dlq purge` deletes dead letters, unless the command says otherwise"),
+    )
+
+
+class LogSettings(Section):
+    """Messages on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="least severe level that is written"
+    )
+    format: Literal["text", "json"] = Field("text", description="one line of text or one JSON object per message")

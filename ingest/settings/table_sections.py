@@ -1,0 +1,255 @@
+"""The sections of the configuration that say how a table is stored: every key, its type, default and meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from flush.base.caches import CACHE_BYTES
+from flush.sst.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
+from ingest.settings.values import ColumnType, Duration, Index, Option, OrphanAge, Section, Size
+from wal import WalOptions
+
+
+class TableSettings(Section):
+    """The Lance table, and how to create it if it does not exist."""
+
+    uri: str = Field("", description="path or s3:// URL of the Lance table; `init`, `run` and `serve` create it")
+    key: list[str] = Field(
+        [], description=("columns that identify a row, in order; a later row replaces an earlier one with the same key")
+    )
+    append_only: bool = Field(
+        False,
+        description=(
+            "create the table without a key: every row is kept, duplicates too; rows cannot be looked "
+            "up or deleted by key"
+        ),
+    )
+    columns: dict[str, ColumnType] = Field({}, description="column names and types, in order; used to create the table")
+    indexes: dict[str, Index] = Field(
+        {}, description="column = ivf_pq, fts or btree; or a table with `type` and the parameters of the index"
+    )
+    storage_options: dict[str, Option] = Field(
+        {}, description="Lance's own storage options; write secrets as env:NAME or file:PATH"
+    )
+    cache_max: Size = Field(
+        CACHE_BYTES,
+        gt=0,
+        description="memory for Lance's caches of the base table; three quarters of it are for indexes",
+    )
+    upsert: Literal["replace", "insert", "merge"] = Field(
+        "replace",
+        description=(
+            "what a put to an existing key does: replace the row, keep the stored row (insert), or "
+            "update only the given columns (merge); fixed when the table is created"
+        ),
+    )
+    on_duplicate: Literal["last", "first", "fail"] = Field(
+        "last",
+        description=(
+            "which of several rows with the same key in one put counts: the last, the first, or none "
+            "(fail refuses the put); fixed when the table is created"
+        ),
+    )
+    version: str = Field(
+        "",
+        description=(
+            "column that orders the versions of a row: a row with a lower value than the stored row "
+            "is skipped; empty = the later put wins; fixed when the table is created"
+        ),
+    )
+
+
+class RegionsSettings(Section):
+    """Regions are the units of single-writer ownership; fixed when the table is created."""
+
+    count: int = Field(
+        2, ge=1, le=4096, description="number of regions of a new table; rows are spread over them by key"
+    )
+    by: list[str] = Field(
+        [],
+        description=("columns that choose the region of a row, for a new `append_only` table; empty = the whole row"),
+    )
+
+
+class WalSettings(Section):
+    """The write-ahead log, which makes puts durable."""
+
+    format: Literal["lance", "arrow"] = Field(
+        "lance",
+        description=(
+            "format of WAL entries, fixed when the table is created: lance, or arrow, which Lance's "
+            "own writers also read and write"
+        ),
+    )
+    entry_size_max: Size = Field(
+        16 << 20, gt=0, description="split a group of puts into several entries above this size"
+    )
+    linger_max: Duration = Field(0.05, description="longest time that a non-durable put waits for the next entry")
+    put_timeout: Duration = Field(
+        10.0,
+        gt=0,
+        description=(
+            "time limit of one attempt to write an entry, plus 1 s per MiB; also how long a put waits for room"
+        ),
+    )
+    retry_budget: Duration = Field(
+        30.0, gt=0, description="stop the writer when storage has not answered for this long"
+    )
+    readers: int = Field(8, ge=1, le=256, description="number of entries read concurrently when the log is replayed")
+    read_lease: Duration = Field(
+        0.2,
+        le=60,
+        description=(
+            "how long an owner answers reads without asking storage again whether it still owns the "
+            "region; after a crash the next owner waits this long before its first write; 0 = ask at "
+            "every read, as tables with format `arrow` do"
+        ),
+    )
+
+    def options(self) -> WalOptions:
+        """The limits of the log's storage calls."""
+        return WalOptions(self.put_timeout, self.retry_budget, readers=self.readers, read_lease=self.read_lease)
+
+
+class MemtableSettings(Section):
+    """Rows in memory that are not flushed yet, with their indexes."""
+
+    size_max: Size = Field(256 << 20, gt=0, description="freeze the memtable at this size, indexes included")
+    rows_max: int = Field(1_000_000, ge=1, description="freeze the memtable at this number of rows")
+    entries_max: int = Field(
+        1_000,
+        ge=1,
+        description=("freeze the memtable at this number of WAL entries; the next owner replays them one by one"),
+    )
+    age_max: Duration = Field(60.0, gt=0, description="freeze the memtable when its oldest row is this old")
+    unflushed_max: Size = Field(
+        1 << 30, gt=0, description="block puts while a region has more unflushed bytes than this"
+    )
+    index_mode: Literal["sync", "async"] = Field(
+        "async",
+        description=(
+            "when vector and text indexes take the rows of a put: before it returns (sync) or in the "
+            "background (async); reads find the rows either way"
+        ),
+    )
+    vector_train_rows: int = Field(
+        1024,
+        ge=256,
+        description="number of vectors that IVF-PQ is trained on; up to 8 times as many are searched exactly",
+    )
+
+
+class FlushSettings(Section):
+    """Writing frozen memtables as SSTs."""
+
+    retry_delay: Duration = Field(
+        1.0, description=("pause before the first retry of a failed flush; it doubles with each retry, up to 16 times")
+    )
+    at_once: int = Field(2, ge=1, le=64, description="number of memtables flushed concurrently per table")
+    indexes: bool = Field(
+        True, description=("build the table's indexes inside SSTs, for Lance's own readers; memwal does not need them")
+    )
+    storage_version: Literal["base", "2.0", "2.1", "2.2"] = Field(
+        "base", description="Lance file version of SSTs; base = the same as the base table"
+    )
+    page_size: Size = Field(
+        PAGE_SIZE,
+        ge=PAGE_SIZE_MIN,
+        description="bytes per column that Lance collects before it writes a page of an SST",
+    )
+    compression: Annotated[dict[str, str], AfterValidator(check_compression)] = Field(
+        {},
+        description=(
+            "compression of SST columns: name pattern = zstd, zstd:1 to zstd:22, lz4, fsst or none; "
+            "the first match applies"
+        ),
+    )
+    metadata: Annotated[dict[str, str], AfterValidator(check_metadata)] = Field(
+        {}, description="schema metadata to add to SSTs"
+    )
+
+    def file_options(self) -> FileOptions:
+        """What of this is the file writer's."""
+        version = None if self.storage_version == "base" else self.storage_version
+        return FileOptions(version, self.page_size, self.compression, self.metadata)
+
+
+class CommitSettings(Section):
+    """Merging SSTs into the base table."""
+
+    interval: Duration = Field(
+        30.0,
+        description=(
+            "longest time until a durable row is in the base table; memtables are flushed for it; 0 = "
+            "commit only on demand and at the end of `run --once`"
+        ),
+    )
+    ssts_max: int = Field(8, ge=1, description="commit earlier when a region has this many uncommitted SSTs")
+    size_max: Size = Field(1 << 30, gt=0, description="commit earlier when the uncommitted SSTs reach this size")
+    pending_max: int = Field(
+        256, ge=0, description="block puts while a region has this many uncommitted SSTs; 0 = never"
+    )
+    retries: int = Field(
+        10, ge=0, description="number of retries after a conflict with another writer of the base table"
+    )
+    memory_max: Size = Field(
+        1 << 30, gt=0, description="most bytes of SSTs loaded into memory for one commit; at least one SST is loaded"
+    )
+    optimize_interval: Duration = Field(
+        10.0,
+        description=("least time between merges of index segments of the base table; runs after a commit; 0 = never"),
+    )
+    optimize_segments: int = Field(
+        8, ge=2, description="merge this many index segments of similar size into one; each commit adds one per index"
+    )
+    compact_interval: Duration = Field(
+        10.0, description="least time between compactions of the base table; runs after a commit; 0 = never"
+    )
+    compact_fragments: int = Field(
+        8, ge=2, description="compact this many fragments of similar size into one; each commit adds one"
+    )
+    compact_rows_max: int = Field(
+        1 << 20, ge=1, description="compact fragments of this many rows or more only to remove deleted rows"
+    )
+    compact_deleted_percent: int = Field(
+        25, ge=1, le=100, description="rewrite a fragment when more than this percentage of its rows is deleted"
+    )
+
+
+class GcSettings(Section):
+    """Deleting files that are no longer needed."""
+
+    interval: Duration = Field(300.0, description="time between garbage collections; 0 = only with `memwal gc`")
+    wal_age_min: Duration = Field(
+        600.0, description="minimum age before a WAL entry is deleted; active readers may still need it"
+    )
+    sst_age_min: Duration = Field(
+        600.0,
+        description=("minimum age before a committed or abandoned SST is deleted; active readers may still need it"),
+    )
+    manifest_age_min: Duration = Field(
+        86400.0,
+        description=('minimum age before an old region manifest is deleted; tables with wal.format = "arrow" keep all'),
+    )
+    orphan_age_min: OrphanAge = Field(
+        604_800.0,
+        description=(
+            "minimum age before a file that no version of the base table refers to is deleted; must "
+            "exceed the duration of any commit or index build"
+        ),
+    )
+    versions_age_min: Duration = Field(
+        604_800.0,
+        description=(
+            "minimum age before a version of the base table is deleted; tagged and pre-setup versions "
+            "are kept; 0 = never delete. Must exceed the time that another program holds the table "
+            "open between two writes: a write from a handle to a deleted version restores deleted "
+            "rows"
+        ),
+    )
+    versions_min: int = Field(10, ge=1, description="number of newest versions to keep regardless of age")
+    versions_interval: Duration = Field(
+        3600.0, description="least time between deletions of old versions; runs after a commit; 0 = never"
+    )
