@@ -1,4 +1,4 @@
-"""Writes configs/default.toml and the references in README.md: `python -m ingest.cli.docs`, which is `make docs`."""
+"""Writes configs/default.toml and the references of settings and metrics: `python -m ingest.cli.docs`, which is `make docs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METRICS = ("<!-- metrics -->", "<!-- /metrics -->")
 
 
 def render_metrics() -> str:
-    """The README's tables of metrics."""
+    """The tables of metrics in ingest/ops/README.md."""
     from ingest.pipeline.metrics import RAN, RAN_BY_REGION
 
     parts = []
@@ -49,10 +49,12 @@ def _put_between(text: str, begins: str, ends: str, reference: str) -> str:
 
 def _write(root: Path) -> None:
     (root / "configs" / "default.toml").write_text(render_settings(Settings(), comments=True), encoding="utf-8")
-    readme = root / "README.md"
-    text = _put_between(readme.read_text(encoding="utf-8"), BEGIN, END, render_reference())
-    text = _put_between(text, *METRICS, render_metrics())
-    readme.write_text(text, encoding="utf-8")
+    for readme, marks, reference in (
+        (root / "configs" / "README.md", (BEGIN, END), render_reference()),
+        (root / "ingest" / "ops" / "README.md", METRICS, render_metrics()),
+    ):
+        text = _put_between(readme.read_text(encoding="utf-8"), *marks, reference)
+        readme.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

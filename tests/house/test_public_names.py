@@ -127,10 +127,10 @@ def test_distribution_and_command(texts: Mapping[str, str]) -> None:
 
 
 def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
-    missing = [name for name in commands() if f"`memwal {name}" not in texts["README.md"]]
+    missing = [name for name in commands() if f"`memwal {name}" not in texts["ingest/cli/README.md"]]
     assert missing == []
     options = {option for name, found in commands().items() for option in found - {"config", "path"}}
-    assert [option for option in options if f"--{option}" not in texts["README.md"]] == []
+    assert [option for option in options if f"--{option}" not in texts["ingest/cli/README.md"]] == []
 
 
 @pytest.mark.parametrize("package", ["ingest", "memtable", "wal", "flush"])
