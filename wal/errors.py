@@ -105,3 +105,9 @@ class Resized(WalError):
 
 class ConcurrentUse(WalError):
     """Two threads used an object that belongs to one thread at a time."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, its class where it has none; without the source location Lance appends."""
+    lines = str(error).strip().splitlines()
+    return lines[0].split(", /")[0] if lines else type(error).__name__

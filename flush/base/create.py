@@ -29,6 +29,7 @@ from flush.errors import NotALanceTable, TableExists, UnsupportedTable
 from memtable import IndexSpec, InvalidRows
 from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
 from wal import ObjectStore, SystemClock, regions
+from wal.errors import first_line
 from wal.panics import panics_as_errors
 
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
@@ -63,7 +64,7 @@ def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> 
         made = lance.write_dataset(schema.empty_table(), "memory://", schema=schema)
         create_scalar_indexes(made, setup.indexes)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].split(", /")[0]
+        reason = first_line(error)
         raise InvalidRows(f"{uri}: Lance cannot make such a table: {reason}; correct its columns or indexes") from error
     check_definition(pa.schema(list(made.schema)), key, setup)
 

@@ -16,6 +16,7 @@ import lance
 
 from flush.base.caches import Session
 from wal import Clock, Corrupt, ObjectStore, SystemClock
+from wal.errors import first_line
 from wal.panics import RustPanic, panics_as_errors
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def _try(store: ObjectStore, uri: str, version: int | None, session: Session | N
         with panics_as_errors:
             return lance.dataset(uri, version=version, storage_options=store.storage_options, session=session)
     except (ValueError, RustPanic) as error:
-        return (str(error).splitlines() or [type(error).__name__])[0].split(", /")[0]  # without Lance's source line
+        return first_line(error)
 
 
 def read_again(store: ObjectStore, prefix: str, read: Callable[[], T], clock: Clock | None = None) -> T:

@@ -39,6 +39,7 @@ from flush.base.state import read_state
 from flush.base.table import BaseTable
 from flush.errors import DoubledKey
 from wal import Corrupt, ObjectStore
+from wal.errors import first_line
 
 _LOOK_BACK = 64
 """Versions; each costs two or three small reads."""
@@ -137,7 +138,7 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise OSError((str(error).splitlines() or [type(error).__name__])[0]) from error
+        raise OSError(first_line(error)) from error
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:

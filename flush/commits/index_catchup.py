@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from flush.base.create import create_scalar_indexes
 from memtable import IndexSpec
+from wal.errors import first_line
 from wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.flush")
@@ -75,7 +76,7 @@ def _attempted(dataset: lance.LanceDataset, what: str, act: Callable[[], object]
         error = as_exception(raised)
         if dataset.latest_version != dataset.version:
             raise error from None
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         _LOG.warning("%s: index %s does not cover the newest rows, will try again: %s", dataset.uri, what, reason)
         return False
     return True

@@ -45,6 +45,7 @@ from flush.sst.key_sidecar import page_data, sidecar_rows, write_key_sidecar
 from memtable import TOMBSTONE, Snapshot
 from wal import Corrupt, Ids, LocalStore, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from wal.codec.columns import field_ids, sources
+from wal.errors import first_line
 from wal.layout import sst_key, sst_name
 from wal.panics import RustPanic, panics_as_errors
 
@@ -97,7 +98,7 @@ def write_sst(
         verify(store, region_id, sst, keyed=bool(key))
     except _NOT_WRITTEN as error:
         discard(store, region_id, sst)
-        raise SstInvalid(f"{directory}: cannot be written: {_first_line(error)}; its rows stay in the log") from error
+        raise SstInvalid(f"{directory}: cannot be written: {first_line(error)}; its rows stay in the log") from error
     except BaseException:
         discard(store, region_id, sst)
         raise
@@ -160,7 +161,7 @@ def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = T
             rows = found.to_table(columns=[TOMBSTONE]).num_rows  # read, not counted from the manifest
             indexed = sidecar_rows(store.url(directory), store.storage_options) if keyed else rows
     except (OSError, ValueError, RustPanic) as error:
-        raise SstInvalid(f"{directory}: cannot be read back: {_first_line(error)}; flush again") from error
+        raise SstInvalid(f"{directory}: cannot be read back: {first_line(error)}; flush again") from error
     bloom = len(store.get(sst_key(region_id, sst.path, BLOOM_NAME)) or b"") if keyed else 32
     wanted = sst.physical_rows
     if fragments != 1 or rows != wanted or indexed != wanted or not bloom or bloom % 32:
@@ -275,7 +276,7 @@ def _rows_at_once(sst: SsTable) -> int:
 
 def _unreadable(directory: str, sst: SsTable, error: Exception) -> Corrupt:
     return Corrupt(
-        f"{directory}: published as generation {sst.generation}, cannot be read ({_first_line(error)}); "
+        f"{directory}: published as generation {sst.generation}, cannot be read ({first_line(error)}); "
         "restore the directory from a backup"
     )
 
@@ -293,7 +294,3 @@ def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:
     outcome = store.put_if_absent(key, data)
     if outcome is not PutOutcome.CREATED:
         raise StoreUnavailable(f"{key}: {outcome.value}; the SST was not published, flush again")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

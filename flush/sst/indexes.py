@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from flush.base.create import SCALAR_KINDS
 from memtable import IndexSpec, VectorModel
+from wal.errors import first_line
 from wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.flush")
@@ -63,7 +64,7 @@ class SstIndexes:
         if spec.name in self._failing:
             return
         self._failing.add(spec.name)
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         _LOG.warning("index %s: SSTs go without it, and Lance's own search may miss their rows: %s", spec.name, reason)
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 from flush.base.state import TableState, read_state
 from flush.base.table import BaseTable
 from wal import Corrupt, ManifestStore, ObjectStore, RegionManifest, regions
+from wal.errors import first_line
 from wal.panics import is_panic
 
 
@@ -97,4 +98,4 @@ def unreadable(error: BaseException) -> str | None:
     """
     if not isinstance(error, OSError | ValueError | RuntimeError) and not is_panic(error):
         return None
-    return (str(error).splitlines() or [type(error).__name__])[0].split(", /")[0][:160]
+    return first_line(error)[:160]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ingest.errors import Invalid
 from ingest.suggest import suggestion
+from wal.errors import first_line
 
 NO_KEY = "the table has no key, its rows are only appended: none is looked up or deleted by one; scan with a filter"
 
@@ -132,7 +133,7 @@ def _typed(values: Any, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         _check_types(values, field)
         return pa.array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise Invalid(f"key column '{field.name}' is {field.type}: {reason}") from None
 
 

@@ -16,6 +16,7 @@ from ingest.api.keys import NO_KEY
 from ingest.api.python_values import NOT_TAKEN, column_of
 from ingest.errors import Invalid
 from memtable import TOMBSTONE
+from wal.errors import first_line
 
 SURELY_SMALL = 1 << 20
 """Bytes of the buffers behind some rows that need no closer look."""
@@ -38,7 +39,7 @@ def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
     try:
         found = _as_arrow(rows, schema, alike=alike)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise Invalid(f"rows: cannot read the {type(rows).__name__}: {str(error).splitlines()[0]}") from error
+        raise Invalid(f"rows: cannot read the {type(rows).__name__}: {first_line(error)}") from error
     if found is None:
         raise Invalid(
             f"rows: cannot read a {type(rows).__name__}; pass an Arrow table or batch, a pandas or polars frame, "
@@ -130,7 +131,7 @@ def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
     except NOT_TAKEN as error:
         first = next(((row, why) for row, value in enumerate(values) if (why := _refusal(value, wanted))), None)
         where, why = ("", error) if first is None else (f", in row {first[0]}", first[1])
-        raise Invalid(f"column '{name}', which is {wanted}{where}: {str(why).splitlines()[0]}") from None
+        raise Invalid(f"column '{name}', which is {wanted}{where}: {first_line(why)}") from None
 
 
 def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:

@@ -1,4 +1,4 @@
-"""Writes configs/default.toml and the references of settings and metrics: `python -m ingest.cli.docs`, which is `make docs`."""
+"""Writes configs/default.toml and the references of settings and metrics: `python -m ingest.cli.docs` (`make docs`)."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ from flush.base.open import open_dataset
 from flush.commits.maintenance import compact
 from ingest.errors import Invalid, Unavailable
 from ingest.source.columns import HEADERS_TYPE
+from wal.errors import first_line
 from wal.panics import panics_as_errors
 
 T = TypeVar("T")
@@ -253,7 +254,7 @@ class DeadLetters:
                 last = error
             self._clock.sleep(0.01 * (attempt + 1))
             self.refresh()
-        said = (str(last).splitlines() or [type(last).__name__])[0]
+        said = first_line(last)
         raise Unavailable(f"{self.uri}: not written after {_SWAPS} attempts ({said}); run it again") from last
 
     def _maintain(self) -> None:

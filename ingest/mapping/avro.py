@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from ingest.errors import Invalid, Unavailable
 from ingest.secret_refs import resolve
+from wal.errors import first_line
 
 MAGIC = 0
 _HEADER = struct.Struct(">bI")
@@ -44,7 +45,7 @@ def check_schema(text: str) -> None:
     try:
         inline_schema(text)
     except Exception as error:  # noqa: BLE001 - as many kinds as there are mistakes
-        raise ValueError(f"is no Avro schema: {str(error).splitlines()[0] if str(error) else error!r}") from None
+        raise ValueError(f"is no Avro schema: {first_line(error)}") from None
 
 
 @lru_cache(maxsize=8)

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 from ingest.mapping.type_names import parse_type
 from ingest.mapping.values import ANY_TEXT, MARK_ANY, check_unit, is_text, typed
 from ingest.suggest import nearest
+from wal.errors import first_line
 
 VALUE, KEY, HEADERS, ENVELOPE = "value", "key", "headers", "envelope"
 PLAIN: Mapping[str, pa.DataType] = {
@@ -309,7 +310,7 @@ def references(sql: str, source: MappingSource) -> Iterator[Origin]:
     try:
         tree = sqlglot.parse_one(f"SELECT {sql}", read="spark")
     except sqlglot.errors.SqlglotError as error:
-        raise ValueError(f"{sql!r} is not SQL: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{sql!r} is not SQL: {first_line(error)}") from None
     names = {each.name for found in tree.find_all(exp.Lambda) for each in found.expressions}
     for column in tree.find_all(exp.Column):
         whole: exp.Expression = column

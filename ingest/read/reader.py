@@ -47,6 +47,7 @@ from ingest.refusals import expect_routing
 from memtable import TOMBSTONE, IndexSpec, Snapshot
 from memtable.text.query import TextParser
 from wal import Corrupt, ObjectStore, SsTable
+from wal.errors import first_line
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
@@ -360,7 +361,7 @@ def _distinct(keys: pa.Table) -> pa.Table:
 
 def _first_line(error: BaseException) -> str:
     """Lance's message without the source location it appends."""
-    return str(error).splitlines()[0].split(", /")[0].removeprefix("Invalid user input: ")
+    return first_line(error).removeprefix("Invalid user input: ")
 
 
 def said(name: str, now: str | None, version: int) -> str:

@@ -15,6 +15,7 @@ from ingest.api.tokens import Token
 from ingest.errors import Invalid, UnknownOutcome
 from ingest.rpc.credentials import bearer
 from ingest.rpc.wire import StreamSum, from_flight, pack
+from wal.errors import first_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -184,4 +185,4 @@ def as_vector(vector: Any) -> pa.Table:
     try:
         return pa.table({"vector": pa.array(np.asarray(vector, dtype=np.float32))})
     except (ValueError, TypeError, pa.ArrowException) as error:
-        raise Invalid(f"search: the vector is no list of numbers: {str(error).splitlines()[0]}") from None
+        raise Invalid(f"search: the vector is no list of numbers: {first_line(error)}") from None

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWalError, Unavailable, from_wire, to_wire
+from wal.errors import first_line
 
 _LENGTH = struct.Struct("<I")
 
@@ -98,4 +99,4 @@ def from_flight(error: Exception, endpoint: str) -> MemWalError:
             return Unavailable(text, {"reason": LOST, "untrusted": True})
         text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token"
         return Unavailable(text, {"reason": LOST})
-    return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {str(error).splitlines()[0]}")
+    return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {first_line(error)}")

@@ -33,6 +33,7 @@ from ingest.source.feed import feed_files, visible_files
 from ingest.source.file_types import readable
 from ingest.spark.schema import quoted, spark_schema
 from ingest.suggest import suggestion
+from wal.errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,7 +93,7 @@ def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
         footer = pq.read_metadata(file)
         found = footer.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise Invalid(f"source.path: {file} is no readable Parquet file ({reason}); remove or replace it") from None
     for name in schema.names:
         # Where columns come up while a stream runs, files from before do not have them.

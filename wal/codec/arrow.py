@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from wal.codec.columns import EntryColumns, field_ids
 from wal.codec.metadata import Metadata, lances_keys, our_keys, parse_foreign_header, parse_header
-from wal.errors import Corrupt
+from wal.errors import Corrupt, first_line
 from wal.records import Entry, EntryHeader
 
 _NO_COLUMNS = pa.schema([])
@@ -88,7 +88,7 @@ class ArrowCodec:
             if not header.entry_id:
                 _check_nulls(rows)
         except (Corrupt, *_UNREADABLE) as error:
-            raise Corrupt(f"WAL entry at position {position}: {_one_line(error)}") from error
+            raise Corrupt(f"WAL entry at position {position}: {first_line(error)}") from error
         return Entry(position, header, rows)
 
     def header(self, data: bytes) -> EntryHeader:
@@ -116,7 +116,7 @@ def _read(data: bytes) -> tuple[EntryHeader, pa.Table]:
     try:
         metadata, table = _parse(pa.py_buffer(data), len(data) - _TRAILER * ours)
     except _UNREADABLE as error:
-        raise Corrupt(f"it is no Arrow stream: {_one_line(error)}") from error
+        raise Corrupt(f"it is no Arrow stream: {first_line(error)}") from error
     if ours:
         return parse_header({b"generation": metadata.get(_SENTINELS_GENERATION.encode(), b""), **metadata}), table
     if b"memwal:entry_id" in metadata:
@@ -164,7 +164,3 @@ def _check_nulls(rows: pa.Table) -> None:
     for field in rows.schema:
         if not field.nullable and rows.column(field.name).null_count:
             raise Corrupt(f"column {field.name!r} has nulls, which it may not have")
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [repr(error)])[0]
