@@ -28,7 +28,6 @@ from functools import cache, wraps
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from ingest.suggest import suggestion
-from wal.panics import as_exception
 
 _MEANT = {
     "where": "filter",
@@ -263,6 +262,8 @@ def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             raise wrong_call(method, args, kwargs) or classify(error) from error
         except BaseException as error:
+            from wal.panics import as_exception  # only now: with it comes Lance, and a daemon starts without pandas
+
             raise classify(as_exception(error)) from error
 
     return translated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import flush.commits.committer
 import flush.sst.data
 import ingest
 from ingest.errors import Internal, MemWalError, Unavailable
+from tests.conftest import wait_until
 from wal import LanceCodec, LocalStore, SsTable, bucket_region
 from wal.panics import RustPanic, as_exception, panics_as_errors
 
@@ -67,7 +69,14 @@ def test_a_flush_that_panics_says_why_and_everything_else_goes_on(
             assert table.get([1, 3]).num_rows == 2
             assert table.count() == 3
             assert not list((tmp_path / "t.lance" / "_mem_wal").glob("*/*_gen_*")), "an attempt leaves nothing behind"
-        table.flush()
+
+        def flushed() -> bool:
+            with suppress(Unavailable):  # the next attempt waits as long as the back-off by then
+                table.flush()
+                return True
+            return False
+
+        wait_until(flushed)
         assert table.count(level="flushed") == 3
 
 

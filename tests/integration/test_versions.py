@@ -129,7 +129,7 @@ def test_the_column_is_followed_when_it_is_renamed_and_rows_of_before_know_none(
     old = rows((1, None, "old"), (2, 50, "two")).drop_columns(TOMBSTONE)
     lance.write_dataset(old, tmp_path / "t.lance")
     config = {"commit": {"interval": "0s"}, "table": {"uri": str(tmp_path / "t.lance"), "key": ["id"], "version": "at"}}
-    adopted = initialise(ingest.settings.load({**config, "regions": {"count": 1}}, {}), {})[0]
+    adopted = initialise(ingest.settings.load.load({**config, "regions": {"count": 1}}, {}), {})[0]
     assert adopted.rules.version == "at"
     with opened(tmp_path) as table:
         assert send(table, (1, 1, "first"), (2, 40, "late")) == 1

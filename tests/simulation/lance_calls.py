@@ -18,7 +18,7 @@ from lance.dataset import MergeInsertBuilder
 import flush.commits.append_pass
 import flush.commits.changes
 import flush.commits.committer
-import flush.sst.files.files
+import flush.sst.files
 import ingest.read.stored
 from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
 from tests.simulation.storage import Weather
@@ -68,8 +68,8 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
             (lance.LanceDataset, "commit", _FAULTS),
             (MergeInsertBuilder, "execute", _FAULTS),
             (MergeInsertBuilder, "execute_uncommitted", _READ_FAULTS),
-            (flush.sst, "write_key_sidecar", _FAULTS),
-            (flush.sst, "sync_tree", ("error before",)),
+            (flush.sst.files, "write_key_sidecar", _FAULTS),
+            (flush.sst.files, "sync_tree", ("error before",)),
             (flush.commits.committer, "sync_table", ("error before",)),
             *more,
         ):

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import flush.commits.changes
 import flush.commits.committer
-import flush.sst.files.files
-import flush.sst.files.flusher
+import flush.sst.files
+import flush.sst.flusher
 from flush import SstCollector
 from flush.commits.changes import Newest, newest_per_key
 from flush.commits.plan import RegionPlan
@@ -117,8 +117,8 @@ def publishes_before_the_sidecar() -> Iterator[None]:
 
     write, original = flush.sst.files.write_key_sidecar, flush.flush
     with ExitStack() as patches:
-        patches.enter_context(patch.object(flush.sst, "write_key_sidecar", write_later))
-        patches.enter_context(patch.object(flush.sst, "verify", lambda *_: None))
+        patches.enter_context(patch.object(flush.sst.files, "write_key_sidecar", write_later))
+        patches.enter_context(patch.object(flush.sst.files, "verify", lambda *_: None))
         patches.enter_context(patch.object(flush, "flush", flushed))
         yield
 
