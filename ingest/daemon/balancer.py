@@ -169,13 +169,14 @@ class Balancer:
 
     def hand_over(self) -> None:
         """Steps 1 and 2 of a planned hand-over. A region that cannot be released is let go of at the end, as ever."""
+        before = self._table.regions.writers  # peers may ask for some while we stop claiming others
         self._table.regions.draining = True
         self._stop_claiming()
         with self._lock:
             alone = not any(self._watch.sees(endpoint) for endpoint in self._endpoints)
         if alone:
             return
-        leaving = self._table.regions.writers
+        leaving = dict.fromkeys([*before, *self._table.regions.writers])
         self.tell()
         self._wait_asked()
         for writer in leaving:
