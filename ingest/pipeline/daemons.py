@@ -119,10 +119,6 @@ def _found(settings: Settings) -> RemoteTable | None:
         return None
 
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Who owns the regions of a table: a child, daemons on Spark's executors, or those that are configured."""
