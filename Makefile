@@ -57,17 +57,17 @@ simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict -p ingest -p memtable -p wal -p flush -p bench
+	@$(BIN)/mypy --strict -m memwal -p memwal.ingest -p memwal.memtable -p memwal.wal -p memwal.flush -p bench
 
 bench: $(STAMP) ## put and query paths beside Lance's own writer
 	@$(BIN)/python -m bench $(ARGS)
 
 docs: $(STAMP) ## write configs/default.toml and the README's configuration reference from the settings
-	@$(BIN)/python -m ingest.cli.docs
+	@$(BIN)/python -m memwal.ingest.cli.docs
 
 lock: $(STAMP) ## resolve the dependencies anew and write both lock files
 	@$(BIN)/python -m pip install --quiet uv
-	@for target in "requirements.lock" "requirements-dev.lock --extra dev --constraint requirements.lock"; do \
+	@for target in "requirements.lock --extra all" "requirements-dev.lock --extra dev --constraint requirements.lock"; do \
 		set -- $$target; file=$$1; shift; \
 		$(BIN)/uv pip compile pyproject.toml "$$@" --upgrade --universal --python-version 3.11 --generate-hashes \
 			--no-emit-index-url --no-annotate --no-header --quiet --output-file $$file || exit 1; \
@@ -76,13 +76,15 @@ lock: $(STAMP) ## resolve the dependencies anew and write both lock files
 clean: ## remove the environment, caches and the data of the quickstart
 	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis data/quickstart
 
-# The environment is made anew only when the lock or the project changed; the stamp is written last.
+# The environment is made anew only when the lock or the project changed; the stamp is written last. The link is for
+# mypy and editors: an editable install leads to the checkout by code, which they do not run.
 $(STAMP): $(LOCK) pyproject.toml
 	@$(if $(PYTHON),,$(error $(PYTHON_NEEDED)))
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "memwal: installing into $(VENV); the first time takes a minute or more, most of it for Spark"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@mkdir -p $(VENV)/src && ln -sfn $(CURDIR) $(VENV)/src/memwal
 	@touch $@
 
 # $(error) rather than a failing command: it is one line, without make's own report behind it.

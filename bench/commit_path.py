@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import flush
 from bench.benchmark import Benchmark, Contender, Parameter, Sample, Values, Watch
 from bench.digest import rows_digest
 from bench.source_data import NARROW, NARROW_KEY, SEED, narrow_rows, newest
-from flush.base.fsync import sync_tree
-from memtable import MemTable, row_schema, with_tombstone
-from wal import Claim, LanceCodec, LocalStore, ManifestStore, SystemClock, SystemIds, bucket_region, claim
+from memwal import flush
+from memwal.flush.base.fsync import sync_tree
+from memwal.memtable import MemTable, row_schema, with_tombstone
+from memwal.wal import Claim, LanceCodec, LocalStore, ManifestStore, SystemClock, SystemIds, bucket_region, claim
 
 _ROWS_OF_A_BATCH = 250_000
 _ROWS_OF_A_FRAGMENT = 1_000_000

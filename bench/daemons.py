@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ingest.daemon.placement import target
-from ingest.errors import MemWalError
-from ingest.rpc.connection import Connection
-from wal import bucket_region
+from memwal.ingest.daemon.placement import target
+from memwal.ingest.errors import MemWalError
+from memwal.ingest.rpc.connection import Connection
+from memwal.wal import bucket_region
 
 DAEMONS = 2
 PATIENCE = 120.0
@@ -70,7 +70,7 @@ class Daemons:
         # As an installed package has it: modules are compiled once.
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environ |= self._environ | {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
-        command = [sys.executable, "-m", "ingest.cli.app", "serve", str(self._config)]
+        command = [sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(self._config)]
         with (self._at / f"{endpoint.rpartition(':')[2]}.log").open("a") as log:
             process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
         self._running[endpoint] = process

@@ -28,13 +28,13 @@ from bench.memtable_side import BareMemTable, Shape
 from bench.memwal_side import MemwalTable
 from bench.put_path import PACKAGE_INDEXES
 from bench.source_data import PACKAGES_KEY, package_updates, packages
-from flush import BaseTable, SstIndexes, write_sst
-from memtable import TOMBSTONE, VectorModel, with_tombstone
-from wal import SystemIds, bucket_region, open_store
+from memwal.flush import BaseTable, SstIndexes, write_sst
+from memwal.memtable import TOMBSTONE, VectorModel, with_tombstone
+from memwal.wal import SystemIds, bucket_region, open_store
 
 LOGGED: Mapping[str, Any] = {**LARGE, **lance_side.DURABLE_BEST, "durable_write": True}
 """Every put is in the log before it is acked, so that closing does nothing but flush."""
-SYNCS = ("flush.sst.files.sync_tree", "flush.sst.data.sync_files")
+SYNCS = ("memwal.flush.sst.files.sync_tree", "memwal.flush.sst.data.sync_files")
 
 
 def _digest(directory: Path, key: Sequence[str]) -> str:

@@ -34,8 +34,8 @@ import numpy as np
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-import ingest
-from ingest.client.remote import RemoteTable
+import memwal
+from memwal.ingest.client.remote import RemoteTable
 from tests.cluster import spread
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, jars
@@ -153,7 +153,7 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Pl
         url = until(lambda: _url(run, at / "run.log"))
         owners = [psutil.Process(each.pid) for each in daemons] or [until(lambda: _child(run))]
         at_daemons = ",".join(endpoints) or until(lambda: _endpoint(owners[0]))
-        table = stack.enter_context(ingest.connect(at_daemons))
+        table = stack.enter_context(memwal.connect(at_daemons))
         probe = Probe(table, marks)
         stack.callback(probe.stop)
         until(lambda: marks.waits)
@@ -246,7 +246,7 @@ def _process(
     """A `memwal` command with its output in a file of its name."""
     with (at / f"{command[0]}.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ingest.cli.app", *command],
+            [sys.executable, "-m", "memwal.ingest.cli.app", *command],
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -297,7 +297,7 @@ def quantile(counted: Mapping[float, float], share: float) -> float:
 
 def _child(run: subprocess.Popen[bytes]) -> psutil.Process | None:
     """The daemon that `memwal run` has started."""
-    return next((each for each in psutil.Process(run.pid).children() if "ingest.daemon" in each.cmdline()), None)
+    return next((each for each in psutil.Process(run.pid).children() if "memwal.ingest.daemon" in each.cmdline()), None)
 
 
 def _endpoint(daemon: psutil.Process) -> str | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from wal import (
+from memwal.wal import (
     EntryHeader,
     LanceCodec,
     LocalStore,
@@ -39,7 +39,7 @@ from wal import (
     claim,
     read_tail,
 )
-from wal.layout import entry_key, manifest_key, version_hint_key
+from memwal.wal.layout import entry_key, manifest_key, version_hint_key
 
 SMOKE, FULL = (10, 100), (10, 100, 1_000, 10_000, 100_000)
 REGION = bucket_region(0)

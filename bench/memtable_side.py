@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingest.region.context import IndexMode
-from ingest.region.writer import REST, WORK
-from memtable import IndexSpec, MemTable, Snapshot, VectorModel, row_schema, with_tombstone
+from memwal.ingest.region.context import IndexMode
+from memwal.ingest.region.writer import REST, WORK
+from memwal.memtable import IndexSpec, MemTable, Snapshot, VectorModel, row_schema, with_tombstone
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-import ingest
-from ingest.settings.load import load
+import memwal
+from memwal.ingest.settings.load import load
 
 DEFAULT: Mapping[str, Mapping[str, Any]] = {}
 ARROW: Mapping[str, Mapping[str, Any]] = {"wal": {"format": "arrow"}}
@@ -34,7 +34,7 @@ class MemwalTable:
     ) -> None:
         """Create the table, and commit the rows of `base` into it. `durable`: of every later put."""
         self._durable = durable
-        self.table = ingest.open(
+        self.table = memwal.open(
             at / "table.lance",
             schema=base.schema,
             key=key,

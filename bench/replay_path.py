@@ -23,8 +23,8 @@ from bench.digest import rows_digest
 from bench.lance_side import SHARD, LanceShard
 from bench.memwal_side import HOLD, MemwalTable
 from bench.source_data import SEED, VECTOR_WIDTH
-from memtable import row_schema
-from wal import LocalStore, WalFormat, bucket_region, codec_for, find_tip, replay
+from memwal.memtable import row_schema
+from memwal.wal import LocalStore, WalFormat, bucket_region, codec_for, find_tip, replay
 
 KEY = "id"
 ROWS = pa.schema(

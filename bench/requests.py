@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import ingest
+import memwal
 from bench.daemons import Daemons
 from bench.take_over import REGIONS, Writer, keys_by_region
 from tests.conftest import toml
@@ -61,7 +61,7 @@ def watched(daemons: Daemons, place: Place, rate: int, seconds: float) -> list[R
     """The requests of so many seconds under `rate` puts a second and region."""
     assert place.proxy is not None
     stop, writers = threading.Event(), []
-    with ingest.connect(daemons.endpoints) as client:
+    with memwal.connect(daemons.endpoints) as client:
         if rate:
             keys = keys_by_region(place).items()
             writers = [Writer(region, each, client, stop, rate) for region, each in keys]

@@ -32,7 +32,8 @@ HERE = Path(__file__).resolve().parent
 
 
 class OfATree(Contender):
-    """A contender that runs as the code in `tree` has it, in a process of its own.
+    """A contender that runs as the code in `tree` has it, in a process of its own. A folder of the name memwal is
+    imported as the package of this name.
 
     Raises: ChildProcessError when that process ends, which then has said why on its standard error.
     """
@@ -40,7 +41,8 @@ class OfATree(Contender):
     def __init__(self, tree: Path, side: Side, benchmark: str, number: int, like: Contender, mode: str) -> None:
         super().__init__(like.name, side, like.settings, question=like.name, note=like.note)
         command = [sys.executable, "-P", str(HERE / "contender_process.py"), benchmark, str(number), mode]
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        found_in = [tree, tree.parent] if tree.name == "memwal" else [tree]  # else what is installed leads to it
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, found_in))}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree
         )
@@ -115,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with (
             tempfile.TemporaryDirectory(dir=given.workdir) as directory,
-            checked_out(given.revision, Path(directory) / "tree") as older,
+            checked_out(given.revision, Path(directory) / "older" / "memwal") as older,
         ):
             for each in chosen(given.names):
                 at = Path(directory) / each.name

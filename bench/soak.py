@@ -33,8 +33,8 @@ os.environ.setdefault("LANCE_LOG", "critical")
 import numpy as np
 import pyarrow as pa
 
-import ingest
-import wal
+import memwal
+from memwal import wal
 
 BATCHES, SAMPLES, ROWS, KEYS, READ_EVERY, WORDS_OF_A_ROW, WIDTH = 100_000, 10, 20, 2_000, 25, 12, 16
 INDEXES = ("fts", "ivf_pq", "btree")
@@ -90,7 +90,7 @@ class Sample:
 class Client:
     """Puts micro-batches, reads after every few, and knows how long each took. Thread safety. One thread."""
 
-    def __init__(self, table: ingest.Table, options: argparse.Namespace) -> None:
+    def __init__(self, table: memwal.ingest.table.embedded.Table, options: argparse.Namespace) -> None:
         self._table, self._rows, self._keys, self._every = table, options.rows, options.keys, options.read_every
         self._indexes = frozenset(options.index)
         self._random = np.random.default_rng(14)
@@ -99,7 +99,7 @@ class Client:
     def turn(self, number: int) -> None:
         """Micro-batch `number`, and one of each read where it is their turn."""
         rows, table, draw = self._batch(), self._table, self._random
-        self._timed("put", lambda: table.put(rows, token=ingest.Token("stream", number)))
+        self._timed("put", lambda: table.put(rows, token=memwal.Token("stream", number)))
         if number % self._every:
             return
         self._timed("get", lambda: table.get(rows.column("id")[:2].to_pylist()))
@@ -135,7 +135,7 @@ def soak(at: Path, options: argparse.Namespace, show: Callable[[Sample], None] =
     samples: list[Sample] = []
     with (
         counted() as requests,
-        ingest.open(at / "table", schema=SCHEMA, key="id", indexes=indexes, settings=TINY) as table,
+        memwal.open(at / "table", schema=SCHEMA, key="id", indexes=indexes, settings=TINY) as table,
     ):
         client, began = Client(table, options), time.perf_counter()
         for share in range(options.samples):

@@ -29,17 +29,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import flush
-import ingest
+import memwal
 from bench.benchmark import Benchmark, Contender, Figure, Parameter, Sample, Side, Values, Watch
 from bench.commit_path import linked, merged_digest
 from bench.result import BenchmarkResult
 from bench.rounds import run
 from bench.source_data import SEED
-from flush.base.fsync import sync_tree
-from ingest.settings.load import Settings, load
-from ingest.source.stream import read_stream
-from ingest.spark.session import configuration, start_session
+from memwal import flush
+from memwal.flush.base.fsync import sync_tree
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.session import configuration, start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -168,7 +168,7 @@ class Sink(Stream):
 
     def open(self, table: Path) -> None:
         """The daemon is started and Spark's workers have opened the table, as `memwal run` does before its query."""
-        self._sink = ingest.MemWalSink(self.settings_for(table))
+        self._sink = memwal.MemWalSink(self.settings_for(table))
         self._sink.warm_up(self._spark)
 
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:
@@ -181,7 +181,7 @@ class Sink(Stream):
 
     def found(self, table: Path) -> str:
         """What is committed in the end."""
-        with ingest.open(table) as opened:
+        with memwal.open(table) as opened:
             opened.flush()
             opened.commit()
         return super().found(table)

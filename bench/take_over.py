@@ -3,7 +3,7 @@
 `python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]] [--rate N] [--s3 [MS]]` prints a table.
 
 Two daemons share a table on a local disk, or with `--s3` on an S3 server, with MS above 0 behind a proxy by which each
-request takes so many milliseconds longer. A client as users have it (`ingest.connect`) puts N rows (50) a second into
+request takes so many milliseconds longer. A client as users have it (`memwal.connect`) puts N rows (50) a second into
 each region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is
 measured holds the client's part too, and up to 1/N seconds between two puts.
 
@@ -31,11 +31,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import ingest
+import memwal
 from bench.daemons import Daemons, until
-from flush import BaseTable
-from ingest.client.remote import RemoteTable
-from ingest.errors import MemWalError
+from memwal.flush import BaseTable
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import MemWalError
 from tests.conftest import toml
 from tests.s3_place import Place, on_s3
 
@@ -165,7 +165,7 @@ def loaded(at: Path, place: Place, rate: int) -> Iterator[tuple[Daemons, list[Wr
     """Daemons of a new table, and a client that puts rows into each region. Raises, at the end: LostRows."""
     stop = threading.Event()
     table = toml({"table": {**place.section, "key": ["id"], "columns": {"id": "int64", "value": "string"}}})
-    with Daemons(at, table, REGIONS, place.environ) as daemons, ingest.connect(daemons.endpoints) as client:
+    with Daemons(at, table, REGIONS, place.environ) as daemons, memwal.connect(daemons.endpoints) as client:
         writers = [Writer(region, keys, client, stop, rate) for region, keys in keys_by_region(place).items()]
         try:
             yield daemons, writers

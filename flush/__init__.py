@@ -1,11 +1,11 @@
 """Frozen memtables to SSTs, SSTs into the base Lance table. See README.md for formats and protocols."""
 
-from flush.base.setup import OnDuplicate, Upsert, WriteRules
-from flush.base.swap import swapped, unborn
-from flush.base.table import BaseTable
-from flush.commits.committer import commit, prune
-from flush.commits.report import CommitReport
-from flush.errors import (
+from memwal.flush.base.setup import OnDuplicate, Upsert, WriteRules
+from memwal.flush.base.swap import swapped, unborn
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.committer import commit, prune
+from memwal.flush.commits.report import CommitReport
+from memwal.flush.errors import (
     CommitConflict,
     CountMismatch,
     FlushError,
@@ -18,18 +18,18 @@ from flush.errors import (
     TableExists,
     UnsupportedTable,
 )
-from flush.garbage.orphans import OrphanGarbage, collect_orphans
-from flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
-from flush.garbage.retained import BaseNeeds, base_needs
-from flush.garbage.ssts import SstCollector, SstGarbage, asks_for
-from flush.resizing.routing import finish as finish_resize
-from flush.resizing.steps import BUCKETS_MAX, ResizeReport, being_resized, resize
-from flush.sst.bloom import bloom_bytes, contains
-from flush.sst.file_options import FileOptions
-from flush.sst.files import read_sst, verify, write_sst
-from flush.sst.flusher import FlushAttempts, flush
-from flush.sst.indexes import SstIndexes
-from flush.sst.key_sidecar import write_key_sidecar
+from memwal.flush.garbage.orphans import OrphanGarbage, collect_orphans
+from memwal.flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
+from memwal.flush.garbage.retained import BaseNeeds, base_needs
+from memwal.flush.garbage.ssts import SstCollector, SstGarbage, asks_for
+from memwal.flush.resizing.routing import finish as finish_resize
+from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, being_resized, resize
+from memwal.flush.sst.bloom import bloom_bytes, contains
+from memwal.flush.sst.file_options import FileOptions
+from memwal.flush.sst.files import read_sst, verify, write_sst
+from memwal.flush.sst.flusher import FlushAttempts, flush
+from memwal.flush.sst.indexes import SstIndexes
+from memwal.flush.sst.key_sidecar import write_key_sidecar
 
 __all__ = [
     "BUCKETS_MAX",

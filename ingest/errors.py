@@ -16,6 +16,9 @@ INTERNAL         report it: a fault of this program                          1
 ===============  ==========================================================  =========
 
 Where package errors become the six kinds: every public method is wrapped once, here.
+
+Spark and Avro are extras of the distribution. Nothing imports them at the start; where one is missing when it is
+needed, the error names the command that installs it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from ingest.suggest import suggestion
+from memwal.ingest.suggest import suggestion
 
 _MEANT = {
     "where": "filter",
@@ -50,6 +53,13 @@ MOVED = "moved"
 """Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
 `details["region"]`. And why a client finds it so: there was no answer; the table has another routing by now; while it
 waited another daemon has claimed the region."""
+_EXTRAS = {
+    "pyspark": ("PySpark", "spark"),
+    "py4j": ("PySpark", "spark"),
+    "pandas": ("pandas, which PySpark needs,", "spark"),
+    "fastavro": ("fastavro", "kafka"),
+}
+"""By the name that is imported: how to call it, and the extra of the distribution that installs it."""
 SILENT = "source_silent"
 """Why a run is Unavailable, in the details of the error: the source does not answer, which passes by itself."""
 
@@ -135,7 +145,12 @@ def classify(error: BaseException) -> MemWalError:
     """
     if isinstance(error, MemWalError):
         return error
-    found = _of_os_error(error) if isinstance(error, OSError) else _of_type(error)
+    if isinstance(error, OSError):
+        found = _of_os_error(error)
+    elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRAS:
+        found = _of_missing_extra(error)
+    else:
+        found = _of_type(error)
     found.__cause__ = error
     return found
 
@@ -149,6 +164,11 @@ def from_wire(wire: Mapping[str, Any]) -> MemWalError:
     """The error that `to_wire` described; a kind this version does not know becomes Internal."""
     kind = KINDS.get(str(wire.get("kind")), Internal)
     return kind(str(wire.get("message", "")), wire.get("details") or {})
+
+
+def _of_missing_extra(error: ModuleNotFoundError) -> MemWalError:
+    what, extra = _EXTRAS[str(error.name).partition(".")[0]]
+    return Invalid(f"{what} is not installed, and this needs it: pip install 'memwal[{extra}]'")
 
 
 def _of_type(error: BaseException) -> MemWalError:
@@ -170,42 +190,46 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
     """
     from pyarrow import flight
 
-    import flush.errors
-    import memtable.errors
-    import wal.errors
-    import wal.panics
+    import memwal.flush.errors
+    import memwal.memtable.errors
+    import memwal.wal.errors
+    import memwal.wal.panics
 
     wrong_request = (
-        memtable.errors.InvalidRows,
-        wal.errors.StoreRefused,
-        flush.errors.NotALanceTable,
-        flush.errors.TableExists,
-        flush.errors.NotInitialised,
-        flush.errors.UnsupportedTable,
-        flush.errors.InvalidFileOptions,
-        flush.errors.InvalidResize,
+        memwal.memtable.errors.InvalidRows,
+        memwal.wal.errors.StoreRefused,
+        memwal.flush.errors.NotALanceTable,
+        memwal.flush.errors.TableExists,
+        memwal.flush.errors.NotInitialised,
+        memwal.flush.errors.UnsupportedTable,
+        memwal.flush.errors.InvalidFileOptions,
+        memwal.flush.errors.InvalidResize,
         flight.FlightUnauthenticatedError,
         flight.FlightUnauthorizedError,
     )
     may_pass = (
-        wal.errors.Poisoned,
-        wal.errors.StoreUnavailable,
-        wal.errors.Overtaken,
-        wal.errors.Sealed,
-        wal.errors.Resized,
-        flush.errors.SstInvalid,
-        flush.errors.CommitConflict,
+        memwal.wal.errors.Poisoned,
+        memwal.wal.errors.StoreUnavailable,
+        memwal.wal.errors.Overtaken,
+        memwal.wal.errors.Sealed,
+        memwal.wal.errors.Resized,
+        memwal.flush.errors.SstInvalid,
+        memwal.flush.errors.CommitConflict,
         flight.FlightUnavailableError,
     )
     # MemTableFailed: the rows are in the WAL already, and the next claim of the region replays them.
-    may_be_applied = (wal.errors.OutcomeUnknown, memtable.errors.MemTableFailed, flight.FlightTimedOutError)
+    may_be_applied = (
+        memwal.wal.errors.OutcomeUnknown,
+        memwal.memtable.errors.MemTableFailed,
+        flight.FlightTimedOutError,
+    )
     return (
-        ((wal.errors.Fenced,), FencedError),
+        ((memwal.wal.errors.Fenced,), FencedError),
         (may_be_applied, UnknownOutcome),
-        ((wal.errors.Corrupt, flush.errors.CountMismatch), Corrupted),
+        ((memwal.wal.errors.Corrupt, memwal.flush.errors.CountMismatch), Corrupted),
         (wrong_request, Invalid),
         (may_pass, Unavailable),
-        ((wal.panics.RustPanic,), Internal),
+        ((memwal.wal.panics.RustPanic,), Internal),
     )
 
 
@@ -262,7 +286,9 @@ def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             raise wrong_call(method, args, kwargs) or classify(error) from error
         except BaseException as error:
-            from wal.panics import as_exception  # only now: with it comes Lance, and a daemon starts without pandas
+            from memwal.wal.panics import (
+                as_exception,  # only now: with it comes Lance, and a daemon starts without pandas
+            )
 
             raise classify(as_exception(error)) from error
 
@@ -271,7 +297,7 @@ def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
 
 def wrong_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invalid | None:
     """What is wrong with the arguments of a call that Python itself refuses; None where they fit the method."""
-    signature, name = inspect.signature(method), method.__name__.removesuffix("_embedded")  # `ingest.open`
+    signature, name = inspect.signature(method), method.__name__.removesuffix("_embedded")  # `memwal.open`
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from ingest.errors import NOT_OWNER, RESIZED, Unavailable
+from memwal.ingest.errors import NOT_OWNER, RESIZED, Unavailable
 
 
 def resized(uri: str, ours: int, theirs: int) -> Unavailable:

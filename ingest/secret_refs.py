@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from ingest.errors import Invalid
+from memwal.ingest.errors import Invalid
 
 HIDDEN = "(hidden)"
 _SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|jaas|proxy", re.IGNORECASE)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from ingest.errors import classify
+from memwal.ingest.errors import classify
 
 _LOG = logging.getLogger("memwal.periodic")
 

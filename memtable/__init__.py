@@ -1,13 +1,21 @@
 """The memtable: rows of one generation with their key, vector, text and scalar indexes, in memory only."""
 
-from memtable.conversion import convert
-from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
-from memtable.exact_cast import exact, is_list, misfit, overflows
-from memtable.index_spec import IndexSpec, check_indexes
-from memtable.schema import TOMBSTONE, emptied, key_columns, required_columns, row_schema, tombstones, with_tombstone
-from memtable.snapshot import Snapshot
-from memtable.table import Checked, MemTable
-from memtable.vector.model import VectorModel
+from memwal.memtable.conversion import convert
+from memwal.memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
+from memwal.memtable.exact_cast import exact, is_list, misfit, overflows
+from memwal.memtable.index_spec import IndexSpec, check_indexes
+from memwal.memtable.schema import (
+    TOMBSTONE,
+    emptied,
+    key_columns,
+    required_columns,
+    row_schema,
+    tombstones,
+    with_tombstone,
+)
+from memwal.memtable.snapshot import Snapshot
+from memwal.memtable.table import Checked, MemTable
+from memwal.memtable.vector.model import VectorModel
 
 __all__ = [
     "TOMBSTONE",

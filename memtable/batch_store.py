@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 import pyarrow as pa
 
-from memtable.arrays import Positions
+from memwal.memtable.arrays import Positions
 
 # Small batches are merged, so that there are few to look through; large ones would cost more to copy than to look at.
 SMALL_ROWS = 4_096

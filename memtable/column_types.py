@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from memtable.errors import InvalidRows
+from memwal.memtable.errors import InvalidRows
 
 _EXTENSIONS = ("arrow.uuid", "arrow.bool8")
 _FLAT = (

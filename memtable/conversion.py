@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memtable.errors import InvalidRows
-from memtable.exact_cast import exact, is_list, misfit
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.exact_cast import exact, is_list, misfit
 
 
 def convert(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from memtable.errors import InvalidRows
+from memwal.memtable.errors import InvalidRows
 
 IndexKind = Literal["ivf_pq", "fts", "btree"]
 METRICS = ("l2", "cosine", "dot")

@@ -14,11 +14,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pyarrow as pa
 
-from memtable.arrays import Mask
-from memtable.column_types import check_types
-from memtable.conversion import convert
-from memtable.errors import InvalidRows
-from memtable.index_spec import nearest
+from memwal.memtable.arrays import Mask
+from memwal.memtable.column_types import check_types
+from memwal.memtable.conversion import convert
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.index_spec import nearest
 
 TOMBSTONE = "_tombstone"
 PRIMARY_KEY = b"lance-schema:unenforced-primary-key"

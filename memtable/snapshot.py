@@ -12,21 +12,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memtable.arrays import GrowableArray, Mask, Positions, Scores
-from memtable.batch_store import Batches
-from memtable.conversion import convert
-from memtable.errors import InvalidRows
-from memtable.filter.conditions import AnyOf, Condition, Narrowing
-from memtable.filter.plan import plan
-from memtable.filter.predicate import evaluate
-from memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
-from memtable.index_spec import nearest
-from memtable.key.index import KeyIndex
-from memtable.key.none import NoKeys, no_key
-from memtable.schema import TOMBSTONE
-from memtable.text.index import TextIndex
-from memtable.text.query import TextQuery
-from memtable.vector.index import VectorIndex
+from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores
+from memwal.memtable.batch_store import Batches
+from memwal.memtable.conversion import convert
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.filter.conditions import AnyOf, Condition, Narrowing
+from memwal.memtable.filter.plan import plan
+from memwal.memtable.filter.predicate import evaluate
+from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
+from memwal.memtable.index_spec import nearest
+from memwal.memtable.key.index import KeyIndex
+from memwal.memtable.key.none import NoKeys, no_key
+from memwal.memtable.schema import TOMBSTONE
+from memwal.memtable.text.index import TextIndex
+from memwal.memtable.text.query import TextQuery
+from memwal.memtable.vector.index import VectorIndex
 
 # An index is of use where it names less than this part of the rows: one row fetched costs as much as this many, or for
 # texts half as many, evaluated where they lie.

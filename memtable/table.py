@@ -17,19 +17,19 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from memtable.arrays import GrowableArray
-from memtable.batch_store import BatchStore
-from memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
-from memtable.filter.scalar_index import ScalarIndex
-from memtable.index_spec import IndexSpec, check_indexes, vector_width
-from memtable.key.index import KeyIndex
-from memtable.key.none import NoKeys
-from memtable.schema import TOMBSTONE, is_key_type
-from memtable.snapshot import Indexes, Snapshot
-from memtable.text.index import TextIndex
-from memtable.vector.column import VectorBatch, read_vectors
-from memtable.vector.index import VectorIndex
-from memtable.vector.model import VectorModel
+from memwal.memtable.arrays import GrowableArray
+from memwal.memtable.batch_store import BatchStore
+from memwal.memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
+from memwal.memtable.filter.scalar_index import ScalarIndex
+from memwal.memtable.index_spec import IndexSpec, check_indexes, vector_width
+from memwal.memtable.key.index import KeyIndex
+from memwal.memtable.key.none import NoKeys
+from memwal.memtable.schema import TOMBSTONE, is_key_type
+from memwal.memtable.snapshot import Indexes, Snapshot
+from memwal.memtable.text.index import TextIndex
+from memwal.memtable.vector.column import VectorBatch, read_vectors
+from memwal.memtable.vector.index import VectorIndex
+from memwal.memtable.vector.model import VectorModel
 
 
 @dataclass(frozen=True)

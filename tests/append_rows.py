@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-import ingest
-from flush.verification.runner import verify_table
+import memwal
+from memwal.flush.verification.runner import verify_table
+from memwal.wal import open_store
 from tests.conftest import toml
-from wal import open_store
 
 WIDTH = 4
 SCHEMA = pa.schema([("n", pa.int64()), ("body", pa.string()), ("vector", pa.list_(pa.float32(), WIDTH))])
@@ -37,7 +37,7 @@ def counted(table: Any, level: str = "latest") -> Counter[int | None]:
 def opened(uri: str, buckets: int | None = None, /, **sections: Any) -> Any:
     """The table at `uri`; a new one of `buckets` regions."""
     new = {} if buckets is None else {"schema": SCHEMA, "key": (), "regions": buckets, "indexes": INDEXES}
-    return ingest.open(uri, settings=QUIET | sections, **new)
+    return memwal.open(uri, settings=QUIET | sections, **new)
 
 
 def clean(uri: str) -> None:

@@ -13,10 +13,10 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-import flush
-from flush import BaseTable, CommitReport
-from memtable import IndexSpec, MemTable, row_schema, with_tombstone
-from wal import (
+from memwal import flush
+from memwal.flush import BaseTable, CommitReport
+from memwal.memtable import IndexSpec, MemTable, row_schema, with_tombstone
+from memwal.wal import (
     Claim,
     FakeClock,
     LanceCodec,

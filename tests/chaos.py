@@ -145,7 +145,7 @@ class Scene:
     def _kept(self, command: str, name: str, port: str = "") -> Kept:
         ports = {"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {}
         env = environment({**self.place.environ, **ports})
-        words = [sys.executable, "-m", "ingest.cli.app", command, str(self.config)]
+        words = [sys.executable, "-m", "memwal.ingest.cli.app", command, str(self.config)]
         return Kept(words, env, self.directory / f"{command}-{name}.log")
 
     def produce(self) -> None:

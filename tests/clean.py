@@ -4,9 +4,9 @@ owner has done what was left to do, and then no SST directory that nobody needs.
 
 from __future__ import annotations
 
-from flush import BaseTable, SstCollector, SstGarbage, base_needs, collect_orphans
-from flush.verification.runner import verify_table
-from wal import FakeClock, ObjectStore, SystemClock, regions
+from memwal.flush import BaseTable, SstCollector, SstGarbage, base_needs, collect_orphans
+from memwal.flush.verification.runner import verify_table
+from memwal.wal import FakeClock, ObjectStore, SystemClock, regions
 
 _WAY_OFF = 1e9
 """Seconds by which a collector's clock is ahead: everything is old enough."""

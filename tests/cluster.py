@@ -19,11 +19,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-import ingest
-import wal
-from flush import BaseTable
-from ingest.daemon.placement import target
-from ingest.rpc.wire import pack
+import memwal
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.daemon.placement import target
+from memwal.ingest.rpc.wire import pack
 from tests.s3_server import free_ports
 
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
@@ -112,7 +112,7 @@ class Cluster:
                 self._at = self.owners()
             endpoint = self._at.get(region)
             if endpoint is not None:
-                with suppress(ingest.Unavailable, ingest.UnknownOutcome, ingest.FencedError):
+                with suppress(memwal.Unavailable, memwal.UnknownOutcome, memwal.FencedError):
                     self.client(endpoint).put(rows, token=token, timeout=0.5)
                     return True
                 self._clients.pop(endpoint, None)
@@ -122,7 +122,7 @@ class Cluster:
 
     def client(self, endpoint: str) -> Any:
         if endpoint not in self._clients:
-            self._clients[endpoint] = ingest.connect(endpoint)
+            self._clients[endpoint] = memwal.connect(endpoint)
         return self._clients[endpoint]
 
     def rows(self) -> dict[int, str]:
@@ -152,4 +152,4 @@ class Cluster:
 def start_daemon(start: Callable[..., Any], config: Path, endpoint: str) -> Any:
     """Start the daemon of `endpoint`; it is not waited for."""
     env = {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
-    return start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=env)
+    return start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=env)

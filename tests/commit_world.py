@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush
-from flush import BaseTable, CommitReport
-from flush.commits import committer
-from flush.commits.changes import read_changes
-from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
-from wal import (
+from memwal import flush
+from memwal.flush import BaseTable, CommitReport
+from memwal.flush.commits import committer
+from memwal.flush.commits.changes import read_changes
+from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from memwal.wal import (
     Claim,
     FakeClock,
     LanceCodec,

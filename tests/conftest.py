@@ -106,7 +106,6 @@ def end(process: subprocess.Popen[str]) -> None:
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """This process's environment without MEMWAL__ variables, with `changes` (None removes a variable)."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MEMWAL")}
-    environ["PYTHONPATH"] = str(ROOT)
     environ["COLUMNS"] = "200"
     for name, value in (changes or {}).items():
         if value is None:
@@ -160,7 +159,7 @@ def uri(tmp_path: Path) -> str:
 @pytest.fixture
 def open_small(uri: str) -> Iterator[Callable[..., Any]]:
     """Opens the small table at `uri`, created at the first call; what the test leaves open is closed at its end."""
-    import ingest
+    import memwal
 
     opened = []
 
@@ -169,13 +168,13 @@ def open_small(uri: str) -> Iterator[Callable[..., Any]]:
     ) -> Any:
         settings = {"commit": {"interval": commit}, **sections}
         new: dict[str, Any] = {} if Path(at).exists() else {"regions": regions}
-        table = ingest.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, take_over=take_over, **new)
+        table = memwal.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, take_over=take_over, **new)
         opened.append(table)
         return table
 
     yield open_table
     for table in opened:
-        with suppress(ingest.FencedError):  # an older writer's last rows that were never durable
+        with suppress(memwal.FencedError):  # an older writer's last rows that were never durable
             table.close()
 
 
@@ -333,7 +332,7 @@ def memwal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
         timeout: float = 500.0,
     ) -> Ran:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ingest.cli.app", *map(str, arguments)],
+            [sys.executable, "-m", "memwal.ingest.cli.app", *map(str, arguments)],
             cwd=cwd,
             env=environment(env),
             stdin=subprocess.DEVNULL,
@@ -395,7 +394,7 @@ def serve(start: Callable[..., Running]) -> Callable[..., tuple[Running, str]]:
 
 def serve_with(start: Callable[..., Running], config: Path, *options: str) -> tuple[Running, str]:
     """See the fixture `serve`."""
-    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config), *options])
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config), *options])
     line = running.line_with("serving")
     return running, line.rsplit(" ", 1)[1]
 

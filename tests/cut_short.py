@@ -33,15 +33,15 @@ from unittest import mock
 import lance
 import psutil
 
-import ingest
-from ingest.pipeline.checks import written_schema
-from ingest.settings.load import Settings, load
-from ingest.sink import foreach_batch as spark_sink
-from ingest.sink.foreach_batch import MemWalSink
-from ingest.source.stream import read_stream
-from ingest.spark.errors import found_in, of_spark
-from ingest.spark.session import configuration, start_session
-from ingest.table.create import find_or_create
+import memwal
+from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.sink import foreach_batch as spark_sink
+from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.errors import found_in, of_spark
+from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.table.create import find_or_create
 from tests.chaos import CLUSTER
 from tests.cluster import spread, start_daemon
 from tests.conftest import ROOT, starter, toml, wait_until
@@ -215,7 +215,7 @@ class Scene:
 
     def check(self) -> None:
         """Compare the table, and its dead letters, with what was landed."""
-        with ingest.connect(self.sink._owner()) as table:
+        with memwal.connect(self.sink._owner()) as table:
             stored = table.scan(list(COLUMNS)).to_pylist()
         rows = Counter((row["id"], row["name"], row["price"]) for row in stored)
         letters: Counter[str] = Counter()
@@ -317,7 +317,7 @@ def said_of(spark: Any, directory: Path, case: Case, boundary: int, way: Way, *,
             tasks = scene.cut(boundary, way)
             scene.resume(anew=anew)
             scene.check()
-        except (AssertionError, ingest.MemWalError) as error:
+        except (AssertionError, memwal.MemWalError) as error:
             return False, str(error)
     return True, "; ".join(map(how_it_ended, tasks)) or "no task of the sink had begun"
 

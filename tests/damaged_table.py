@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-import ingest
-from flush import BaseTable, bloom_bytes, write_key_sidecar
-from flush.verification.runner import Verified, verify_table
-from wal import (
+import memwal
+from memwal.flush import BaseTable, bloom_bytes, write_key_sidecar
+from memwal.flush.verification.runner import Verified, verify_table
+from memwal.wal import (
     ManifestStore,
     RegionManifest,
     SsTable,
     open_store,
 )
-from wal.layout import (
+from memwal.wal.layout import (
     entry_key,
     manifest_key,
     manifest_prefix,
@@ -52,7 +52,7 @@ def rows(ids: range | list[int], version: int) -> list[dict[str, Any]]:
 def opened(uri: str) -> Any:
     """The table, claimed."""
     new = {} if Path(uri).exists() else {"schema": SCHEMA, "key": "id", "regions": 2, "indexes": INDEXES}
-    return ingest.open(uri, settings=SETTINGS, **new)
+    return memwal.open(uri, settings=SETTINGS, **new)
 
 
 def grow(uri: str) -> Iterator[str]:

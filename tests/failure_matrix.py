@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import flush.base.fsync
-import wal.store.local
-from wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
+import memwal.flush.base.fsync
+import memwal.wal.store.local
+from memwal.wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
 
 _Keys = list[str]
 _Infos = list[ObjectInfo]
@@ -244,7 +244,7 @@ class SystemCalls:
     def installed(self) -> Iterator[SystemCalls]:
         """These calls are what the modules make, until the end of the `with`."""
         with ExitStack() as patches:
-            for module in (wal.store.local, flush.base.fsync):
+            for module in (memwal.wal.store.local, memwal.flush.base.fsync):
                 patches.enter_context(patch.object(module, "os", self))
             yield self
 

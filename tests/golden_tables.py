@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import ingest
+import memwal
 
 ARCHIVES = Path(__file__).parent / "golden" / "tables"
 WIDTH = 8
@@ -33,7 +33,7 @@ COMMITTED, FLUSHED, LOGGED = range(300), range(300, 330), range(330, 340)
 """Ids of the rows of each level."""
 CHANGED, DELETED = 5, 6
 """Of a table with a key: committed ids whose newest version is in the log."""
-TOKEN = ingest.Token("loader", 7)
+TOKEN = memwal.Token("loader", 7)
 """Of the put of `LOGGED`."""
 
 
@@ -76,7 +76,7 @@ def rows(ids: range, said: str = "row") -> pa.Table:
 def make(kind: Kind, at: Path) -> None:
     """Write the table: rows of each level, and the log as a process leaves it that ends without a flush."""
     settings = {"regions": {"count": 2}, "commit": {"interval": "0s"}, "memtable": {"vector_train_rows": 256}}
-    with ingest.open(at, schema=SCHEMA, key=kind.key, indexes=kind.indexes, settings=settings | kind.settings) as table:
+    with memwal.open(at, schema=SCHEMA, key=kind.key, indexes=kind.indexes, settings=settings | kind.settings) as table:
         table.put(rows(COMMITTED))
         table.flush()
         table.commit()

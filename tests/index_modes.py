@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from memtable import Checked, MemTable
+from memwal.memtable import Checked, MemTable
 
 
 class IndexedAtOnce(MemTable):

@@ -249,7 +249,7 @@ class KafkaServer:
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """An empty topic, there when this returns."""
-        from confluent_kafka.admin import NewTopic
+        from confluent_kafka.cimpl import NewTopic
 
         admin = self._admin()  # kept until the answer is there, which needs it alive
         admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_READY_WITHIN)

@@ -8,7 +8,7 @@ import lance
 import pyarrow as pa
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
-from wal import RegionManifest
+from memwal.wal import RegionManifest
 
 
 def snapshots(manifests: Iterable[RegionManifest]) -> list[ShardSnapshot]:

@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.failure_matrix import FaultyStore, Killed
-from tests.log_rows import CODEC, rows
-from wal import (
+from memwal.wal import (
     BatchPart,
     Claim,
     Clock,
@@ -29,7 +27,9 @@ from wal import (
     check_succession,
     claim,
 )
-from wal.layout import manifest_key, parse_entry_key, wal_prefix
+from memwal.wal.layout import manifest_key, parse_entry_key, wal_prefix
+from tests.failure_matrix import FaultyStore, Killed
+from tests.log_rows import CODEC, rows
 
 REGION = bucket_region(0)
 

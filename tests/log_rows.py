@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from wal import LanceCodec, MemoryStore
+from memwal.wal import LanceCodec, MemoryStore
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
 CODEC = LanceCodec(SCHEMA)

@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
-from ingest.sink.send import SendTask
-from ingest.sink.small import OneTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.small import OneTask
 
 _LONGEST = 120.0
 """Seconds that a stage waits at most: its driver may be gone."""

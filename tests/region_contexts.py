@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-import wal
-from ingest.region.context import Limits, RegionContext
-from memtable import row_schema
+from memwal import wal
+from memwal.ingest.region.context import Limits, RegionContext
+from memwal.memtable import row_schema
 
 LIMITS = Limits(
     entry_size_max=1 << 20,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.source.columns import BLOCK, BUCKET, COORDINATES, FILE, LANDED, OFFSET, PLACE, ROW, place_column
+from memwal.ingest.source.columns import BLOCK, BUCKET, COORDINATES, FILE, LANDED, OFFSET, PLACE, ROW, place_column
 
 
 def placed(

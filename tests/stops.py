@@ -49,7 +49,7 @@ class Stops:
         self.checkpoint, config = directory / "checkpoint", directory / "stops.toml"
         config.write_text(toml(self._sections(append, part)))
         kafka.create_topic(self.topic, partitions=PARTITIONS)
-        words = [sys.executable, "-m", "ingest.cli.app", "run", str(config)]
+        words = [sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config)]
         self.run = Kept(words, environment(), directory / "run.log")
 
     def _sections(self, append: bool, part: int) -> dict[str, dict[str, Any]]:

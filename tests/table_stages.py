@@ -23,12 +23,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush
-from flush import BaseTable, read_sst
-from memtable import TOMBSTONE, MemTable, row_schema, tombstones, with_tombstone
-from tests.clean import assert_clean
-from tests.log_life import check_chain
-from wal import (
+from memwal import flush
+from memwal.flush import BaseTable, read_sst
+from memwal.memtable import TOMBSTONE, MemTable, row_schema, tombstones, with_tombstone
+from memwal.wal import (
     Claim,
     Entry,
     FakeClock,
@@ -44,7 +42,9 @@ from wal import (
     claim,
     open_store,
 )
-from wal.layout import parse_entry_key, wal_prefix
+from memwal.wal.layout import parse_entry_key, wal_prefix
+from tests.clean import assert_clean
+from tests.log_life import check_chain
 
 REGION = bucket_region(0)
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])

@@ -1,13 +1,13 @@
 """The log: entries, region manifests, epochs and fencing over an object store. See README.md for formats and
 protocol."""
 
-from wal.appender import WalAppender
-from wal.clock import Clock, FakeClock, Ids, SeededIds, SystemClock, SystemIds
-from wal.codec.arrow import ArrowCodec
-from wal.codec.lance import LanceCodec
-from wal.codec.port import WAL_FORMATS, EntryCodec, WalFormat, codec_for
-from wal.epoch import EpochGuard
-from wal.errors import (
+from memwal.wal.appender import WalAppender
+from memwal.wal.clock import Clock, FakeClock, Ids, SeededIds, SystemClock, SystemIds
+from memwal.wal.codec.arrow import ArrowCodec
+from memwal.wal.codec.lance import LanceCodec
+from memwal.wal.codec.port import WAL_FORMATS, EntryCodec, WalFormat, codec_for
+from memwal.wal.epoch import EpochGuard
+from memwal.wal.errors import (
     ConcurrentUse,
     Corrupt,
     Fenced,
@@ -20,21 +20,21 @@ from wal.errors import (
     StoreUnavailable,
     WalError,
 )
-from wal.fence import Claim, claim
-from wal.garbage import WalCollector, WalGarbage
-from wal.invariants import InvariantViolation, check_succession
-from wal.layout import bucket_region, regions
-from wal.lease import ReadLease
-from wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
-from wal.manifest_garbage import ManifestCollector, ManifestGarbage
-from wal.options import WalOptions
-from wal.records import BatchPart, Entry, EntryHeader
-from wal.replay import find_tip, read_tail, replay
-from wal.store.local import LocalStore
-from wal.store.memory import MemoryStore
-from wal.store.open import open_store, probe
-from wal.store.port import ObjectInfo, ObjectStore, PutOutcome
-from wal.tail import WalTailer
+from memwal.wal.fence import Claim, claim
+from memwal.wal.garbage import WalCollector, WalGarbage
+from memwal.wal.invariants import InvariantViolation, check_succession
+from memwal.wal.layout import bucket_region, regions
+from memwal.wal.lease import ReadLease
+from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
+from memwal.wal.manifest_garbage import ManifestCollector, ManifestGarbage
+from memwal.wal.options import WalOptions
+from memwal.wal.records import BatchPart, Entry, EntryHeader
+from memwal.wal.replay import find_tip, read_tail, replay
+from memwal.wal.store.local import LocalStore
+from memwal.wal.store.memory import MemoryStore
+from memwal.wal.store.open import open_store, probe
+from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome
+from memwal.wal.tail import WalTailer
 
 __all__ = [
     "WAL_FORMATS",

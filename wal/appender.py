@@ -20,18 +20,18 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from wal.applied import AppliedMap
-from wal.clock import Clock, Ids
-from wal.codec.port import EntryCodec
-from wal.epoch import EpochGuard
-from wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
-from wal.layout import entry_key
-from wal.manifest import ManifestStore
-from wal.options import WalOptions
-from wal.records import BatchPart, EntryHeader
-from wal.slot import settle
-from wal.snapshots import write_snapshot
-from wal.store.port import ObjectStore
+from memwal.wal.applied import AppliedMap
+from memwal.wal.clock import Clock, Ids
+from memwal.wal.codec.port import EntryCodec
+from memwal.wal.epoch import EpochGuard
+from memwal.wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
+from memwal.wal.layout import entry_key
+from memwal.wal.manifest import ManifestStore
+from memwal.wal.options import WalOptions
+from memwal.wal.records import BatchPart, EntryHeader
+from memwal.wal.slot import settle
+from memwal.wal.snapshots import write_snapshot
+from memwal.wal.store.port import ObjectStore
 
 _PROOF_LASTS = 5.0
 """Seconds after which an append looks at the manifest again: a busy region reads it twelve times a minute, an idle one

@@ -7,8 +7,8 @@ entry of a newer epoch ends all open batches, because the writer that could have
 
 from __future__ import annotations
 
-from wal.errors import Corrupt
-from wal.records import Entry
+from memwal.wal.errors import Corrupt
+from memwal.wal.records import Entry
 
 _BatchKey = tuple[str, int, str]
 

@@ -13,11 +13,11 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
-from wal.codec.port import EntryCodec
-from wal.errors import Corrupt
-from wal.layout import entry_key
-from wal.records import Entry, EntryHeader
-from wal.store.port import ObjectStore
+from memwal.wal.codec.port import EntryCodec
+from memwal.wal.errors import Corrupt
+from memwal.wal.layout import entry_key
+from memwal.wal.records import Entry, EntryHeader
+from memwal.wal.store.port import ObjectStore
 
 _BYTES_AHEAD = 64 << 20
 _AHEAD_PER_READER = 2

@@ -9,7 +9,7 @@ import threading
 from typing import NoReturn
 from uuid import UUID
 
-from wal.errors import Fenced
+from memwal.wal.errors import Fenced
 
 
 class EpochGuard:

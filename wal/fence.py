@@ -51,21 +51,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from wal.applied import AppliedMap
-from wal.clock import Clock, Ids
-from wal.codec.port import EntryCodec
-from wal.entry_reader import EntryReader
-from wal.epoch import EpochGuard
-from wal.errors import Corrupt, Resized, Sealed
-from wal.layout import manifest_prefix, wal_prefix
-from wal.manifest import ManifestStore, RegionManifest, RegionStatus
-from wal.options import CLOCK_RATE, WalOptions
-from wal.patience import PatientReads, patient
-from wal.records import Entry, EntryHeader
-from wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
-from wal.slot import settle
-from wal.snapshots import write_snapshot
-from wal.store.port import ObjectStore
+from memwal.wal.applied import AppliedMap
+from memwal.wal.clock import Clock, Ids
+from memwal.wal.codec.port import EntryCodec
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.epoch import EpochGuard
+from memwal.wal.errors import Corrupt, Resized, Sealed
+from memwal.wal.layout import manifest_prefix, wal_prefix
+from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus
+from memwal.wal.options import CLOCK_RATE, WalOptions
+from memwal.wal.patience import PatientReads, patient
+from memwal.wal.records import Entry, EntryHeader
+from memwal.wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
+from memwal.wal.slot import settle
+from memwal.wal.snapshots import write_snapshot
+from memwal.wal.store.port import ObjectStore
 
 
 @dataclass

@@ -17,10 +17,10 @@ import zlib
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
-from wal.errors import Corrupt, WalError
-from wal.layout import fences_key
-from wal.records import EntryHeader
-from wal.store.port import ObjectStore
+from memwal.wal.errors import Corrupt, WalError
+from memwal.wal.layout import fences_key
+from memwal.wal.records import EntryHeader
+from memwal.wal.store.port import ObjectStore
 
 _NO_CHECKSUM = "0" * 8
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from wal.errors import Corrupt
-from wal.records import EntryHeader
+from memwal.wal.errors import Corrupt
+from memwal.wal.records import EntryHeader
 
 Headers = Callable[[Sequence[int]], Sequence[EntryHeader | Corrupt | None]]
 """Headers of the entries at some positions; None where there is none any more, Corrupt where one cannot be read."""

@@ -25,18 +25,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
-from wal.clock import Clock
-from wal.codec.port import EntryCodec
-from wal.entry_reader import EntryReader
-from wal.errors import Corrupt
-from wal.fence_index import FenceIndex
-from wal.fences import Fences
-from wal.layout import parse_entry_key, wal_prefix
-from wal.manifest import ManifestStore
-from wal.options import WalOptions
-from wal.records import EntryHeader
-from wal.snapshots import superseded
-from wal.store.port import ObjectInfo, ObjectStore
+from memwal.wal.clock import Clock
+from memwal.wal.codec.port import EntryCodec
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.errors import Corrupt
+from memwal.wal.fence_index import FenceIndex
+from memwal.wal.fences import Fences
+from memwal.wal.layout import parse_entry_key, wal_prefix
+from memwal.wal.manifest import ManifestStore
+from memwal.wal.options import WalOptions
+from memwal.wal.records import EntryHeader
+from memwal.wal.snapshots import superseded
+from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")

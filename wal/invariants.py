@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from wal.errors import Corrupt
-from wal.region_manifest import RegionManifest, RegionStatus
+from memwal.wal.errors import Corrupt
+from memwal.wal.region_manifest import RegionManifest, RegionStatus
 
 
 class InvariantViolation(Corrupt):

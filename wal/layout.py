@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid5
 
 if TYPE_CHECKING:
-    from wal.store.port import ObjectStore
+    from memwal.wal.store.port import ObjectStore
 
 ROOT = "_mem_wal/"
 PROBE_PREFIX = ROOT + "probe/"

@@ -34,9 +34,9 @@ it, has none: each read proves ownership first.
 
 from __future__ import annotations
 
-from wal.clock import Clock
-from wal.epoch import EpochGuard
-from wal.manifest import ManifestStore, RegionManifest
+from memwal.wal.clock import Clock
+from memwal.wal.epoch import EpochGuard
+from memwal.wal.manifest import ManifestStore, RegionManifest
 
 Instant = tuple[float, float]
 """What the monotonic clock and the wall clock of this process say, in seconds."""

@@ -23,17 +23,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from wal.clock import Clock, Ids, SystemClock, SystemIds
-from wal.epoch import EpochGuard
-from wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
-from wal.invariants import check_succession
-from wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
-from wal.options import WalOptions
-from wal.patience import patient
-from wal.probing import newest_from
-from wal.region_manifest import RegionManifest, RegionStatus, SsTable
-from wal.slot import settle
-from wal.store.port import ObjectStore, PutOutcome
+from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds
+from memwal.wal.epoch import EpochGuard
+from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
+from memwal.wal.invariants import check_succession
+from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
+from memwal.wal.options import WalOptions
+from memwal.wal.patience import patient
+from memwal.wal.probing import newest_from
+from memwal.wal.region_manifest import RegionManifest, RegionStatus, SsTable
+from memwal.wal.slot import settle
+from memwal.wal.store.port import ObjectStore, PutOutcome
 
 __all__ = ["Change", "ManifestStore", "RegionManifest", "RegionStatus", "SsTable"]
 

@@ -32,10 +32,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from wal.clock import Clock
-from wal.layout import manifest_prefix, parse_manifest_key, pruned_key
-from wal.manifest import ManifestStore, RegionManifest
-from wal.store.port import ObjectInfo, ObjectStore
+from memwal.wal.clock import Clock
+from memwal.wal.layout import manifest_prefix, parse_manifest_key, pruned_key
+from memwal.wal.manifest import ManifestStore, RegionManifest
+from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _KEPT = 64
 """Newest versions that stay: a look at a running region needs no fresh start."""

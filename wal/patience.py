@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from wal.clock import Clock, Ids
-from wal.errors import StoreUnavailable
-from wal.options import WalOptions
-from wal.store.port import ObjectInfo, ObjectStore, PutOutcome
+from memwal.wal.clock import Clock, Ids
+from memwal.wal.errors import StoreUnavailable
+from memwal.wal.options import WalOptions
+from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0

@@ -25,8 +25,8 @@ from uuid import UUID
 
 from google.protobuf.message import DecodeError
 
-from wal.errors import Corrupt
-from wal.messages import CHECKSUM_TAG, EDIT_ID_TAG, SHARD_MANIFEST, SS_TABLE
+from memwal.wal.errors import Corrupt
+from memwal.wal.messages import CHECKSUM_TAG, EDIT_ID_TAG, SHARD_MANIFEST, SS_TABLE
 
 
 class RegionStatus(IntEnum):

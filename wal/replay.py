@@ -17,21 +17,21 @@ from dataclasses import dataclass
 from typing import NoReturn
 from uuid import UUID
 
-from wal.applied import AppliedMap
-from wal.assembler import BatchAssembler
-from wal.clock import Clock, SystemClock
-from wal.codec.port import EntryCodec
-from wal.entry_reader import EntryReader
-from wal.epoch import EpochGuard
-from wal.errors import Corrupt, Overtaken
-from wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
-from wal.manifest import ManifestStore, RegionManifest
-from wal.options import WalOptions
-from wal.patience import patient
-from wal.probing import first_beyond, newest_from
-from wal.records import Entry, EntryHeader
-from wal.snapshots import read_snapshot
-from wal.store.port import ObjectStore
+from memwal.wal.applied import AppliedMap
+from memwal.wal.assembler import BatchAssembler
+from memwal.wal.clock import Clock, SystemClock
+from memwal.wal.codec.port import EntryCodec
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.epoch import EpochGuard
+from memwal.wal.errors import Corrupt, Overtaken
+from memwal.wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
+from memwal.wal.manifest import ManifestStore, RegionManifest
+from memwal.wal.options import WalOptions
+from memwal.wal.patience import patient
+from memwal.wal.probing import first_beyond, newest_from
+from memwal.wal.records import Entry, EntryHeader
+from memwal.wal.snapshots import read_snapshot
+from memwal.wal.store.port import ObjectStore
 
 Progress = Callable[[int, int], None]
 """Told of entries read so far, and of how many there are."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from wal.clock import Clock
-from wal.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
-from wal.options import WalOptions
-from wal.patience import Patience
-from wal.store.port import ObjectStore, PutOutcome
+from memwal.wal.clock import Clock
+from memwal.wal.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+from memwal.wal.options import WalOptions
+from memwal.wal.patience import Patience
+from memwal.wal.store.port import ObjectStore, PutOutcome
 
 
 @dataclass

@@ -39,13 +39,13 @@ from uuid import UUID
 
 import numpy as np
 
-from wal.applied import NONE_RETIRED, AppliedMap, Hashes, Snapshot
-from wal.clock import Clock, Ids
-from wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable
-from wal.layout import parse_snapshot_key, snapshot_key, snapshot_prefix
-from wal.options import WalOptions
-from wal.slot import settle
-from wal.store.port import ObjectInfo, ObjectStore
+from memwal.wal.applied import NONE_RETIRED, AppliedMap, Hashes, Snapshot
+from memwal.wal.clock import Clock, Ids
+from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable
+from memwal.wal.layout import parse_snapshot_key, snapshot_key, snapshot_prefix
+from memwal.wal.options import WalOptions
+from memwal.wal.slot import settle
+from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _CRC = 9
 

@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from uuid import UUID
 
-from wal.assembler import BatchAssembler
-from wal.clock import Clock
-from wal.codec.port import EntryCodec
-from wal.entry_reader import EntryReader
-from wal.errors import Corrupt, WalError
-from wal.manifest import ManifestStore
-from wal.options import WalOptions
-from wal.patience import patient
-from wal.records import Entry
-from wal.replay import missing
-from wal.store.port import ObjectStore
+from memwal.wal.assembler import BatchAssembler
+from memwal.wal.clock import Clock
+from memwal.wal.codec.port import EntryCodec
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.errors import Corrupt, WalError
+from memwal.wal.manifest import ManifestStore
+from memwal.wal.options import WalOptions
+from memwal.wal.patience import patient
+from memwal.wal.records import Entry
+from memwal.wal.replay import missing
+from memwal.wal.store.port import ObjectStore
 
 _MANIFEST_EVERY = 5.0
 """Seconds without news after which the manifest is read, and between two such reads."""

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sortedcontainers import SortedList
 
-from memtable.filter import scalar_index
-from memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
-from memtable.snapshot import WORTH
+from memwal.memtable.filter import scalar_index
+from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
+from memwal.memtable.snapshot import WORTH
 
 Integers = npt.NDArray[np.int64]
 

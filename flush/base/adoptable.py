@@ -19,9 +19,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from flush.base.row_hash import Hashes, row_hashes
-from flush.errors import UnsupportedTable
-from memtable import InvalidRows
+from memwal.flush.base.row_hash import Hashes, row_hashes
+from memwal.flush.errors import UnsupportedTable
+from memwal.memtable import InvalidRows
 
 _HELD = 1 << 23
 """Hashes held at once: 64 MiB, and as much again to sort them."""

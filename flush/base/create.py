@@ -17,20 +17,20 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from flush.base.adoptable import expect_fit, expect_key
-from flush.base.definition import check_definition
-from flush.base.existing_indexes import taken_over
-from flush.base.field_ids import column_ids, field_id, first_ids
-from flush.base.manifest import COMMITTED
-from flush.base.open import open_dataset
-from flush.base.setup import Setup, setup_metadata
-from flush.base.sharding import published_regions
-from flush.errors import NotALanceTable, TableExists, UnsupportedTable
-from memtable import IndexSpec, InvalidRows
-from memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
-from wal import ObjectStore, SystemClock, regions
-from wal.errors import first_line
-from wal.panics import panics_as_errors
+from memwal.flush.base.adoptable import expect_fit, expect_key
+from memwal.flush.base.definition import check_definition
+from memwal.flush.base.existing_indexes import taken_over
+from memwal.flush.base.field_ids import column_ids, field_id, first_ids
+from memwal.flush.base.manifest import COMMITTED
+from memwal.flush.base.open import open_dataset
+from memwal.flush.base.setup import Setup, setup_metadata
+from memwal.flush.base.sharding import published_regions
+from memwal.flush.errors import NotALanceTable, TableExists, UnsupportedTable
+from memwal.memtable import IndexSpec, InvalidRows
+from memwal.memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
+from memwal.wal import ObjectStore, SystemClock, regions
+from memwal.wal.errors import first_line
+from memwal.wal.panics import panics_as_errors
 
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from flush.base.row_hash import is_hashed
-from flush.base.setup import Setup
-from memtable import InvalidRows, MemTable, check_indexes, row_schema
-from memtable.index_spec import nearest
-from wal import WalFormat
+from memwal.flush.base.row_hash import is_hashed
+from memwal.flush.base.setup import Setup
+from memwal.memtable import InvalidRows, MemTable, check_indexes, row_schema
+from memwal.memtable.index_spec import nearest
+from memwal.wal import WalFormat
 
 
 def check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import lance
 
-from flush.base.field_ids import field_id
-from memtable import IndexSpec, InvalidRows
+from memwal.flush.base.field_ids import field_id
+from memwal.memtable import IndexSpec, InvalidRows
 
 _FTS: Mapping[str, Any] = {
     "with_position": False,

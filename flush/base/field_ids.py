@@ -13,7 +13,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from wal.codec.columns import FIELD_ID
+from memwal.wal.codec.columns import FIELD_ID
 
 
 def row_field_ids(dataset: lance.LanceDataset) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import lance
 
-from flush.base.manifest import manifest_names
+from memwal.flush.base.manifest import manifest_names
 
 RECENT = 32
 _SIDE_BY_SIDE_FROM, _WORKERS = 32, 4

@@ -35,7 +35,7 @@ from uuid import UUID
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from wal import Corrupt, ObjectStore
+from memwal.wal import Corrupt, ObjectStore
 
 MEM_WAL_INDEX = "__lance_mem_wal"
 COMMITTED = "memwal:committed"

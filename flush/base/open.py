@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import lance
 
-from flush.base.caches import Session
-from wal import Clock, Corrupt, ObjectStore, SystemClock
-from wal.errors import first_line
-from wal.panics import RustPanic, panics_as_errors
+from memwal.flush.base.caches import Session
+from memwal.wal import Clock, Corrupt, ObjectStore, SystemClock
+from memwal.wal.errors import first_line
+from memwal.wal.panics import RustPanic, panics_as_errors
 
 T = TypeVar("T")
 

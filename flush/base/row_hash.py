@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flush.base.siphash import siphash13
+from memwal.flush.base.siphash import siphash13
 
 Hashes = npt.NDArray[np.uint64]
 

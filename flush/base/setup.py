@@ -27,9 +27,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import lance
 
-from flush.errors import UnsupportedTable
-from memtable import IndexSpec
-from wal import WAL_FORMATS, SystemIds, WalFormat
+from memwal.flush.errors import UnsupportedTable
+from memwal.memtable import IndexSpec
+from memwal.wal import WAL_FORMATS, SystemIds, WalFormat
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"

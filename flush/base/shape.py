@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import lance
 import pyarrow as pa
 
-from flush.base.field_ids import column_ids, with_field_ids
-from memtable import IndexSpec, InvalidRows, check_indexes, row_schema
-from wal.codec.columns import field_ids
+from memwal.flush.base.field_ids import column_ids, with_field_ids
+from memwal.memtable import IndexSpec, InvalidRows, check_indexes, row_schema
+from memwal.wal.codec.columns import field_ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,11 @@ import pyarrow as pa
 from lance.mem_wal import ShardingField, ShardingSpec, evaluate_sharding_spec
 from lance.schema import LanceSchema
 
-from flush.base.row_hash import row_hashes
-from flush.base.siphash import siphash13
-from flush.errors import UnsupportedTable
-from wal import bucket_region
-from wal.layout import UNSHARDED_REGION
+from memwal.flush.base.row_hash import row_hashes
+from memwal.flush.base.siphash import siphash13
+from memwal.flush.errors import UnsupportedTable
+from memwal.wal import bucket_region
+from memwal.wal.layout import UNSHARDED_REGION
 
 Buckets = npt.NDArray[np.int32]
 _ROWS_AT_ONCE = 1 << 16

@@ -26,7 +26,7 @@ from uuid import UUID
 
 from google.protobuf import descriptor_pb2
 
-from flush.base.manifest import (
+from memwal.flush.base.manifest import (
     MessageFields,
     manifest_file,
     manifest_position,
@@ -36,7 +36,7 @@ from flush.base.manifest import (
     named_errors,
     progress,
 )
-from wal import ObjectStore
+from memwal.wal import ObjectStore
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _TEXT, _BYTES, _U64, _I32 = _Field.TYPE_STRING, _Field.TYPE_BYTES, _Field.TYPE_UINT64, _Field.TYPE_INT32

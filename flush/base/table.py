@@ -10,21 +10,21 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
-from flush.base.caches import LanceCaches, Session
-from flush.base.create import adopt, complete, create, existing
-from flush.base.field_ids import column_ids, field_id, row_field_ids
-from flush.base.manifest import read_progress
-from flush.base.open import open_dataset
-from flush.base.setup import REGIONS, TABLE, Setup, WriteRules, metadata_of, read_setup
-from flush.base.shape import Shape, present_indexes, shape_of
-from flush.base.sharding import BucketHash, Buckets, Regions, Routing, RowHash, bucket_regions, published_regions
-from flush.base.vector_models import vector_models
-from flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
-from memtable import IndexSpec, VectorModel, key_columns, required_columns
-from wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
-from wal import regions as regions_of
-from wal.layout import ROOT, manifest_prefix
-from wal.panics import panics_as_errors
+from memwal.flush.base.caches import LanceCaches, Session
+from memwal.flush.base.create import adopt, complete, create, existing
+from memwal.flush.base.field_ids import column_ids, field_id, row_field_ids
+from memwal.flush.base.manifest import read_progress
+from memwal.flush.base.open import open_dataset
+from memwal.flush.base.setup import REGIONS, TABLE, Setup, WriteRules, metadata_of, read_setup
+from memwal.flush.base.shape import Shape, present_indexes, shape_of
+from memwal.flush.base.sharding import BucketHash, Buckets, Regions, Routing, RowHash, bucket_regions, published_regions
+from memwal.flush.base.vector_models import vector_models
+from memwal.flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
+from memwal.memtable import IndexSpec, VectorModel, key_columns, required_columns
+from memwal.wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
+from memwal.wal import regions as regions_of
+from memwal.wal.layout import ROOT, manifest_prefix
+from memwal.wal.panics import panics_as_errors
 
 _LOOK_BACK = 1_000
 """Versions among which the one with the set-up is looked for, where the newest has none."""

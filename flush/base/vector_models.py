@@ -27,10 +27,10 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2
 from lance.file import LanceFileReader, LanceFileSession
 
-from flush.base.existing_indexes import has_files
-from flush.base.manifest import MessageFields, message_classes
-from memtable import IndexSpec, VectorModel
-from wal.panics import as_exception, panics_as_errors
+from memwal.flush.base.existing_indexes import has_files
+from memwal.flush.base.manifest import MessageFields, message_classes
+from memwal.memtable import IndexSpec, VectorModel
+from memwal.wal.panics import as_exception, panics_as_errors
 
 _LOG = logging.getLogger("memwal.models")
 _Field = descriptor_pb2.FieldDescriptorProto

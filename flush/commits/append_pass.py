@@ -29,16 +29,16 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 from lance.mem_wal import CompactedSsTable
 
-from flush.base.field_ids import row_field_ids
-from flush.base.manifest import COMMITTED, highest
-from flush.base.swap import swapped, unborn
-from flush.base.table import BaseTable
-from flush.commits.merge_passes import Written
-from flush.commits.plan import RegionPlan
-from flush.errors import CountMismatch
-from flush.sst.files import sst_batches
-from wal import ObjectStore
-from wal.panics import panics_as_errors
+from memwal.flush.base.field_ids import row_field_ids
+from memwal.flush.base.manifest import COMMITTED, highest
+from memwal.flush.base.swap import swapped, unborn
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.merge_passes import Written
+from memwal.flush.commits.plan import RegionPlan
+from memwal.flush.errors import CountMismatch
+from memwal.flush.sst.files import sst_batches
+from memwal.wal import ObjectStore
+from memwal.wal.panics import panics_as_errors
 
 
 class AppendedRows:

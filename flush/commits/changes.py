@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.commits.held_back import is_failure
-from flush.commits.plan import RegionPlan
-from flush.sst.files import read_sst
-from memtable import TOMBSTONE
-from wal import ObjectStore, SsTable
+from memwal.flush.commits.held_back import is_failure
+from memwal.flush.commits.plan import RegionPlan
+from memwal.flush.sst.files import read_sst
+from memwal.memtable import TOMBSTONE
+from memwal.wal import ObjectStore, SsTable
 
 _READERS = 4
 """SSTs read side by side: on an object store opening one is a few round trips; on a disk Lance uses all cores for

@@ -48,12 +48,12 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
-from flush.base.caches import LanceCaches
-from flush.base.fsync import sync_table
-from flush.base.table import BaseTable
-from flush.commits.append_pass import AppendedRows, mark, unmarked
-from flush.commits.changes import Changes, read_changes
-from flush.commits.foreign_writes import (
+from memwal.flush.base.caches import LanceCaches
+from memwal.flush.base.fsync import sync_table
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.append_pass import AppendedRows, mark, unmarked
+from memwal.flush.commits.changes import Changes, read_changes
+from memwal.flush.commits.foreign_writes import (
     Beside,
     added_keys,
     delete_rows,
@@ -62,14 +62,14 @@ from flush.commits.foreign_writes import (
     rows_of,
     superseded,
 )
-from flush.commits.held_back import HeldBack, is_failure
-from flush.commits.index_catchup import catch_up
-from flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
-from flush.commits.patience import Patience
-from flush.commits.plan import PlanBehind, RegionPlan, agree, taken_back, uncommitted, within
-from flush.commits.report import CommitReport, Tally
-from flush.errors import CommitConflict, CountMismatch
-from wal import (
+from memwal.flush.commits.held_back import HeldBack, is_failure
+from memwal.flush.commits.index_catchup import catch_up
+from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
+from memwal.flush.commits.patience import Patience
+from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, taken_back, uncommitted, within
+from memwal.flush.commits.report import CommitReport, Tally
+from memwal.flush.errors import CommitConflict, CountMismatch
+from memwal.wal import (
     Clock,
     Corrupt,
     Ids,
@@ -81,8 +81,8 @@ from wal import (
     SystemIds,
     WalOptions,
 )
-from wal.layout import regions
-from wal.panics import panics_as_errors
+from memwal.wal.layout import regions
+from memwal.wal.panics import panics_as_errors
 
 MEMORY_MAX = 1 << 30
 """Bytes of rows that one round of a commit takes, where nothing else is said."""

@@ -35,11 +35,11 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flush.base.state import read_state
-from flush.base.table import BaseTable
-from flush.errors import DoubledKey
-from wal import Corrupt, ObjectStore
-from wal.errors import first_line
+from memwal.flush.base.state import read_state
+from memwal.flush.base.table import BaseTable
+from memwal.flush.errors import DoubledKey
+from memwal.wal import Corrupt, ObjectStore
+from memwal.wal.errors import first_line
 
 _LOOK_BACK = 64
 """Versions; each costs two or three small reads."""

@@ -12,9 +12,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from flush.errors import FlushError
-from wal import WalError
-from wal.panics import is_panic
+from memwal.flush.errors import FlushError
+from memwal.wal import WalError
+from memwal.wal.panics import is_panic
 
 COMMON = (WalError, FlushError, OSError, RuntimeError, ValueError)
 

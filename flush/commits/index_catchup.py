@@ -23,10 +23,10 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from flush.base.create import create_scalar_indexes
-from memtable import IndexSpec
-from wal.errors import first_line
-from wal.panics import as_exception
+from memwal.flush.base.create import create_scalar_indexes
+from memwal.memtable import IndexSpec
+from memwal.wal.errors import first_line
+from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.flush")
 

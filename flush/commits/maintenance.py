@@ -32,7 +32,7 @@ from datetime import timedelta
 
 import lance
 
-from flush.base.manifest import MEM_WAL_INDEX
+from memwal.flush.base.manifest import MEM_WAL_INDEX
 
 
 @dataclass(frozen=True, slots=True)

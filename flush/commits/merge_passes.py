@@ -22,8 +22,8 @@ import pyarrow as pa
 from lance.dataset import MergeInsertBuilder
 from lance.mem_wal import CompactedSsTable
 
-from flush.errors import CountMismatch
-from wal.codec.lance_arrays import importable_table
+from memwal.flush.errors import CountMismatch
+from memwal.wal.codec.lance_arrays import importable_table
 
 
 class Written(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flush.errors import CommitConflict
-from wal import Clock
+from memwal.flush.errors import CommitConflict
+from memwal.wal import Clock
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0

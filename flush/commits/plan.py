@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from flush.base.state import read_state, versions
-from wal import Clock, Corrupt, ObjectStore, RegionManifest, SsTable, WalOptions
-from wal.layout import parse_rev, region_prefix, rev
-from wal.slot import settle
+from memwal.flush.base.state import read_state, versions
+from memwal.wal import Clock, Corrupt, ObjectStore, RegionManifest, SsTable, WalOptions
+from memwal.wal.layout import parse_rev, region_prefix, rev
+from memwal.wal.slot import settle
 
 _KEY = re.compile(r"_mem_wal/(?P<region>[0-9a-f-]{36})/commits/(?P<rev>[01]{64})\.json")
 

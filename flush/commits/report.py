@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flush.commits.merge_passes import Written
-from flush.commits.plan import RegionPlan
+from memwal.flush.commits.merge_passes import Written
+from memwal.flush.commits.plan import RegionPlan
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from datetime import timedelta
 
 import lance
 
-from wal import Clock, LocalStore, ObjectInfo, ObjectStore
-from wal.layout import PROBE_PREFIX, ROOT
+from memwal.wal import Clock, LocalStore, ObjectInfo, ObjectStore
+from memwal.wal.layout import PROBE_PREFIX, ROOT
 
 _EVERY_VERSION = timedelta(days=36_500)
 """Versions younger than this are kept: all."""

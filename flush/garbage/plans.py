@@ -25,9 +25,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from flush.base.manifest import manifest_version, set_up_generations
-from flush.commits.plan import parse_plan_key, plan_prefix
-from wal import Corrupt, ObjectStore
+from memwal.flush.base.manifest import manifest_version, set_up_generations
+from memwal.flush.commits.plan import parse_plan_key, plan_prefix
+from memwal.wal import Corrupt, ObjectStore
 
 PLANS_MIN = 64
 """Plans of a region that are worth a look by themselves: the first look reads the manifest of every version."""

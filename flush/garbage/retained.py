@@ -22,9 +22,9 @@ from uuid import UUID
 
 import lance
 
-from flush.base.manifest import compacted_generations, indexed_generations, manifest_version
-from flush.base.table import BaseTable
-from wal import Corrupt, ObjectStore
+from memwal.flush.base.manifest import compacted_generations, indexed_generations, manifest_version
+from memwal.flush.base.table import BaseTable
+from memwal.wal import Corrupt, ObjectStore
 
 _LISTINGS = 3
 """Tries to read a version before it is cleaned up, or the tags before one is deleted; more than one in a row takes two

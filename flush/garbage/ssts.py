@@ -48,10 +48,10 @@ from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
-from flush.garbage.retained import BaseNeeds
-from flush.sst.files import remove_leftovers
-from wal import Clock, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
-from wal.layout import parse_sst_dir, region_prefix, sst_key
+from memwal.flush.garbage.retained import BaseNeeds
+from memwal.flush.sst.files import remove_leftovers
+from memwal.wal import Clock, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
+from memwal.wal.layout import parse_sst_dir, region_prefix, sst_key
 
 _VERSIONS = "/_versions/"
 

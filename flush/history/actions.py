@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from flush.base.manifest import COMMITTED, MEM_WAL_INDEX
-from flush.base.state import Fragment, TableState, read_state, versions
-from wal import Corrupt, ObjectStore
+from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
+from memwal.flush.base.state import Fragment, TableState, read_state, versions
+from memwal.wal import Corrupt, ObjectStore
 
 _READERS = 8
 _LANCES_OWN = "__lance_"

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.base.state import TableState, read_state
-from flush.history.row_diff import compare_rows, repeated
-from wal import Corrupt, ObjectStore
+from memwal.flush.base.state import TableState, read_state
+from memwal.flush.history.row_diff import compare_rows, repeated
+from memwal.wal import Corrupt, ObjectStore
 
 _ADDRESS = "_rowaddr"
 Addresses = npt.NDArray[np.uint64]

@@ -38,8 +38,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.base.sharding import Buckets
-from wal.applied import NONE_RETIRED, PREFIX, AppliedMap, Snapshot, hashes
+from memwal.flush.base.sharding import Buckets
+from memwal.wal.applied import NONE_RETIRED, PREFIX, AppliedMap, Snapshot, hashes
 
 Applied = Mapping[str, int]
 RouteInto = Callable[[int, pa.Table], Buckets]

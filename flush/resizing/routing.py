@@ -32,13 +32,13 @@ from google.protobuf import descriptor_pb2
 from lance.bitmap import Bitmap
 from lance.dataset import Index
 
-from flush.base.fsync import sync_table
-from flush.base.manifest import MEM_WAL_INDEX, MessageFields, mem_wal_details, message_classes
-from flush.base.setup import REGIONS, ROUTING
-from flush.base.table import BaseTable
-from flush.commits.patience import Patience
-from flush.parallel_map import AT_ONCE, each
-from wal import (
+from memwal.flush.base.fsync import sync_table
+from memwal.flush.base.manifest import MEM_WAL_INDEX, MessageFields, mem_wal_details, message_classes
+from memwal.flush.base.setup import REGIONS, ROUTING
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.patience import Patience
+from memwal.flush.parallel_map import AT_ONCE, each
+from memwal.wal import (
     Clock,
     Corrupt,
     Fenced,
@@ -51,10 +51,10 @@ from wal import (
     bucket_region,
     claim,
 )
-from wal.applied import AppliedMap, Snapshot
-from wal.layout import region_prefix, rev
-from wal.slot import settle
-from wal.snapshots import decoded_hashes, encoded_hashes
+from memwal.wal.applied import AppliedMap, Snapshot
+from memwal.wal.layout import region_prefix, rev
+from memwal.wal.slot import settle
+from memwal.wal.snapshots import decoded_hashes, encoded_hashes
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _FIELDS: MessageFields = {

@@ -45,16 +45,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from flush.base.sharding import bucket_regions
-from flush.base.table import BaseTable
-from flush.commits.committer import MEMORY_MAX, commit
-from flush.errors import CommitConflict, InvalidResize
-from flush.parallel_map import AT_ONCE, Budget, each
-from flush.resizing.carried import begun_with
-from flush.resizing.routing import Decision, decide, finish
-from flush.sst.flusher import flush
-from memtable import MemTable, row_schema
-from wal import (
+from memwal.flush.base.sharding import bucket_regions
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.committer import MEMORY_MAX, commit
+from memwal.flush.errors import CommitConflict, InvalidResize
+from memwal.flush.parallel_map import AT_ONCE, Budget, each
+from memwal.flush.resizing.carried import begun_with
+from memwal.flush.resizing.routing import Decision, decide, finish
+from memwal.flush.sst.flusher import flush
+from memwal.memtable import MemTable, row_schema
+from memwal.wal import (
     Claim,
     Clock,
     Corrupt,
@@ -70,8 +70,8 @@ from wal import (
     claim,
     read_tail,
 )
-from wal.applied import AppliedMap
-from wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
+from memwal.wal.applied import AppliedMap
+from memwal.wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
 
 BUCKETS_MAX = 4096
 Step = Callable[[str], None]

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.base.siphash import Hashes, siphash13
-from flush.sst.key_encoding import hash_form
+from memwal.flush.base.siphash import Hashes, siphash13
+from memwal.flush.sst.key_encoding import hash_form
 
 BLOOM_NAME = "bloom_filter.bin"
 UPSTREAM_BLOCKS = 1024

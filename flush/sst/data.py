@@ -19,12 +19,12 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from flush.base.fsync import sync_files
-from flush.sst.file_options import FileOptions
-from memtable import Snapshot
-from memtable.arrays import Mask
-from wal import ObjectStore
-from wal.codec.lance_arrays import delicate_columns, importable
+from memwal.flush.base.fsync import sync_files
+from memwal.flush.sst.file_options import FileOptions
+from memwal.memtable import Snapshot
+from memwal.memtable.arrays import Mask
+from memwal.wal import ObjectStore
+from memwal.wal.codec.lance_arrays import delicate_columns, importable
 
 SLICE_BYTES = 4 << 20
 SYNC_EVERY = 0.003

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from flush.errors import InvalidFileOptions
+from memwal.flush.errors import InvalidFileOptions
 
 STORAGE_VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMES = ("zstd", "lz4", "fsst", "none")

@@ -32,22 +32,22 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flush.base.field_ids import column_ids
-from flush.base.fsync import sync_tree
-from flush.base.manifest import renumber_fields
-from flush.base.open import read_again
-from flush.errors import SstInvalid
-from flush.sst.bloom import BLOOM_NAME, bloom_bytes
-from flush.sst.data import write_data
-from flush.sst.file_options import FileOptions
-from flush.sst.indexes import SstIndexes
-from flush.sst.key_sidecar import page_data, sidecar_rows, write_key_sidecar
-from memtable import TOMBSTONE, Snapshot
-from wal import Corrupt, Ids, LocalStore, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
-from wal.codec.columns import field_ids, sources
-from wal.errors import first_line
-from wal.layout import sst_key, sst_name
-from wal.panics import RustPanic, panics_as_errors
+from memwal.flush.base.field_ids import column_ids
+from memwal.flush.base.fsync import sync_tree
+from memwal.flush.base.manifest import renumber_fields
+from memwal.flush.base.open import read_again
+from memwal.flush.errors import SstInvalid
+from memwal.flush.sst.bloom import BLOOM_NAME, bloom_bytes
+from memwal.flush.sst.data import write_data
+from memwal.flush.sst.file_options import FileOptions
+from memwal.flush.sst.indexes import SstIndexes
+from memwal.flush.sst.key_sidecar import page_data, sidecar_rows, write_key_sidecar
+from memwal.memtable import TOMBSTONE, Snapshot
+from memwal.wal import Corrupt, Ids, LocalStore, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
+from memwal.wal.codec.columns import field_ids, sources
+from memwal.wal.errors import first_line
+from memwal.wal.layout import sst_key, sst_name
+from memwal.wal.panics import RustPanic, panics_as_errors
 
 _BATCH_ROWS, _BATCH_BYTES = 8192, 4 << 20
 _NOT_WRITTEN = (pa.ArrowException, ValueError, TypeError, RuntimeError)

@@ -25,12 +25,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from flush.errors import FlushOutOfOrder
-from flush.sst.file_options import FileOptions
-from flush.sst.files import discard, write_sst
-from flush.sst.indexes import SstIndexes
-from memtable import Snapshot
-from wal import (
+from memwal.flush.errors import FlushOutOfOrder
+from memwal.flush.sst.file_options import FileOptions
+from memwal.flush.sst.files import discard, write_sst
+from memwal.flush.sst.indexes import SstIndexes
+from memwal.memtable import Snapshot
+from memwal.wal import (
     Corrupt,
     EpochGuard,
     Fenced,
@@ -41,7 +41,7 @@ from wal import (
     SsTable,
     WalError,
 )
-from wal.layout import sst_name
+from memwal.wal.layout import sst_name
 
 
 @dataclass

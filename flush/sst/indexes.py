@@ -19,10 +19,10 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from flush.base.create import SCALAR_KINDS
-from memtable import IndexSpec, VectorModel
-from wal.errors import first_line
-from wal.panics import as_exception
+from memwal.flush.base.create import SCALAR_KINDS
+from memwal.memtable import IndexSpec, VectorModel
+from memwal.wal.errors import first_line
+from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.flush")
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.file import LanceFileReader, LanceFileWriter
 
-from flush.sst.key_encoding import sort_form
+from memwal.flush.sst.key_encoding import sort_form
 
 SIDECAR_DIR = "_pk_index"
 PAGE_ROWS = 8192

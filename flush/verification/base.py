@@ -21,12 +21,12 @@ from uuid import UUID
 import pyarrow as pa
 from lance.file import LanceFileReader
 
-from flush.base.adoptable import unfit
-from flush.base.existing_indexes import has_files
-from flush.verification.finding import Finding, View, unreadable
-from flush.verification.sst import check_keys
-from wal import RegionStatus
-from wal.layout import region_prefix
+from memwal.flush.base.adoptable import unfit
+from memwal.flush.base.existing_indexes import has_files
+from memwal.flush.verification.finding import Finding, View, unreadable
+from memwal.flush.verification.sst import check_keys
+from memwal.wal import RegionStatus
+from memwal.wal.layout import region_prefix
 
 _RESTORE = "restore it from a backup, or the table with `LanceDataset.restore` of an older version"
 _DATA, _DELETIONS, _INDEXES = "data/", "_deletions/", "_indices/"

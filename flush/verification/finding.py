@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from flush.base.state import TableState, read_state
-from flush.base.table import BaseTable
-from wal import Corrupt, ManifestStore, ObjectStore, RegionManifest, regions
-from wal.errors import first_line
-from wal.panics import is_panic
+from memwal.flush.base.state import TableState, read_state
+from memwal.flush.base.table import BaseTable
+from memwal.wal import Corrupt, ManifestStore, ObjectStore, RegionManifest, regions
+from memwal.wal.errors import first_line
+from memwal.wal.panics import is_panic
 
 
 @dataclass(frozen=True)

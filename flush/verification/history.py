@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flush.base.state import TableState, read_state, versions
-from flush.verification.finding import Finding, View
-from wal import Corrupt
+from memwal.flush.base.state import TableState, read_state, versions
+from memwal.flush.verification.finding import Finding, View
+from memwal.wal import Corrupt
 
 _NEWEST = 1000
 _MEANT = ("restore", "overwrite")

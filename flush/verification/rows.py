@@ -18,13 +18,13 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from flush.commits.changes import newest_per_key
-from flush.history.row_diff import RowDiff, compare_rows
-from flush.sst.files import read_sst
-from flush.verification.finding import Finding, View, unreadable
-from flush.verification.sst import check_routes
-from wal import Corrupt, Entry, ManifestStore, Overtaken, RegionManifest, SsTable, find_tip, replay
-from wal.layout import manifest_prefix, parse_manifest_key, sst_key, wal_prefix
+from memwal.flush.commits.changes import newest_per_key
+from memwal.flush.history.row_diff import RowDiff, compare_rows
+from memwal.flush.sst.files import read_sst
+from memwal.flush.verification.finding import Finding, View, unreadable
+from memwal.flush.verification.sst import check_routes
+from memwal.wal import Corrupt, Entry, ManifestStore, Overtaken, RegionManifest, SsTable, find_tip, replay
+from memwal.wal.layout import manifest_prefix, parse_manifest_key, sst_key, wal_prefix
 
 _READERS = 4
 _ROW = "_row"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from flush.verification.base import (
+from memwal.flush.verification.base import (
     check_base_rows,
     check_files,
     check_fit,
@@ -25,12 +25,12 @@ from flush.verification.base import (
     check_indexes,
     check_marker,
 )
-from flush.verification.finding import Check, Finding, View, take_view
-from flush.verification.history import check_returned
-from flush.verification.log import check_chain, check_log, check_plans
-from flush.verification.rows import check_fingerprint, check_tail
-from flush.verification.sst import check_list, check_parts, check_rows
-from wal import ObjectStore, SsTable
+from memwal.flush.verification.finding import Check, Finding, View, take_view
+from memwal.flush.verification.history import check_returned
+from memwal.flush.verification.log import check_chain, check_log, check_plans
+from memwal.flush.verification.rows import check_fingerprint, check_tail
+from memwal.flush.verification.sst import check_list, check_parts, check_rows
+from memwal.wal import ObjectStore, SsTable
 
 _TRIES = 5
 

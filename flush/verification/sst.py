@@ -22,17 +22,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
-from flush.base.existing_indexes import has_files
-from flush.base.field_ids import column_ids
-from flush.commits.plan import taken_back
-from flush.history.row_diff import Mask, repeated
-from flush.sst.bloom import BLOOM_NAME, contains
-from flush.sst.key_encoding import sort_form
-from flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
-from flush.verification.finding import Finding, View, said, spans, unreadable
-from wal import RegionStatus, SsTable
-from wal.codec.columns import field_ids, sources
-from wal.layout import manifest_prefix, sst_key
+from memwal.flush.base.existing_indexes import has_files
+from memwal.flush.base.field_ids import column_ids
+from memwal.flush.commits.plan import taken_back
+from memwal.flush.history.row_diff import Mask, repeated
+from memwal.flush.sst.bloom import BLOOM_NAME, contains
+from memwal.flush.sst.key_encoding import sort_form
+from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
+from memwal.flush.verification.finding import Finding, View, said, spans, unreadable
+from memwal.wal import RegionStatus, SsTable
+from memwal.wal.codec.columns import field_ids, sources
+from memwal.wal.layout import manifest_prefix, sst_key
 
 _RESTORE = "restore the directory from a backup"
 _DATA, _LOOKUP = f"{SIDECAR_DIR}/page_data.lance", f"{SIDECAR_DIR}/page_lookup.lance"

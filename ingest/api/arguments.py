@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingest.errors import Invalid
-from ingest.mapping.type_names import parse_type
+from memwal.ingest.errors import Invalid
+from memwal.ingest.mapping.type_names import parse_type
 
 
 def listed(columns: Any, name: str = "columns") -> list[str] | None:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingest.errors import Invalid
-from ingest.suggest import suggestion
-from wal.errors import first_line
+from memwal.ingest.errors import Invalid
+from memwal.ingest.suggest import suggestion
+from memwal.wal.errors import first_line
 
 NO_KEY = "the table has no key, its rows are only appended: none is looked up or deleted by one; scan with a filter"
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memtable import exact, is_list, misfit, overflows
+from memwal.memtable import exact, is_list, misfit, overflows
 
 NOT_TAKEN = (pa.ArrowException, TypeError, OverflowError, ValueError)
 """What `column_of` raises for values that do not fit."""

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from ingest.api.arguments import listed, sql
-from ingest.api.arguments import text as a_text
-from ingest.errors import Invalid, at_the_edge
-from ingest.suggest import suggestion
+from memwal.ingest.api.arguments import listed, sql
+from memwal.ingest.api.arguments import text as a_text
+from memwal.ingest.errors import Invalid, at_the_edge
+from memwal.ingest.suggest import suggestion
 
 Level = Literal["committed", "flushed", "durable", "latest"]
 LEVELS: tuple[Level, ...] = get_args(Level)

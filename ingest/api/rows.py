@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush import WriteRules
-from ingest.api.keys import NO_KEY
-from ingest.api.python_values import NOT_TAKEN, column_of
-from ingest.errors import Invalid
-from memtable import TOMBSTONE
-from wal.errors import first_line
+from memwal.flush import WriteRules
+from memwal.ingest.api.keys import NO_KEY
+from memwal.ingest.api.python_values import NOT_TAKEN, column_of
+from memwal.ingest.errors import Invalid
+from memwal.memtable import TOMBSTONE
+from memwal.wal.errors import first_line
 
 SURELY_SMALL = 1 << 20
 """Bytes of the buffers behind some rows that need no closer look."""

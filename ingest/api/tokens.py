@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import NamedTuple
 
-from ingest.errors import Invalid
-from wal.applied import PREFIX
+from memwal.ingest.errors import Invalid
+from memwal.wal.applied import PREFIX
 
-_FORMS = "a token is 'name:number', (name, number) or ingest.Token; numbers of one name must go up"
+_FORMS = "a token is 'name:number', (name, number) or memwal.Token; numbers of one name must go up"
 
 
 @dataclass(frozen=True, slots=True)

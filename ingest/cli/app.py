@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from ingest.errors import Internal, Invalid, MemWalError, classify
-from ingest.ops.logs import silence_grpc
+from memwal.ingest.errors import Internal, Invalid, MemWalError, classify
+from memwal.ingest.ops.logs import silence_grpc
 
 if TYPE_CHECKING:
-    from ingest.settings.load import Settings
+    from memwal.ingest.settings.load import Settings
 
 app = typer.Typer(
     name="memwal",
@@ -43,9 +44,12 @@ def versions(
     version: Annotated[bool, typer.Option("--version", help="print the versions that matter, and exit")] = False,
 ) -> None:
     if version:
+        from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed
 
-        others = ", ".join(f"{name} {installed(name)}" for name in ("pylance", "pyarrow", "pyspark"))
+        others = ", ".join(f"{name} {installed(name)}" for name in ("pylance", "pyarrow"))
+        with suppress(PackageNotFoundError):  # an extra
+            others += f", pyspark {installed('pyspark')}"
         _console().out(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})", highlight=False)
         raise typer.Exit
 
@@ -63,8 +67,8 @@ Stage = Annotated[str | None, typer.Option(help="only letters of this stage: par
 @app.command()
 def run(config: Config, once: Annotated[bool, typer.Option(help="process what is there, commit, exit")] = False) -> int:
     """Run the pipeline: source -> regions -> base table; every one of a file with several."""
-    from ingest.pipeline.run import run as run_pipelines
-    from ingest.settings.load import load_every
+    from memwal.ingest.pipeline.run import run as run_pipelines
+    from memwal.ingest.settings.load import load_every
 
     return run_pipelines(load_every(config, os.environ), once=once, console=_console())
 
@@ -80,10 +84,10 @@ def serve(
     ] = False,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
-    from ingest.daemon.without_pandas import leave_pandas_out
+    from memwal.ingest.daemon.without_pandas import leave_pandas_out
 
     leave_pandas_out()
-    from ingest.settings.load import load
+    from memwal.ingest.settings.load import load
 
     chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}
     settings, console = load(config, os.environ | chosen), _console()
@@ -92,11 +96,11 @@ def serve(
         console.out(f"serving {settings.table.uri} at {', '.join(endpoints)}", highlight=False)
 
     if settings.daemon.on_spark:
-        from ingest.fleet.driver import serve_on_spark
+        from memwal.ingest.fleet.driver import serve_on_spark
 
         code = serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints), take_over=take_over)
     else:
-        from ingest.daemon.serve import serve as serve_table
+        from memwal.ingest.daemon.serve import serve as serve_table
 
         code = serve_table(
             settings,
@@ -114,7 +118,7 @@ def serve(
 @app.command()
 def init(config: Config) -> int:
     """Create the table, or check that the one that is there fits; print what was done."""
-    from ingest.table.create import initialise
+    from memwal.ingest.table.create import initialise
 
     settings = _load(config)
     base, done = initialise(settings, os.environ)
@@ -136,7 +140,7 @@ def status(
     watch: Annotated[bool, typer.Option(help="refresh every second until interrupted")] = False,
 ) -> int:
     """Show regions, epochs, owners, the WAL, SSTs and what is pending."""
-    from ingest.cli.status import show
+    from memwal.ingest.cli.status import show
 
     return show(_load(config), os.environ, _console(), as_json=as_json, watch=watch)
 
@@ -160,7 +164,7 @@ def query(
     format: Annotated[Format, typer.Option(help="how to print")] = "table",
 ) -> int:
     """Look rows up by key, filter, vector or words."""
-    from ingest.cli.query import Query, answer
+    from memwal.ingest.cli.query import Query, answer
 
     asked = Query(tuple(key or ()), filter, near, match, _columns(columns), limit, level)
     return answer(_load(config), os.environ, asked, format, _console())
@@ -169,7 +173,7 @@ def query(
 @app.command()
 def flush(config: Config) -> int:
     """Flush memtables to SSTs: by the daemon that owns the regions, else by claiming them for a moment."""
-    from ingest.cli.steps import flush_table
+    from memwal.ingest.cli.steps import flush_table
 
     return flush_table(_load(config), os.environ, _console())
 
@@ -177,7 +181,7 @@ def flush(config: Config) -> int:
 @app.command()
 def commit(config: Config, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> int:
     """Commit flushed rows into the base table and maintain it; safe while writers run."""
-    from ingest.cli.steps import commit as commit_table
+    from memwal.ingest.cli.steps import commit as commit_table
 
     return commit_table(_load(config), os.environ, _console(), as_json=as_json)
 
@@ -189,7 +193,7 @@ def gc(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Delete what nobody can need again: WAL entries, SSTs, orphan files; safe while writers run."""
-    from ingest.cli.collect import show
+    from memwal.ingest.cli.collect import show
 
     return show(_load(config), os.environ, _console(), dry_run=dry_run, as_json=as_json)
 
@@ -206,7 +210,7 @@ def log(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Show every version of the base table as a list of what it did: rows, commits, indexes, compaction, columns."""
-    from ingest.cli.log import show_diff, show_log
+    from memwal.ingest.cli.log import show_diff, show_log
 
     if diff is None:
         return show_log(_load(config), os.environ, _console(), limit=limit, as_json=as_json)
@@ -220,7 +224,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Check everything on storage; exit 1 and say what is wrong and how to mend it. Safe while writers run."""
-    from ingest.cli.verify import show
+    from memwal.ingest.cli.verify import show
 
     return show(_load(config), os.environ, _console(), deep=deep, as_json=as_json)
 
@@ -233,7 +237,7 @@ def inspect(
     config: Annotated[Path | None, typer.Option(help="TOML file with the storage options of a URL")] = None,
 ) -> int:
     """Print what is stored at a path or URL; reads only, safe while writers run."""
-    from ingest.cli.dump.describe import describe
+    from memwal.ingest.cli.dump.describe import describe
 
     options = _load(config).storage_options(os.environ) if config is not None else None
     _console().print(describe(path, options))
@@ -247,7 +251,7 @@ def resize(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Give the table another number of regions; writers start again after a pause. Finishes one that broke off."""
-    from ingest.cli.resize import resize as resize_table
+    from memwal.ingest.cli.resize import resize as resize_table
 
     return resize_table(_load(config), os.environ, _console(), to=to, as_json=as_json)
 
@@ -255,8 +259,8 @@ def resize(
 @config_app.command()
 def check(config: Config) -> int:
     """Check a configuration, every pipeline of a file with several, as `run` does; say all that is wrong with it."""
-    from ingest.pipeline.checks import examined
-    from ingest.settings.load import load_every
+    from memwal.ingest.pipeline.checks import examined
+    from memwal.ingest.settings.load import load_every
 
     lines, pipelines = [], load_every(config, os.environ)
     for name, settings in pipelines.items():
@@ -272,7 +276,7 @@ def check(config: Config) -> int:
 @config_app.command()
 def show(config: Config) -> int:
     """Print the configuration with all defaults, secrets hidden."""
-    from ingest.settings.reference import render_settings
+    from memwal.ingest.settings.reference import render_settings
 
     sys.stdout.write(render_settings(_load(config)))
     return 0
@@ -286,7 +290,7 @@ def dlq_list(
     format: Annotated[Format, typer.Option(help="how to print")] = "table",
 ) -> int:
     """Count dead letters by stage and reason, and show the newest."""
-    from ingest.cli.dlq import list_letters
+    from memwal.ingest.cli.dlq import list_letters
 
     return list_letters(_load(config), os.environ, _console(), stage=stage, limit=limit, form=format)
 
@@ -299,7 +303,7 @@ def dlq_show(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Show everything about one dead letter, with its raw bytes."""
-    from ingest.cli.dlq import show_letter
+    from memwal.ingest.cli.dlq import show_letter
 
     return show_letter(_load(config), os.environ, _console(), id=id, in_hex=hex, as_json=as_json)
 
@@ -312,7 +316,7 @@ def dlq_replay(
     limit: Annotated[int | None, typer.Option(min=1, help="letters at most, the oldest first")] = None,
 ) -> int:
     """Put dead letters that fit now into the table, each once, and remove them."""
-    from ingest.cli.dlq import replay
+    from memwal.ingest.cli.dlq import replay
 
     return replay(_load(config), os.environ, _console(), ids=id or [], stage=stage, limit=limit)
 
@@ -325,7 +329,7 @@ def dlq_purge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be deleted, delete nothing")] = False,
 ) -> int:
     """Delete old dead letters."""
-    from ingest.cli.dlq import purge
+    from memwal.ingest.cli.dlq import purge
 
     return purge(_load(config), os.environ, _console(), older_than=older_than, stage=stage, dry_run=dry_run)
 
@@ -342,7 +346,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BaseException as error:  # noqa: BLE001 - the edge of the program
-        from wal.panics import as_exception  # not above: most commands begin sooner without the storage packages
+        from memwal.wal.panics import as_exception  # not above: most commands begin sooner without the storage packages
 
         code = _report(as_exception(error))
     sys.exit(code or 0)
@@ -374,7 +378,7 @@ def _console() -> Console:
 
 
 def _load(config: Path) -> Settings:
-    from ingest.settings.load import load
+    from memwal.ingest.settings.load import load
 
     return load(config, os.environ)
 

@@ -13,12 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table as RichTable
 
-import flush
-import wal
-from ingest.cli.open import NO_TABLE
-from ingest.errors import Invalid
-from ingest.settings.load import Settings
-from ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+from memwal import flush, wal
+from memwal.ingest.cli.open import NO_TABLE
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 
 _FILES_SHOWN = 20
 

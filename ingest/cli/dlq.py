@@ -15,21 +15,21 @@ import pyarrow as pa
 from pydantic import SecretStr
 from rich.console import Console
 
-import wal
-from ingest.cli.open import open_for_reading
-from ingest.cli.print import as_rich
-from ingest.client.remote import RemoteTable
-from ingest.client.target import opened
-from ingest.dlq.replay import Replaying, among
-from ingest.dlq.sources import by_source
-from ingest.dlq.table import SCHEMA, STAGES, DeadLetters, moment, quoted
-from ingest.errors import Invalid
-from ingest.pipeline.checkpoint import unfinished
-from ingest.pipeline.checks import written_schema
-from ingest.settings.load import Settings
-from ingest.settings.units import format_duration, parse_duration
-from ingest.suggest import nearest
-from ingest.table.open import by_itself, open_table
+from memwal import wal
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.print import as_rich
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.client.target import opened
+from memwal.ingest.dlq.replay import Replaying, among
+from memwal.ingest.dlq.sources import by_source
+from memwal.ingest.dlq.table import SCHEMA, STAGES, DeadLetters, moment, quoted
+from memwal.ingest.errors import Invalid
+from memwal.ingest.pipeline.checkpoint import unfinished
+from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.units import format_duration, parse_duration
+from memwal.ingest.suggest import nearest
+from memwal.ingest.table.open import by_itself, open_table
 
 _LISTED = ["id", "time", "stage", "column", "reason", "topic", "partition", "offset", "file", "block", "row"]
 _ID_MIN = 4

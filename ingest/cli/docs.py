@@ -1,20 +1,20 @@
-"""Writes configs/default.toml and the references of settings and metrics: `python -m ingest.cli.docs` (`make docs`)."""
+"""Writes configs/default.toml and the references of settings and metrics: `make docs`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
-from ingest.settings.model import Settings
-from ingest.settings.reference import BEGIN, END, render_reference, render_settings
+from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
+from memwal.ingest.settings.model import Settings
+from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
 
 METRICS = ("<!-- metrics -->", "<!-- /metrics -->")
 
 
 def render_metrics() -> str:
     """The tables of metrics in ingest/ops/README.md."""
-    from ingest.pipeline.metrics import RAN, RAN_BY_REGION
+    from memwal.ingest.pipeline.metrics import RAN, RAN_BY_REGION
 
     parts = []
     for title, label, declared in (

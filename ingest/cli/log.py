@@ -13,15 +13,14 @@ from rich.filesize import decimal
 from rich.table import Table as RichTable
 from rich.text import Text
 
-import flush
-import wal
-from flush.base.state import versions
-from flush.history.actions import Action, Change, History, read_history
-from flush.history.diff import VersionDiff, diff_versions
-from ingest.cli.print import _count, _span, _write_json, ranges
-from ingest.errors import Invalid
-from ingest.settings.load import Settings
-from wal.patience import patient
+from memwal import flush, wal
+from memwal.flush.base.state import versions
+from memwal.flush.history.actions import Action, Change, History, read_history
+from memwal.flush.history.diff import VersionDiff, diff_versions
+from memwal.ingest.cli.print import _count, _span, _write_json, ranges
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.wal.patience import patient
 
 _STYLES: Mapping[str, str] = {
     "insert": "green",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import flush
-import wal
-from ingest.client.connect import served_table
-from ingest.client.remote import RemoteTable
-from ingest.errors import Invalid
-from ingest.rpc.credentials import Access
-from ingest.settings.endpoints import expanded
-from ingest.settings.load import Settings
-from ingest.table.stored import StoredTable
+from memwal import flush, wal
+from memwal.ingest.client.connect import served_table
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.settings.endpoints import expanded
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.table.stored import StoredTable
 
 NO_TABLE = "no table is there; `memwal init` or `memwal run` creates it"
 Readable = StoredTable | RemoteTable

@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from flush.verification.finding import spans
-from ingest.api.python_times import python_rows, python_values
-from memtable import TOMBSTONE
+from memwal.flush.verification.finding import spans
+from memwal.ingest.api.python_times import python_rows, python_values
+from memwal.memtable import TOMBSTONE
 
 FIRST_ROWS = 5
 CELL_WIDTH = 40

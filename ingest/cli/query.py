@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 from rich.console import Console
 
-from ingest.api.keys import parse_key
-from ingest.api.python_times import python_rows, python_values
-from ingest.api.reads import check_level
-from ingest.cli.open import Readable, open_for_reading
-from ingest.cli.print import as_rich
-from ingest.errors import Invalid
-from ingest.settings.load import Settings
+from memwal.ingest.api.keys import parse_key
+from memwal.ingest.api.python_times import python_rows, python_values
+from memwal.ingest.api.reads import check_level
+from memwal.ingest.cli.open import Readable, open_for_reading
+from memwal.ingest.cli.print import as_rich
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,11 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-import flush
-import wal
-from ingest.cli.open import open_for_reading
-from ingest.client.remote import RemoteTable
-from ingest.errors import Invalid, MemWalError
-from ingest.settings.load import Settings
+from memwal import flush, wal
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import Invalid, MemWalError
+from memwal.ingest.settings.load import Settings
 
 
 def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, to: int, as_json: bool) -> int:

@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-import wal
-from ingest.cli.open import open_for_reading
-from ingest.cli.print import ranges
-from ingest.client.remote import RemoteTable
-from ingest.settings.load import Settings
+from memwal import wal
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.print import ranges
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.settings.load import Settings
 
 REFRESH = 1.0
 """Seconds between two looks of `--watch`."""

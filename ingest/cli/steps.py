@@ -12,14 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 
-import flush
-import wal
-from ingest.cli.open import NO_TABLE, open_for_reading
-from ingest.client.remote import RemoteTable
-from ingest.errors import Invalid
-from ingest.settings.load import Settings
-from ingest.table.maintenance import BaseUpkeep
-from ingest.table.open import by_itself, maintenance_rules, open_table
+from memwal import flush, wal
+from memwal.ingest.cli.open import NO_TABLE, open_for_reading
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.table.maintenance import BaseUpkeep
+from memwal.ingest.table.open import by_itself, maintenance_rules, open_table
 
 
 def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-import wal
-from flush.verification.finding import Finding
-from flush.verification.runner import Progress as OnProgress
-from flush.verification.runner import Verified, verify_table
-from ingest.settings.load import Settings
-from wal.patience import patient
+from memwal import wal
+from memwal.flush.verification.finding import Finding
+from memwal.flush.verification.runner import Progress as OnProgress
+from memwal.flush.verification.runner import Verified, verify_table
+from memwal.ingest.settings.load import Settings
+from memwal.wal.patience import patient
 
 DAMAGED = 1
 """Exit code where something is wrong."""

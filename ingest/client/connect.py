@@ -1,4 +1,4 @@
-"""`ingest.connect`: a client of a table's daemons, by their addresses or found by the table's own notes.
+"""`memwal.connect`: a client of a table's daemons, by their addresses or found by the table's own notes.
 
 By a table's address: the owners' notes on storage name daemons, which are asked who they are; a note proves nothing.
 Where they do not own all regions by claims as new as the notes', nobody serves the table, and the caller has said what
@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import flush
-import wal
-from ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
-from ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, at_the_edge
-from ingest.rpc import owner_notes as owners
-from ingest.rpc.credentials import authority
-from ingest.table.live_owners import noted
-from ingest.table.stored import StoredTable
+from memwal import flush, wal
+from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
+from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, at_the_edge
+from memwal.ingest.rpc import owner_notes as owners
+from memwal.ingest.rpc.credentials import authority
+from memwal.ingest.table.live_owners import noted
+from memwal.ingest.table.stored import StoredTable
 
 OWNER_PATIENCE = 2.0
 """Seconds that a daemon has to say who it is; one that serves answers in milliseconds."""

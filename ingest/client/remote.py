@@ -1,4 +1,4 @@
-"""What `ingest.connect` returns: the methods of `Table`, through the daemons that own its regions.
+"""What `memwal.connect` returns: the methods of `Table`, through the daemons that own its regions.
 
 A client knows every daemon of its table and what each of them owns (`ingest.client.router`). Where one of them owns
 all, a call is one call to it. Else rows go by their bucket to their owners, side by side, and reads are put together
@@ -18,20 +18,20 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from flush import CommitReport
-from ingest.api.keys import normalise_keys
-from ingest.api.reads import Reads
-from ingest.api.rows import as_table, size_bound
-from ingest.api.tokens import Applied, Receipt, Rising, Token, TokenLike
-from ingest.client.retry import Attempts, given_up_when
-from ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
-from ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
-from ingest.client.stream import RegionStream
-from ingest.client.writes import InFlight, RoutedWrite, the_worst
-from ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, at_the_edge
-from ingest.rpc.connection import Connection, as_vector
-from memtable import row_schema
-from wal import Clock, Ids
+from memwal.flush import CommitReport
+from memwal.ingest.api.keys import normalise_keys
+from memwal.ingest.api.reads import Reads
+from memwal.ingest.api.rows import as_table, size_bound
+from memwal.ingest.api.tokens import Applied, Receipt, Rising, Token, TokenLike
+from memwal.ingest.client.retry import Attempts, given_up_when
+from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
+from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
+from memwal.ingest.client.stream import RegionStream
+from memwal.ingest.client.writes import InFlight, RoutedWrite, the_worst
+from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, at_the_edge
+from memwal.ingest.rpc.connection import Connection, as_vector
+from memwal.memtable import row_schema
+from memwal.wal import Clock, Ids
 
 T = TypeVar("T")
 

@@ -33,9 +33,9 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Literal, TypeVar
 
-from ingest.errors import BUSY, MOVED, NOT_OWNER, RESIZED, FencedError, MemWalError, Unavailable, UnknownOutcome
-from ingest.threads import Worker
-from wal import Clock, Ids
+from memwal.ingest.errors import BUSY, MOVED, NOT_OWNER, RESIZED, FencedError, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.threads import Worker
+from memwal.wal import Clock, Ids
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 """Seconds, doubling. A planned hand-over takes tens of milliseconds, a take-over a second or two."""

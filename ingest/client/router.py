@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ingest.client.retry import Attempts, awaited, begun
-from ingest.errors import DRAINING, NOT_OWNER, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
-from ingest.refusals import expect_routing, of_another_table
-from ingest.rpc.connection import Connection
-from wal import Clock, Ids, SystemClock, SystemIds, WalError
+from memwal.ingest.client.retry import Attempts, awaited, begun
+from memwal.ingest.errors import DRAINING, NOT_OWNER, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
+from memwal.ingest.refusals import expect_routing, of_another_table
+from memwal.ingest.rpc.connection import Connection
+from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError
 
 T = TypeVar("T")
 

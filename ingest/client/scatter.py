@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flush.base.sharding import Routing
-from ingest.api.rows import check_encoding, first_of_each_key
-from ingest.errors import BUSY, Unavailable
-from memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from memwal.flush.base.sharding import Routing
+from memwal.ingest.api.rows import check_encoding, first_of_each_key
+from memwal.ingest.errors import BUSY, Unavailable
+from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 
 _ROW, _AT = "_memwal_row", "_memwal_at"
 

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ingest.api.tokens import StreamReceipt
-from ingest.errors import Invalid, MemWalError, UnknownOutcome
-from ingest.rpc.connection import OpenPut
-from memtable import InvalidRows, convert
-from wal import Clock
+from memwal.ingest.api.tokens import StreamReceipt
+from memwal.ingest.errors import Invalid, MemWalError, UnknownOutcome
+from memwal.ingest.rpc.connection import OpenPut
+from memwal.memtable import InvalidRows, convert
+from memwal.wal import Clock
 
 T = TypeVar("T")
 

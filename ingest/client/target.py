@@ -10,11 +10,11 @@ from functools import lru_cache
 import pyarrow as pa
 from pydantic import SecretStr
 
-from flush import BaseTable
-from ingest.api.rows import given_required
-from ingest.refusals import expect_routing
-from ingest.secret_refs import resolve
-from memtable import MemTable, row_schema
+from memwal.flush import BaseTable
+from memwal.ingest.api.rows import given_required
+from memwal.ingest.refusals import expect_routing
+from memwal.ingest.secret_refs import resolve
+from memwal.memtable import MemTable, row_schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ingest.api.tokens import Applied, Receipt, RegionCounts, Token, refuse_going_down
-from ingest.client.retry import verdict
-from ingest.client.router import Call, Router
-from ingest.client.scatter import Splitter
-from ingest.errors import MemWalError, Unavailable, UnknownOutcome
-from ingest.rpc.connection import Connection
+from memwal.ingest.api.tokens import Applied, Receipt, RegionCounts, Token, refuse_going_down
+from memwal.ingest.client.retry import verdict
+from memwal.ingest.client.router import Call, Router
+from memwal.ingest.client.scatter import Splitter
+from memwal.ingest.errors import MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.rpc.connection import Connection
 
 Part = tuple[Connection, Sequence[str], pa.Table]
 """A daemon, its regions, and their rows."""

@@ -1,4 +1,4 @@
-"""A child daemon: `python -m ingest.daemon`, which its parent starts (`ingest.daemon.child`)."""
+"""A child daemon: `python -m memwal.ingest.daemon`, which its parent starts (`memwal.ingest.daemon.child`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from ingest.errors import to_wire
+from memwal.ingest.errors import to_wire
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -21,15 +21,15 @@ def _say(answer: dict[str, Any]) -> None:
 
 def main() -> int:
     """The child's side: read the configuration, serve, say what went wrong."""
-    from ingest.daemon.without_pandas import leave_pandas_out
+    from memwal.ingest.daemon.without_pandas import leave_pandas_out
 
     leave_pandas_out()
-    from ingest.daemon.serve import serve
-    from ingest.errors import classify
-    from ingest.ops.logs import silence_grpc
-    from ingest.table.replay_progress import Unhurried, in_words
-    from wal import SystemClock
-    from wal.panics import as_exception
+    from memwal.ingest.daemon.serve import serve
+    from memwal.ingest.errors import classify
+    from memwal.ingest.ops.logs import silence_grpc
+    from memwal.ingest.table.replay_progress import Unhurried, in_words
+    from memwal.wal import SystemClock
+    from memwal.wal.panics import as_exception
 
     silence_grpc()
     try:

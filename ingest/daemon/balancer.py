@@ -36,15 +36,15 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-import wal
-from ingest.daemon.peers import LOOK_EVERY, Peer
-from ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, target
-from ingest.errors import MemWalError, classify
-from ingest.region.backlog import Waiting
-from ingest.region.writer import RegionWriter
-from ingest.rpc.credentials import Access
-from ingest.table.embedded import Table
-from ingest.threads import Worker
+from memwal import wal
+from memwal.ingest.daemon.peers import LOOK_EVERY, Peer
+from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, target
+from memwal.ingest.errors import MemWalError, classify
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.threads import Worker
 
 _LOG = logging.getLogger("memwal.balancer")
 SLEPT, CHECK_EVERY = 2.0, 1.0

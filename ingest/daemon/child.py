@@ -24,13 +24,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ingest.errors import MemWalError, Unavailable, UnknownOutcome, classify, from_wire
-from ingest.settings.load import Settings
-from ingest.threads import Worker
-from wal import Clock, SystemClock
+from memwal.ingest.errors import MemWalError, Unavailable, UnknownOutcome, classify, from_wire
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.threads import Worker
+from memwal.wal import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from ingest.settings.load import Settings
+    from memwal.ingest.settings.load import Settings
 
 
 class ChildDaemon:
@@ -70,7 +70,7 @@ def start_child(
     Raises: what `serve` raises, in this process.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "ingest.daemon"],
+        [sys.executable, "-m", "memwal.ingest.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

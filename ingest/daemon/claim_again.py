@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from uuid import UUID
 
-import wal
-from ingest.errors import FencedError, MemWalError
-from ingest.region.writer import RegionWriter
-from ingest.table.embedded import Table
-from ingest.table.live_owners import LiveOwners
+from memwal import wal
+from memwal.ingest.errors import FencedError, MemWalError
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.live_owners import LiveOwners
 
 _LOG = logging.getLogger("memwal.daemon")
 LOOK_EVERY = 10.0

@@ -8,12 +8,12 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ingest.daemon.balancer import Balancer
-from ingest.errors import MemWalError
-from ingest.ops.health import Health, Reason, not_here, of_commits, of_regions
-from ingest.ops.http_server import Make, pages_of
-from ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE, Scrape, families
-from ingest.table.embedded import Table
+from memwal.ingest.daemon.balancer import Balancer
+from memwal.ingest.errors import MemWalError
+from memwal.ingest.ops.health import Health, Reason, not_here, of_commits, of_regions
+from memwal.ingest.ops.http_server import Make, pages_of
+from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE, Scrape, families
+from memwal.ingest.table.embedded import Table
 
 
 class TableCollector(Collector):

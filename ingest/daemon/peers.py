@@ -17,11 +17,11 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ingest.daemon.placement import Answer
-from ingest.region.backlog import Waiting
-from ingest.rpc.credentials import Access, bearer
-from ingest.rpc.wire import from_flight, pack
-from ingest.threads import Worker
+from memwal.ingest.daemon.placement import Answer
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.rpc.credentials import Access, bearer
+from memwal.ingest.rpc.wire import from_flight, pack
+from memwal.ingest.threads import Worker
 
 _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.1, 1.0

@@ -18,25 +18,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
-import wal
-from ingest.daemon.balancer import Balancer
-from ingest.daemon.claim_again import ClaimsAgain
-from ingest.daemon.pages import DaemonPages
-from ingest.daemon.service import FlightService, Place
-from ingest.daemon.workers import Supervisor, ports_of, worker_settings
-from ingest.errors import FencedError, Invalid, Unavailable, classify
-from ingest.ops.http_server import listening
-from ingest.ops.logs import configure_logs
-from ingest.ops.metrics import Scrape
-from ingest.region.context import OnReplay
-from ingest.rpc.credentials import Access
-from ingest.rpc.guard import Guard, check_address
-from ingest.settings import endpoints as addresses
-from ingest.settings.load import Settings
-from ingest.table.embedded import Table
-from ingest.table.live_owners import as_daemon
-from ingest.table.open import open_table, owners_of, refuse_served
-from ingest.threads import stop_event
+from memwal import wal
+from memwal.ingest.daemon.balancer import Balancer
+from memwal.ingest.daemon.claim_again import ClaimsAgain
+from memwal.ingest.daemon.pages import DaemonPages
+from memwal.ingest.daemon.service import FlightService, Place
+from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
+from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
+from memwal.ingest.ops.http_server import listening
+from memwal.ingest.ops.logs import configure_logs
+from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.region.context import OnReplay
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.rpc.guard import Guard, check_address
+from memwal.ingest.settings import endpoints as addresses
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.live_owners import as_daemon
+from memwal.ingest.table.open import open_table, owners_of, refuse_served
+from memwal.ingest.threads import stop_event
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether a region has stopped itself."""

@@ -33,15 +33,15 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ingest.api.reads import Reads
-from ingest.api.tokens import Token
-from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
-from ingest.refusals import coming_back, expect_routing, of_another_table
-from ingest.region.backlog import Waiting
-from ingest.rpc.guard import Guard
-from ingest.rpc.wire import StreamSum, closed_with, raise_over_flight, unpack
-from ingest.table.embedded import Table
-from wal.panics import as_exception
+from memwal.ingest.api.reads import Reads
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
+from memwal.ingest.refusals import coming_back, expect_routing, of_another_table
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.wire import StreamSum, closed_with, raise_over_flight, unpack
+from memwal.ingest.table.embedded import Table
+from memwal.wal.panics import as_exception
 
 T = TypeVar("T")
 

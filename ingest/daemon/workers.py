@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from ingest.daemon.child import ChildDaemon, how_it_ended, start_child
-from ingest.errors import Invalid, MemWalError
-from ingest.settings import endpoints as addresses
-from ingest.settings.load import Settings
-from wal import Clock
+from memwal.ingest.daemon.child import ChildDaemon, how_it_ended, start_child
+from memwal.ingest.errors import Invalid, MemWalError
+from memwal.ingest.settings import endpoints as addresses
+from memwal.ingest.settings.load import Settings
+from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.workers")
 LOOK_EVERY = 0.25

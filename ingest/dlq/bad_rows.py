@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.api.python_times import python_values
-from ingest.client.target import Target
-from ingest.source.columns import PROBLEM, rows_and_deletes
-from memtable import InvalidRows, with_tombstone
+from memwal.ingest.api.python_times import python_values
+from memwal.ingest.client.target import Target
+from memwal.ingest.source.columns import PROBLEM, rows_and_deletes
+from memwal.memtable import InvalidRows, with_tombstone
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingest.dlq.bad_rows import BadRow
-from ingest.mapping.values import ANY_TEXT, is_text, of_text, typed
-from ingest.source.columns import RAW_VALUE
-from ingest.source.files import UNREADABLE
+from memwal.ingest.dlq.bad_rows import BadRow
+from memwal.ingest.mapping.values import ANY_TEXT, is_text, of_text, typed
+from memwal.ingest.source.columns import RAW_VALUE
+from memwal.ingest.source.files import UNREADABLE
 
 
 def fields_of(raw: bytes | None) -> dict[str, Any] | BadRow:

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import SecretStr
 
-from ingest.dlq.bad_rows import BadRow, as_json, readable_row
-from ingest.dlq.table import SCHEMA, DeadLetters
-from ingest.errors import MemWalError
-from ingest.secret_refs import resolve
-from ingest.source.columns import (
+from memwal.ingest.dlq.bad_rows import BadRow, as_json, readable_row
+from memwal.ingest.dlq.table import SCHEMA, DeadLetters
+from memwal.ingest.errors import MemWalError
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.source.columns import (
     BLOCK,
     FILE,
     LANDED,
@@ -38,7 +38,7 @@ from ingest.source.columns import (
     RAW_VALUE,
     TOPIC,
 )
-from wal import Clock, SystemClock, SystemIds
+from memwal.wal import Clock, SystemClock, SystemIds
 
 Mode = Literal["fail", "skip", "table"]
 Place = tuple[str | int | None, ...]

@@ -27,13 +27,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ingest.api.tokens import Applied, Receipt, Token
-from ingest.client.target import Target
-from ingest.dlq.bad_rows import conformed_to, unfit_of
-from ingest.dlq.sources import Map
-from ingest.dlq.table import DeadLetters, Replay, quoted
-from ingest.errors import Invalid
-from ingest.source.columns import DELETE, runs
+from memwal.ingest.api.tokens import Applied, Receipt, Token
+from memwal.ingest.client.target import Target
+from memwal.ingest.dlq.bad_rows import conformed_to, unfit_of
+from memwal.ingest.dlq.sources import Map
+from memwal.ingest.dlq.table import DeadLetters, Replay, quoted
+from memwal.ingest.errors import Invalid
+from memwal.ingest.source.columns import DELETE, runs
 
 AT_ONCE = 500
 """Letters that are mapped, checked and put together; as many ids are in the table's metadata at most."""

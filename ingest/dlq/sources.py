@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ingest.dlq.bad_rows import BadRow, problems_of
-from ingest.dlq.file_rows import failure, fields_of, read_json, read_text
-from ingest.mapping.spec import RecordMapping
-from ingest.mapping.values import column
-from ingest.settings.load import Settings
-from ingest.settings.process_sections import KAFKA
-from ingest.source.columns import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
-from ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.dlq.bad_rows import BadRow, problems_of
+from memwal.ingest.dlq.file_rows import failure, fields_of, read_json, read_text
+from memwal.ingest.mapping.spec import RecordMapping
+from memwal.ingest.mapping.values import column
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.source.columns import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
+from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def _by_itself(records: pa.Table, mapping: RecordMapping) -> pa.RecordBatch:
 
 def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> pa.RecordBatch:
     """The same with SQL, in a local Spark, in the order of `records`."""
-    from ingest.source.kafka.stream import rows_of
-    from ingest.spark.session import configuration, start_session
+    from memwal.ingest.source.kafka.stream import rows_of
+    from memwal.ingest.spark.session import configuration, start_session
 
     conf = configuration(settings, 1, once=True) | {"spark.master": "local[1]"}
     conf.pop("spark.jars.packages", None)  # nobody asks Kafka here

@@ -30,14 +30,14 @@ import lance
 import pyarrow as pa
 from lance.fragment import write_fragments
 
-import wal
-from flush import swapped, unborn
-from flush.base.open import open_dataset
-from flush.commits.maintenance import compact
-from ingest.errors import Invalid, Unavailable
-from ingest.source.columns import HEADERS_TYPE
-from wal.errors import first_line
-from wal.panics import panics_as_errors
+from memwal import wal
+from memwal.flush import swapped, unborn
+from memwal.flush.base.open import open_dataset
+from memwal.flush.commits.maintenance import compact
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.source.columns import HEADERS_TYPE
+from memwal.wal.errors import first_line
+from memwal.wal.panics import panics_as_errors
 
 T = TypeVar("T")
 

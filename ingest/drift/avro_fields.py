@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingest.drift.kinds import ANY, DIGITS, Kind, Kinds, common, listed, widen
+from memwal.ingest.drift.kinds import ANY, DIGITS, Kind, Kinds, common, listed, widen
 
 _PLAIN: Mapping[str, Kind] = {
     "null": None,

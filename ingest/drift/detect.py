@@ -29,21 +29,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from flush import BaseTable
-from ingest.drift.avro_fields import fields_of_schema
-from ingest.drift.file_fields import OWN_SCHEMA, fields_of_files
-from ingest.drift.kinds import Kinds, new_columns, of_arrow, of_value, packed, said, unpacked, widen
-from ingest.errors import Invalid, MemWalError, Unavailable
-from ingest.mapping.avro import HEAD, Options, inline_schema, writer_schema
-from ingest.mapping.documents import documents, of_json
-from ingest.mapping.spec import VALUE
-from ingest.settings.load import Settings
-from ingest.settings.process_sections import KAFKA
-from ingest.source.batch_files import NO_GLOB, files_of
-from ingest.source.columns import PLACE, RAW_VALUE
-from ingest.source.kafka.rows import record_mapping
-from ingest.spark.errors import of_spark
-from ingest.spark.task import only_looking, task_edge
+from memwal.flush import BaseTable
+from memwal.ingest.drift.avro_fields import fields_of_schema
+from memwal.ingest.drift.file_fields import OWN_SCHEMA, fields_of_files
+from memwal.ingest.drift.kinds import Kinds, new_columns, of_arrow, of_value, packed, said, unpacked, widen
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable
+from memwal.ingest.mapping.avro import HEAD, Options, inline_schema, writer_schema
+from memwal.ingest.mapping.documents import documents, of_json
+from memwal.ingest.mapping.spec import VALUE
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.source.batch_files import NO_GLOB, files_of
+from memwal.ingest.source.columns import PLACE, RAW_VALUE
+from memwal.ingest.source.kafka.rows import record_mapping
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.task import only_looking, task_edge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

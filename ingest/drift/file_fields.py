@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ingest.drift.kinds import ANY, Kinds, widen
-from ingest.secret_refs import resolve
-from ingest.settings.load import SourceSettings
-from ingest.source.batch_files import NO_GLOB, files_of
-from ingest.spark.errors import of_spark
-from ingest.spark.schema import spark_type
+from memwal.ingest.drift.kinds import ANY, Kinds, widen
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.source.batch_files import NO_GLOB, files_of
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.schema import spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

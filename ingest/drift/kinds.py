@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from ingest.mapping.values import MARK_ANY
+from memwal.ingest.mapping.values import MARK_ANY
 
 Kind: TypeAlias = pa.DataType | None
 Kinds: TypeAlias = dict[str, Kind]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ingest.errors import Unavailable
+from memwal.ingest.errors import Unavailable
 
 HELLO_WITHIN = 10.0
 """Seconds that a caller has to say who it is."""

@@ -21,21 +21,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import wal
-from ingest.daemon.workers import PAUSE_FIRST, PAUSE_MOST, STEADY
-from ingest.errors import Internal, MemWalError, Unavailable, from_wire
-from ingest.fleet.channel import Desk
-from ingest.fleet.slots import check_configuration, patience_of, slots_now, wait_for_slots
-from ingest.fleet.task import DaemonTask, Told
-from ingest.ops.logs import configure_logs
-from ingest.settings.load import Settings
-from ingest.settings.paths import anywhere
-from ingest.spark.errors import of_spark
-from ingest.spark.session import check_java, check_master, configuration, start_context
-from ingest.table.create import find_or_create
-from ingest.table.live_owners import as_daemon
-from ingest.table.open import refuse_served
-from ingest.threads import stop_event
+from memwal import wal
+from memwal.ingest.daemon.workers import PAUSE_FIRST, PAUSE_MOST, STEADY
+from memwal.ingest.errors import Internal, MemWalError, Unavailable, from_wire
+from memwal.ingest.fleet.channel import Desk
+from memwal.ingest.fleet.slots import check_configuration, patience_of, slots_now, wait_for_slots
+from memwal.ingest.fleet.task import DaemonTask, Told
+from memwal.ingest.ops.logs import configure_logs
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.paths import anywhere
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.session import check_java, check_master, configuration, start_context
+from memwal.ingest.table.create import find_or_create
+from memwal.ingest.table.live_owners import as_daemon
+from memwal.ingest.table.open import refuse_served
+from memwal.ingest.threads import stop_event
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

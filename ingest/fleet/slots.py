@@ -13,9 +13,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ingest.errors import Invalid, Unavailable
-from ingest.spark.session import standing_of
-from wal import Clock
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.spark.session import standing_of
+from memwal.wal import Clock
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -22,16 +22,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingest.daemon.workers import Supervisor, ports_of
-from ingest.errors import Invalid, from_wire, to_wire
-from ingest.fleet.channel import Line
-from ingest.ops.logs import configure_logs, silence_grpc
-from ingest.rpc.guard import is_loopback
-from ingest.settings import endpoints as addresses
-from ingest.settings.load import Settings
-from ingest.spark.task import on_executor
-from wal import SystemClock
-from wal.panics import as_exception
+from memwal.ingest.daemon.workers import Supervisor, ports_of
+from memwal.ingest.errors import Invalid, from_wire, to_wire
+from memwal.ingest.fleet.channel import Line
+from memwal.ingest.ops.logs import configure_logs, silence_grpc
+from memwal.ingest.rpc.guard import is_loopback
+from memwal.ingest.settings import endpoints as addresses
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.spark.task import on_executor
+from memwal.wal import SystemClock
+from memwal.wal.panics import as_exception
 
 Told = dict[str, Any]
 _MEETINGS = 2

@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ingest.errors import Invalid, Unavailable
-from ingest.secret_refs import resolve
-from wal.errors import first_line
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.secret_refs import resolve
+from memwal.wal.errors import first_line
 
 MAGIC = 0
 _HEADER = struct.Struct(">bI")

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.mapping.documents import DELETE, UPSERTS
-from ingest.mapping.values import finished, json_type
+from memwal.ingest.mapping.documents import DELETE, UPSERTS
+from memwal.ingest.mapping.values import finished, json_type
 
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]

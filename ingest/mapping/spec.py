@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pydantic import SecretStr
 
-from ingest.mapping.type_names import parse_type
-from ingest.mapping.values import ANY_TEXT, MARK_ANY, check_unit, is_text, typed
-from ingest.suggest import nearest
-from wal.errors import first_line
+from memwal.ingest.mapping.type_names import parse_type
+from memwal.ingest.mapping.values import ANY_TEXT, MARK_ANY, check_unit, is_text, typed
+from memwal.ingest.suggest import nearest
+from memwal.wal.errors import first_line
 
 VALUE, KEY, HEADERS, ENVELOPE = "value", "key", "headers", "envelope"
 PLAIN: Mapping[str, pa.DataType] = {

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.suggest import nearest
+from memwal.ingest.suggest import nearest
 
 Problems = dict[int, str]
 """Row of a batch -> why it cannot be used."""

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Protocol
 from uuid import UUID
 
-from flush import CommitReport
-from wal import Clock
+from memwal.flush import CommitReport
+from memwal.wal import Clock
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of time buckets: from an append to a local disk to a commit of many SSTs."""

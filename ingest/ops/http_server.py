@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from ingest.errors import Invalid
-from ingest.ops.health import Reason
-from ingest.rpc.guard import REFUSED, Guard
-from ingest.settings.endpoints import url_host
+from memwal.ingest.errors import Invalid
+from memwal.ingest.ops.health import Reason
+from memwal.ingest.rpc.guard import REFUSED, Guard
+from memwal.ingest.settings.endpoints import url_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest.ops.metrics import Scrape
-    from ingest.rpc.guard import Guard
+    from memwal.ingest.ops.metrics import Scrape
+    from memwal.ingest.rpc.guard import Guard
 
 
 class Pages(Protocol):
@@ -64,7 +64,7 @@ def _listening(host: str, port: int, pages: Pages, guard: Guard, setting: str) -
 def pages_of(
     scrape: Scrape, reasons: Callable[[], list[Reason]], status: Callable[[], Mapping[str, Any]]
 ) -> dict[str, Make]:
-    from ingest.ops.metrics import CONTENT_TYPE
+    from memwal.ingest.ops.metrics import CONTENT_TYPE
 
     def ready() -> Page:
         found = reasons()
@@ -180,7 +180,7 @@ class _Shared:
 
 def _in_a_thread(make: Make) -> Future[Page]:
     """A daemon thread, not a pool's: one that hangs must not keep the process from ending."""
-    from ingest.errors import classify
+    from memwal.ingest.errors import classify
 
     made: Future[Page] = Future()
 

@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from flush import BaseTable
-from ingest.errors import Invalid
-from ingest.settings.load import Settings
-from ingest.settings.paths import is_remote, local_path
+from memwal.flush import BaseTable
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.paths import is_remote, local_path
 
 MARKER = "memwal-table"
 """File in a checkpoint that holds the id of the table it belongs to; Spark leaves files it does not know alone."""

@@ -7,23 +7,23 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from flush import BaseTable
-from ingest.daemon.serve import check_addresses
-from ingest.dlq.table import DeadLetters
-from ingest.errors import Invalid, MemWalError, classify
-from ingest.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
-from ingest.rpc.credentials import Access
-from ingest.rpc.guard import Guard, check_address
-from ingest.secret_refs import resolve
-from ingest.settings.load import Settings
-from ingest.settings.process_sections import KAFKA
-from ingest.source.files import check_source
-from ingest.source.kafka.rows import record_mapping
-from ingest.source.kafka.stream import check_reachable
-from ingest.spark.names import check_spark_names
-from ingest.spark.session import check_java, check_master
-from ingest.table.create import find_or_create
-from wal import SystemClock
+from memwal.flush import BaseTable
+from memwal.ingest.daemon.serve import check_addresses
+from memwal.ingest.dlq.table import DeadLetters
+from memwal.ingest.errors import Invalid, MemWalError, classify
+from memwal.ingest.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.rpc.guard import Guard, check_address
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.source.files import check_source
+from memwal.ingest.source.kafka.rows import record_mapping
+from memwal.ingest.source.kafka.stream import check_reachable
+from memwal.ingest.spark.names import check_spark_names
+from memwal.ingest.spark.session import check_java, check_master
+from memwal.ingest.table.create import find_or_create
+from memwal.wal import SystemClock
 
 T = TypeVar("T")
 

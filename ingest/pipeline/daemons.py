@@ -13,17 +13,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import flush
-import wal
-from ingest.client.remote import RemoteTable
-from ingest.daemon.child import KeptChild
-from ingest.errors import UNAUTHENTICATED, Invalid, MemWalError
-from ingest.fleet.driver import LOOK_EVERY, SparkDaemons, session_of
-from ingest.fleet.slots import check_configuration, slots_now
-from ingest.rpc.credentials import Access
-from ingest.rpc.owner_notes import FromNotes
-from ingest.settings.endpoints import configured_endpoint
-from ingest.settings.load import Settings
+from memwal import flush, wal
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.daemon.child import KeptChild
+from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError
+from memwal.ingest.fleet.driver import LOOK_EVERY, SparkDaemons, session_of
+from memwal.ingest.fleet.slots import check_configuration, slots_now
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.rpc.owner_notes import FromNotes
+from memwal.ingest.settings.endpoints import configured_endpoint
+from memwal.ingest.settings.load import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest.sink.receipts import BatchReceipt
-from wal import Clock
+from memwal.ingest.sink.receipts import BatchReceipt
+from memwal.wal import Clock
 
 KEPT = 100_000
 """Acks and waiting times that are kept for the percentiles: the newest so many, a few megabytes."""

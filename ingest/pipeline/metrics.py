@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ingest.ops.counters import Histogram
-from ingest.ops.metrics import Declared, families
-from ingest.sink.receipts import BatchReceipt
+from memwal.ingest.ops.counters import Histogram
+from memwal.ingest.ops.metrics import Declared, families
+from memwal.ingest.sink.receipts import BatchReceipt
 
 WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 """Upper bounds of the time that rows take from the source until they are queryable."""

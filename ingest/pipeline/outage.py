@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ingest.errors import SILENT, MemWalError
-from ingest.ops.health import Health
-from wal import Clock
+from memwal.ingest.errors import SILENT, MemWalError
+from memwal.ingest.ops.health import Health
+from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.pipeline")
 PAUSE_FIRST, PAUSE_MOST = 1.0, 30.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingest.ops.http_server import Make
-from ingest.ops.metrics import Scrape
-from ingest.pipeline.figures import Tally
-from ingest.pipeline.metrics import RunCollector, RunMeter
-from ingest.sink.receipts import BatchReceipt
+from memwal.ingest.ops.http_server import Make
+from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.pipeline.figures import Tally
+from memwal.ingest.pipeline.metrics import RunCollector, RunMeter
+from memwal.ingest.sink.receipts import BatchReceipt
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -17,8 +17,8 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from ingest.ops.health import Health
-from ingest.ops.http_server import pages_of
+from memwal.ingest.ops.health import Health
+from memwal.ingest.ops.http_server import pages_of
 
 
 class RunPages:

@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ingest.api.python_times import python_rows, python_values
-from ingest.client.remote import RemoteTable
-from ingest.pipeline.figures import Figures
-from memtable import IndexSpec
-from wal import Clock
+from memwal.ingest.api.python_times import python_rows, python_values
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.pipeline.figures import Figures
+from memwal.memtable import IndexSpec
+from memwal.wal import Clock
 
 ROWS_SHOWN = 3
 _SAMPLE = 32

@@ -23,31 +23,31 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from flush import BaseTable
-from ingest.errors import MemWalError, at_the_edge
-from ingest.fleet.slots import wait_for_executors
-from ingest.ops.http_server import listening
-from ingest.ops.logs import configure_logs
-from ingest.ops.metrics import Scrape
-from ingest.pipeline.checkpoint import held
-from ingest.pipeline.checks import check
-from ingest.pipeline.daemons import Owner, check_room, owner_of
-from ingest.pipeline.figures import Tally
-from ingest.pipeline.metrics import RunMeter
-from ingest.pipeline.pages import RunPages
-from ingest.pipeline.screen import Screen
-from ingest.pipeline.stream import PipelineStream, Services
-from ingest.rpc.guard import Guard
-from ingest.settings.load import Settings
-from ingest.settings.paths import is_remote
-from ingest.settings.process_sections import KAFKA
-from ingest.source.files import reads_local
-from ingest.source.kafka.stream import check_topics
-from ingest.source.kafka.topics import note_topics
-from ingest.spark.session import configuration, start_session
-from ingest.table.create import find_or_create
-from ingest.threads import stop_signals
-from wal import SystemClock
+from memwal.flush import BaseTable
+from memwal.ingest.errors import MemWalError, at_the_edge
+from memwal.ingest.fleet.slots import wait_for_executors
+from memwal.ingest.ops.http_server import listening
+from memwal.ingest.ops.logs import configure_logs
+from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.pipeline.checkpoint import held
+from memwal.ingest.pipeline.checks import check
+from memwal.ingest.pipeline.daemons import Owner, check_room, owner_of
+from memwal.ingest.pipeline.figures import Tally
+from memwal.ingest.pipeline.metrics import RunMeter
+from memwal.ingest.pipeline.pages import RunPages
+from memwal.ingest.pipeline.screen import Screen
+from memwal.ingest.pipeline.stream import PipelineStream, Services
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.paths import is_remote
+from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.source.files import reads_local
+from memwal.ingest.source.kafka.stream import check_topics
+from memwal.ingest.source.kafka.topics import note_topics
+from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.table.create import find_or_create
+from memwal.ingest.threads import stop_signals
+from memwal.wal import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

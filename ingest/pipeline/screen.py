@@ -13,8 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ingest.pipeline.figures import Figures
-from wal import Clock
+from memwal.ingest.pipeline.figures import Figures
+from memwal.wal import Clock
 
 _PER_SECOND = 4
 _REGIONS_SHOWN = 8

@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 from rich.console import Console
 
-from flush import BaseTable
-from ingest.drift.detect import Drift, Grown
-from ingest.errors import MemWalError, Unavailable
-from ingest.pipeline.checkpoint import mark_checkpoint
-from ingest.pipeline.checks import written_schema
-from ingest.pipeline.daemons import Owner
-from ingest.pipeline.outage import Outage
-from ingest.pipeline.pages import RunPages
-from ingest.pipeline.report import print_report
-from ingest.pipeline.screen import Progress
-from ingest.settings.load import Settings
-from ingest.settings.paths import anywhere, local_path
-from ingest.settings.process_sections import KAFKA
-from ingest.sink.foreach_batch import MemWalSink
-from ingest.source.csv_header import ByHeader, has_header
-from ingest.source.feed import Feed
-from ingest.source.kafka.stream import read_kafka
-from ingest.source.stream import read_stream
-from ingest.spark.errors import of_spark
-from wal import Clock
+from memwal.flush import BaseTable
+from memwal.ingest.drift.detect import Drift, Grown
+from memwal.ingest.errors import MemWalError, Unavailable
+from memwal.ingest.pipeline.checkpoint import mark_checkpoint
+from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.pipeline.daemons import Owner
+from memwal.ingest.pipeline.outage import Outage
+from memwal.ingest.pipeline.pages import RunPages
+from memwal.ingest.pipeline.report import print_report
+from memwal.ingest.pipeline.screen import Progress
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.paths import anywhere, local_path
+from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.source.csv_header import ByHeader, has_header
+from memwal.ingest.source.feed import Feed
+from memwal.ingest.source.kafka.stream import read_kafka
+from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.errors import of_spark
+from memwal.wal import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
-from flush import BaseTable
-from memtable.filter.predicate import evaluate, referenced, translate
-from memtable.text.index import TextIndex
-from memtable.text.query import Clause, TextQuery
+from memwal.flush import BaseTable
+from memwal.memtable.filter.predicate import evaluate, referenced, translate
+from memwal.memtable.text.index import TextIndex
+from memwal.memtable.text.query import Clause, TextQuery
 
 DISTANCE = "_distance"
 SCORE = "_score"

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush import BaseTable
-from ingest.read.base import BaseReads, Positions
-from memtable.text.query import TextQuery
+from memwal.flush import BaseTable
+from memwal.ingest.read.base import BaseReads, Positions
+from memwal.memtable.text.query import TextQuery
 
 MARGIN = 1.5
 """Of the rows that are asked for at first, above what an even spread would need."""

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.base.shape import Shape
-from ingest.errors import Unavailable
-from memtable import Snapshot
-from wal import SsTable
+from memwal.flush.base.shape import Shape
+from memwal.ingest.errors import Unavailable
+from memwal.memtable import Snapshot
+from memwal.wal import SsTable
 
 Mask = npt.NDArray[np.bool_]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-import flush
-from ingest.api.reads import Level, Reads, check_level
-from ingest.errors import Unavailable, at_the_edge
-from ingest.read.levels import OverTaken, RegionView, Reshaped
-from ingest.read.reader import Reader
-from wal.panics import RustPanic, panics_as_errors
+from memwal import flush
+from memwal.ingest.api.reads import Level, Reads, check_level
+from memwal.ingest.errors import Unavailable, at_the_edge
+from memwal.ingest.read.levels import OverTaken, RegionView, Reshaped
+from memwal.ingest.read.reader import Reader
+from memwal.wal.panics import RustPanic, panics_as_errors
 
 ATTEMPTS = 20
 """A commit takes much longer than a capture, so a second attempt is rare and a third has not been seen. Columns are

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ingest.read.base import BaseReads
-from ingest.read.levels import Mask, Stack, hidden, picked
-from ingest.read.top_k import Candidates, Visible, best_visible, concatenate
-from memtable import TOMBSTONE, Snapshot
+from memwal.ingest.read.base import BaseReads
+from memwal.ingest.read.levels import Mask, Stack, hidden, picked
+from memwal.ingest.read.top_k import Candidates, Visible, best_visible, concatenate
+from memwal.memtable import TOMBSTONE, Snapshot
 
 ROWS_PER_STEP = 16_384
 Positions = npt.NDArray[np.int64]

@@ -24,15 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flush import BaseTable
-from flush.base.shape import Shape, version_without
-from ingest.api.keys import normalise_keys
-from ingest.errors import Invalid
-from ingest.read.base import DISTANCE, SCORE, BaseReads
-from ingest.read.bucketed import BucketReads
-from ingest.read.levels import OverTaken, RegionView, Reshaped, Stack
-from ingest.read.merged import Moment, Ranking
-from ingest.read.request import (
+from memwal.flush import BaseTable
+from memwal.flush.base.shape import Shape, version_without
+from memwal.ingest.api.keys import normalise_keys
+from memwal.ingest.errors import Invalid
+from memwal.ingest.read.base import DISTANCE, SCORE, BaseReads
+from memwal.ingest.read.bucketed import BucketReads
+from memwal.ingest.read.levels import OverTaken, RegionView, Reshaped, Stack
+from memwal.ingest.read.merged import Moment, Ranking
+from memwal.ingest.read.request import (
     checked_columns,
     checked_k,
     checked_limit,
@@ -41,13 +41,13 @@ from ingest.read.request import (
     indexed,
     unknown_column,
 )
-from ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
-from ingest.read.top_k import concatenate, in_order, merge
-from ingest.refusals import expect_routing
-from memtable import TOMBSTONE, IndexSpec, Snapshot
-from memtable.text.query import TextParser
-from wal import Corrupt, ObjectStore, SsTable
-from wal.errors import first_line
+from memwal.ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
+from memwal.ingest.read.top_k import concatenate, in_order, merge
+from memwal.ingest.refusals import expect_routing
+from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
+from memwal.memtable.text.query import TextParser
+from memwal.wal import Corrupt, ObjectStore, SsTable
+from memwal.wal.errors import first_line
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)

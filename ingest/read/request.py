@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ingest.errors import Invalid
-from ingest.suggest import suggestion
-from memtable import IndexSpec, InvalidRows
-from memtable.text.query import TextParser, TextQuery
+from memwal.ingest.errors import Invalid
+from memwal.ingest.suggest import suggestion
+from memwal.memtable import IndexSpec, InvalidRows
+from memwal.memtable.text.query import TextParser, TextQuery
 
 _ADD = {"ivf_pq": '"ivf_pq"', "fts": '"fts"'}
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-import flush
-from flush import BaseTable
-from memtable import MemTable, Snapshot, row_schema
-from wal import ObjectStore, SsTable
+from memwal import flush
+from memwal.flush import BaseTable
+from memwal.memtable import MemTable, Snapshot, row_schema
+from memwal.wal import ObjectStore, SsTable
 
 CACHE_BYTES = 512 << 20
 Columns = frozenset[str]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-import wal
-from flush import BaseTable
-from ingest.api.reads import Level
-from ingest.read.levels import RegionView
-from memtable import MemTable, Snapshot, row_schema
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.api.reads import Level
+from memwal.ingest.read.levels import RegionView
+from memwal.memtable import MemTable, Snapshot, row_schema
 
 # The tail's rows may belong to several generations, and which is not on storage: a claim that replays them
 # may number them anew. So the tail counts as newer than any committed generation and is never skipped, which could

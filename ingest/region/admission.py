@@ -28,13 +28,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from flush import BaseTable
-from flush.base.shape import Shape
-from ingest.api.rows import Deletes, check_encoding, given_required
-from ingest.region.context import RegionContext
-from ingest.region.write_queue import Write
-from memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema, with_tombstone
-from wal.codec.columns import EntryColumns
+from memwal.flush import BaseTable
+from memwal.flush.base.shape import Shape
+from memwal.ingest.api.rows import Deletes, check_encoding, given_required
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema, with_tombstone
+from memwal.wal.codec.columns import EntryColumns
 
 _PUT = pa.array(np.zeros(1 << 14, dtype=np.bool_))
 """The `_tombstone` column of most groups, made once."""

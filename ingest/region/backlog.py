@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from wal import Clock
+from memwal.wal import Clock
 
 
 class RowAges:

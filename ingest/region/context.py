@@ -11,14 +11,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-import wal
-from flush import FileOptions, SstIndexes, WriteRules
-from flush.base.shape import Shape
-from flush.resizing.carried import RouteInto
-from ingest.ops.counters import Meters
-from ingest.read.levels import RegionView
-from ingest.region.vector_models import VectorModels
-from memtable import IndexSpec, MemTable
+from memwal import wal
+from memwal.flush import FileOptions, SstIndexes, WriteRules
+from memwal.flush.base.shape import Shape
+from memwal.flush.resizing.carried import RouteInto
+from memwal.ingest.ops.counters import Meters
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.region.vector_models import VectorModels
+from memwal.memtable import IndexSpec, MemTable
 
 IndexMode = Literal["sync", "async"]
 """When rows enter the vector and text indexes: before their write is answered, or behind it. Reads find them anyway."""

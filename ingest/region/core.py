@@ -32,19 +32,19 @@ from uuid import UUID
 
 import pyarrow as pa
 
-import flush as flush_package
-import wal
-from ingest.api.tokens import Applied
-from ingest.read.levels import RegionView
-from ingest.region.backlog import RowAges, Waiting
-from ingest.region.context import RegionContext
-from ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
-from ingest.region.indexes import RegionIndexes
-from ingest.region.log import RegionLog
-from ingest.region.state import RegionLevels
-from ingest.region.write_queue import Write
-from memtable import Checked
-from wal.applied import AppliedMap
+from memwal import flush as flush_package
+from memwal import wal
+from memwal.ingest.api.tokens import Applied
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.region.backlog import RowAges, Waiting
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
+from memwal.ingest.region.indexes import RegionIndexes
+from memwal.ingest.region.log import RegionLog
+from memwal.ingest.region.state import RegionLevels
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import Checked
+from memwal.wal.applied import AppliedMap
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
 """Failures of an append that leave the log as it was: the region lives on, the callers may try again."""

@@ -19,15 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flush.resizing.carried import left_over, settle, with_exceptions
-from ingest.api.rows import size_bound
-from ingest.errors import Invalid
-from ingest.region.admission import Admission, fitted
-from ingest.region.context import RegionContext
-from ingest.region.resolve import Refused, View, resolver_of
-from ingest.region.write_queue import Ack, Write
-from memtable import Checked
-from wal.applied import NAMES_MAX, AppliedMap
+from memwal.flush.resizing.carried import left_over, settle, with_exceptions
+from memwal.ingest.api.rows import size_bound
+from memwal.ingest.errors import Invalid
+from memwal.ingest.region.admission import Admission, fitted
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.resolve import Refused, View, resolver_of
+from memwal.ingest.region.write_queue import Ack, Write
+from memwal.memtable import Checked
+from memwal.wal.applied import NAMES_MAX, AppliedMap
 
 
 @dataclass(frozen=True, slots=True)

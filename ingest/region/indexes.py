@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 from uuid import UUID
 
-from ingest.region.state import RegionLevels
-from memtable import MemTable
-from wal.panics import as_exception
+from memwal.ingest.region.state import RegionLevels
+from memwal.memtable import MemTable
+from memwal.wal.panics import as_exception
 
 
 class RegionIndexes:

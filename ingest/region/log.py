@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-import wal
-from ingest.ops.counters import RegionMeter
-from ingest.region.context import RegionContext
-from wal.applied import AppliedMap
+from memwal import wal
+from memwal.ingest.ops.counters import RegionMeter
+from memwal.ingest.region.context import RegionContext
+from memwal.wal.applied import AppliedMap
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table | None:

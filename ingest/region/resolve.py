@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ingest.api.rows import Mask, Places, named
-from ingest.errors import Unavailable
-from ingest.read.base import match_keys
-from ingest.read.levels import OverTaken, RegionView
-from ingest.read.local import ATTEMPTS
-from ingest.region.admission import Admission
-from ingest.region.context import RegionContext
-from ingest.region.write_queue import Write
-from ingest.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
-from memtable import TOMBSTONE, Checked, InvalidRows
+from memwal.ingest.api.rows import Mask, Places, named
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.read.base import match_keys
+from memwal.ingest.read.levels import OverTaken, RegionView
+from memwal.ingest.read.local import ATTEMPTS
+from memwal.ingest.region.admission import Admission
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.write_queue import Write
+from memwal.ingest.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
+from memwal.memtable import TOMBSTONE, Checked, InvalidRows
 
 View = Callable[[], RegionView]
 

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
-import wal
-from flush import FlushAttempts
-from flush.base.shape import Shape
-from ingest.errors import BUSY, Unavailable
-from ingest.read.levels import RegionView
-from ingest.region.context import Limits, RegionContext
-from memtable import MemTable
+from memwal import wal
+from memwal.flush import FlushAttempts
+from memwal.flush.base.shape import Shape
+from memwal.ingest.errors import BUSY, Unavailable
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.region.context import Limits, RegionContext
+from memwal.memtable import MemTable
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
 """How a region is: serving, though its flushes fail; ended by a newer writer; or by storage that failed it."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from flush import BaseTable
-from memtable import MemTable, VectorModel, row_schema
-from wal.panics import as_exception
+from memwal.flush import BaseTable
+from memwal.memtable import MemTable, VectorModel, row_schema
+from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.models")
 

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flush.base.shape import Shape
-from ingest.api.rows import Deletes
-from ingest.api.tokens import RegionCounts, Token
-from ingest.read.levels import RegionView
-from ingest.region.context import RegionContext
-from wal import Clock
+from memwal.flush.base.shape import Shape
+from memwal.ingest.api.rows import Deletes
+from memwal.ingest.api.tokens import RegionCounts, Token
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.region.context import RegionContext
+from memwal.wal import Clock
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ingest.api.rows import Mask, Places, key_codes
+from memwal.ingest.api.rows import Mask, Places, key_codes
 
 NOWHERE = -1
 """A source of `merged_from`: there is no value, the column is null."""

@@ -21,16 +21,16 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import wal
-from ingest.api.tokens import Applied
-from ingest.errors import MemWalError, Unavailable
-from ingest.read.levels import RegionView
-from ingest.region.backlog import Waiting
-from ingest.region.context import RegionContext
-from ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
-from ingest.region.write_queue import DurableView, Freeze, Item, Reshape, Write, WriteQueue
-from ingest.threads import Worker
-from wal.patience import Backoff
+from memwal import wal
+from memwal.ingest.api.tokens import Applied
+from memwal.ingest.errors import MemWalError, Unavailable
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
+from memwal.ingest.region.write_queue import DurableView, Freeze, Item, Reshape, Write, WriteQueue
+from memwal.ingest.threads import Worker
+from memwal.wal.patience import Backoff
 
 WORK, REST = 0.001, 0.005
 """Seconds that the indexer works, one step at least, and then rests, as it does before it begins. A put that comes

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ingest.api.tokens import Token
-from ingest.errors import Invalid, UnknownOutcome
-from ingest.rpc.credentials import bearer
-from ingest.rpc.wire import StreamSum, from_flight, pack
-from wal.errors import first_line
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.errors import Invalid, UnknownOutcome
+from memwal.ingest.rpc.credentials import bearer
+from memwal.ingest.rpc.wire import StreamSum, from_flight, pack
+from memwal.wal.errors import first_line
 
 P = ParamSpec("P")
 R = TypeVar("R")

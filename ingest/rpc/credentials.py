@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from ingest.errors import Invalid
-from ingest.rpc.guard import is_loopback
-from ingest.secret_refs import resolve_one
-from ingest.settings.endpoints import TLS
+from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.guard import is_loopback
+from memwal.ingest.secret_refs import resolve_one
+from memwal.ingest.settings.endpoints import TLS
 
 if TYPE_CHECKING:
-    from ingest.settings.load import Settings
+    from memwal.ingest.settings.load import Settings
 
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -72,7 +72,7 @@ class Access:
         return cls(settings.daemon.token.get_secret_value(), settings.daemon.tls_ca)
 
     def options(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """`token` and `tls_ca` for `ingest.connect`. Raises: Invalid for what points nowhere."""
+        """`token` and `tls_ca` for `memwal.connect`. Raises: Invalid for what points nowhere."""
         token = resolve_one("daemon.token", SecretStr(self.token), environ)
         return {"token": token or None, "tls_ca": self._authority()}
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from ingest.errors import Invalid
-from ingest.secret_refs import resolve_one
-from ingest.settings.load import DaemonSettings
+from memwal.ingest.errors import Invalid
+from memwal.ingest.secret_refs import resolve_one
+from memwal.ingest.settings.load import DaemonSettings
 
 REFUSED = "missing or wrong token"
 

@@ -19,12 +19,12 @@ from uuid import UUID
 
 from pydantic import SecretStr
 
-import wal
-from flush.parallel_map import each
-from ingest.errors import Unavailable
-from ingest.rpc.processes import Process
-from ingest.secret_refs import resolve
-from wal.layout import owner_key
+from memwal import wal
+from memwal.flush.parallel_map import each
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.rpc.processes import Process
+from memwal.ingest.secret_refs import resolve
+from memwal.wal.layout import owner_key
 
 READ_AT_ONCE = 16
 """Notes; each is a request."""
@@ -119,7 +119,7 @@ def _read(store: wal.ObjectStore, region: UUID) -> Note | None:
 
 
 def by_notes(find: FromNotes) -> str:
-    """The daemons that Spark has placed, in the form that `ingest.connect` takes. Raises: Unavailable for none."""
+    """The daemons that Spark has placed, in the form that `memwal.connect` takes. Raises: Unavailable for none."""
     found = ",".join(find())
     if not found:
         raise Unavailable(f"no daemon serves {find.uri}; start them with `memwal serve --on-spark`")

@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWalError, Unavailable, from_wire, to_wire
-from wal.errors import first_line
+from memwal.ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWalError, Unavailable, from_wire, to_wire
+from memwal.wal.errors import first_line
 
 _LENGTH = struct.Struct("<I")
 

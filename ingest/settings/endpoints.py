@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingest.settings.model import Settings
+from memwal.ingest.settings.model import Settings
 
 SCHEME, TLS = "grpc://", "grpc+tls://"
 
@@ -48,5 +48,5 @@ def none_of_them(host: str, port: int, scheme: str = SCHEME) -> str:
 
 
 def configured_endpoint(settings: Settings) -> str | None:
-    """The configured daemons, in the form that `ingest.connect` takes; None for a child daemon."""
+    """The configured daemons, in the form that `memwal.connect` takes; None for a child daemon."""
     return ",".join(expanded(settings.daemon.endpoints, settings.daemon.workers)) or None

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from ingest.mapping.avro import check_schema
-from ingest.mapping.spec import build
-from ingest.mapping.type_names import parse_type
-from ingest.settings.model import Settings
-from ingest.settings.problems import Problem
-from ingest.settings.process_sections import KAFKA, SourceSettings
-from ingest.suggest import nearest
+from memwal.ingest.mapping.avro import check_schema
+from memwal.ingest.mapping.spec import build
+from memwal.ingest.mapping.type_names import parse_type
+from memwal.ingest.settings.model import Settings
+from memwal.ingest.settings.problems import Problem
+from memwal.ingest.settings.process_sections import KAFKA, SourceSettings
+from memwal.ingest.suggest import nearest
 
 _ONLY = (
     *("brokers", "topics", "topic_pattern", "starting_offsets", "max_offsets_per_trigger", "fail_on_data_loss"),

@@ -18,12 +18,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ingest.errors import Invalid
-from ingest.settings.model import Settings
-from ingest.settings.problems import Problem, of_section, section_type, unknown_section
-from ingest.settings.process_sections import DaemonSettings, DlqSettings, LogSettings, SinkSettings, SourceSettings
-from ingest.settings.rules import apart, relations
-from ingest.settings.table_sections import (
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.model import Settings
+from memwal.ingest.settings.problems import Problem, of_section, section_type, unknown_section
+from memwal.ingest.settings.process_sections import (
+    DaemonSettings,
+    DlqSettings,
+    LogSettings,
+    SinkSettings,
+    SourceSettings,
+)
+from memwal.ingest.settings.rules import apart, relations
+from memwal.ingest.settings.table_sections import (
     CommitSettings,
     FlushSettings,
     MemtableSettings,
@@ -31,8 +37,8 @@ from ingest.settings.table_sections import (
     TableSettings,
     WalSettings,
 )
-from ingest.settings.values import Section
-from ingest.suggest import nearest
+from memwal.ingest.settings.values import Section
+from memwal.ingest.suggest import nearest
 
 __all__ = [
     "CommitSettings",

@@ -12,10 +12,16 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from ingest.mapping.type_names import parse_type
-from ingest.secret_refs import resolve
-from ingest.settings.process_sections import DaemonSettings, DlqSettings, LogSettings, SinkSettings, SourceSettings
-from ingest.settings.table_sections import (
+from memwal.ingest.mapping.type_names import parse_type
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.process_sections import (
+    DaemonSettings,
+    DlqSettings,
+    LogSettings,
+    SinkSettings,
+    SourceSettings,
+)
+from memwal.ingest.settings.table_sections import (
     CommitSettings,
     FlushSettings,
     GcSettings,
@@ -24,8 +30,8 @@ from ingest.settings.table_sections import (
     TableSettings,
     WalSettings,
 )
-from ingest.settings.values import Index, Section
-from memtable.index_spec import IndexSpec
+from memwal.ingest.settings.values import Index, Section
+from memwal.memtable.index_spec import IndexSpec
 
 
 class Settings(Section):

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ingest.secret_refs import FROM_FILE
-from ingest.settings.model import Settings
+from memwal.ingest.secret_refs import FROM_FILE
+from memwal.ingest.settings.model import Settings
 
 
 def anywhere(settings: Settings) -> Settings:

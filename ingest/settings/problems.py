@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ingest.settings.model import Settings
-from ingest.settings.values import Section
-from ingest.suggest import nearest
+from memwal.ingest.settings.model import Settings
+from memwal.ingest.settings.values import Section
+from memwal.ingest.suggest import nearest
 
 _HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "token")
 _WANTED = {

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
-from ingest.settings.values import ColumnType, Duration, Option, Secret, Section, Size
+from memwal.ingest.settings.values import ColumnType, Duration, Option, Secret, Section, Size
 
 KAFKA = "kafka"
 

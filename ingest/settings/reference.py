@@ -1,6 +1,6 @@
 """The configuration as text, rendered from the models: TOML with comments, and the README's reference.
 
-`python -m ingest.cli.docs` writes both into the checkout it stands in: `configs/default.toml`, and the README
+`python -m memwal.ingest.cli.docs` writes both into the checkout it stands in: `configs/default.toml`, and the README
 between `<!-- settings -->` and `<!-- /settings -->`; beside them the table of metrics (`ingest.ops.metrics`). House
 tests hold the files to what is rendered here.
 """
@@ -14,15 +14,15 @@ from typing import Any, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from ingest.secret_refs import shown
-from ingest.settings.model import Settings
-from ingest.settings.problems import section_type
-from ingest.settings.units import format_duration, format_size, parse_duration, parse_size
-from ingest.settings.values import Section
+from memwal.ingest.secret_refs import shown
+from memwal.ingest.settings.model import Settings
+from memwal.ingest.settings.problems import section_type
+from memwal.ingest.settings.units import format_duration, format_size, parse_duration, parse_size
+from memwal.ingest.settings.values import Section
 
 BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 _HEADER = """\
-# Every setting of memwal at its default, as `python -m ingest.cli.docs` writes it. Copy what you change.
+# Every setting of memwal at its default, as `python -m memwal.ingest.cli.docs` writes it. Copy what you change.
 # Any key can be set from the environment too: MEMWAL__SECTION__KEY, for example MEMWAL__WAL__RETRY_BUDGET=1min.
 """
 

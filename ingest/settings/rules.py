@@ -9,20 +9,20 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from flush.base.definition import is_version_type
-from flush.base.row_hash import is_hashed
-from ingest.mapping.type_names import parse_type
-from ingest.settings.endpoints import expanded
-from ingest.settings.kafka_rules import of_kafka
-from ingest.settings.model import Settings, index_spec
-from ingest.settings.problems import Problem
-from ingest.settings.table_sections import TableSettings
-from ingest.settings.units import format_duration, format_size
-from ingest.settings.values import Index
-from ingest.suggest import nearest
-from memtable.errors import InvalidRows
-from memtable.index_spec import check_indexes
-from memtable.schema import is_key_type
+from memwal.flush.base.definition import is_version_type
+from memwal.flush.base.row_hash import is_hashed
+from memwal.ingest.mapping.type_names import parse_type
+from memwal.ingest.settings.endpoints import expanded
+from memwal.ingest.settings.kafka_rules import of_kafka
+from memwal.ingest.settings.model import Settings, index_spec
+from memwal.ingest.settings.problems import Problem
+from memwal.ingest.settings.table_sections import TableSettings
+from memwal.ingest.settings.units import format_duration, format_size
+from memwal.ingest.settings.values import Index
+from memwal.ingest.suggest import nearest
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.index_spec import check_indexes
+from memwal.memtable.schema import is_key_type
 
 INDEX_KINDS = ("ivf_pq", "fts", "btree")
 RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from flush.base.caches import CACHE_BYTES
-from flush.sst.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
-from ingest.settings.values import ColumnType, Duration, Index, Option, OrphanAge, Section, Size
-from wal import WalOptions
+from memwal.flush.base.caches import CACHE_BYTES
+from memwal.flush.sst.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
+from memwal.ingest.settings.values import ColumnType, Duration, Index, Option, OrphanAge, Section, Size
+from memwal.wal import WalOptions
 
 
 class TableSettings(Section):

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
-from ingest.mapping.type_names import parse_type
-from ingest.secret_refs import check_only_reference, check_reference
-from ingest.settings.units import parse_duration, parse_size
+from memwal.ingest.mapping.type_names import parse_type
+from memwal.ingest.secret_refs import check_only_reference, check_reference
+from memwal.ingest.settings.units import parse_duration, parse_size
 
 
 def _checked_type(name: str) -> str:

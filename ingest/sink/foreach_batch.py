@@ -1,6 +1,6 @@
 """The `foreachBatch` sink: a micro-batch of Spark into the regions of a table, exactly once.
 
-    df.writeStream.foreachBatch(ingest.MemWalSink("config.toml")).option("checkpointLocation", …).start()
+    df.writeStream.foreachBatch(memwal.MemWalSink("config.toml")).option("checkpointLocation", …).start()
 
 One micro-batch, in order:
 
@@ -31,28 +31,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flush import BaseTable
-from ingest.client.retry import Attempts
-from ingest.daemon.child import KeptChild
-from ingest.dlq.bad_rows import BadRate, BadRow
-from ingest.dlq.letters import Place, Rules, given, refused_in
-from ingest.dlq.table import DeadLetters
-from ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable
-from ingest.rpc.credentials import Access
-from ingest.rpc.owner_notes import FromNotes, by_notes
-from ingest.settings.endpoints import configured_endpoint
-from ingest.settings.load import Settings, load
-from ingest.settings.paths import anywhere
-from ingest.sink.prepared import PreparedTask
-from ingest.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.sink.small import MOST_BYTES, NAMELESS, TOO_MANY, OneTask
-from ingest.source.columns import ADDED, BESIDE, BUCKET, COORDINATES, LETTER, LETTER_TYPE, OFFSET, PLACE, ROW
-from ingest.spark.errors import of_spark
-from ingest.spark.schema import spark_type
-from wal import SystemClock, SystemIds
-from wal.panics import panics_as_errors
+from memwal.flush import BaseTable
+from memwal.ingest.client.retry import Attempts
+from memwal.ingest.daemon.child import KeptChild
+from memwal.ingest.dlq.bad_rows import BadRate, BadRow
+from memwal.ingest.dlq.letters import Place, Rules, given, refused_in
+from memwal.ingest.dlq.table import DeadLetters
+from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.rpc.owner_notes import FromNotes, by_notes
+from memwal.ingest.settings.endpoints import configured_endpoint
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.settings.paths import anywhere
+from memwal.ingest.sink.prepared import PreparedTask
+from memwal.ingest.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.small import MOST_BYTES, NAMELESS, TOO_MANY, OneTask
+from memwal.ingest.source.columns import ADDED, BESIDE, BUCKET, COORDINATES, LETTER, LETTER_TYPE, OFFSET, PLACE, ROW
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.schema import spark_type
+from memwal.wal import SystemClock, SystemIds
+from memwal.wal.panics import panics_as_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

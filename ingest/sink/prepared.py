@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from ingest.sink.receipts import receipt_schema
-from ingest.sink.small import PACKED, OneTask
-from ingest.source.columns import BLOCK, OFFSET, PART, PLACE
-from ingest.spark.schema import quoted
+from memwal.ingest.sink.receipts import receipt_schema
+from memwal.ingest.sink.small import PACKED, OneTask
+from memwal.ingest.source.columns import BLOCK, OFFSET, PART, PLACE
+from memwal.ingest.spark.schema import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

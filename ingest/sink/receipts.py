@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingest.errors import Invalid
-from ingest.spark.schema import spark_type
+from memwal.ingest.errors import Invalid
+from memwal.ingest.spark.schema import spark_type
 
 RECEIPT = pa.schema(
     [

@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.client.target import Target, opened, reopened
-from ingest.dlq.bad_rows import BadRow, conformed_to, problems_of, unfit_of
-from ingest.dlq.file_rows import explained
-from ingest.dlq.letters import Mode, Place, letter_column, place_of, rows_at
-from ingest.errors import Invalid
-from ingest.source.columns import BESIDE, BLOCK, BUCKET, FILE, LETTER, NOWHERE, ROW, TOPIC, of_table, runs
-from ingest.source.whole_input import with_counts
-from ingest.spark.task import task_edge
-from memtable import InvalidRows
+from memwal.ingest.client.target import Target, opened, reopened
+from memwal.ingest.dlq.bad_rows import BadRow, conformed_to, problems_of, unfit_of
+from memwal.ingest.dlq.file_rows import explained
+from memwal.ingest.dlq.letters import Mode, Place, letter_column, place_of, rows_at
+from memwal.ingest.errors import Invalid
+from memwal.ingest.source.columns import BESIDE, BLOCK, BUCKET, FILE, LETTER, NOWHERE, ROW, TOPIC, of_table, runs
+from memwal.ingest.source.whole_input import with_counts
+from memwal.ingest.spark.task import task_edge
+from memwal.memtable import InvalidRows
 
 
 @dataclass(frozen=True, slots=True)

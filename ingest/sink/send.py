@@ -25,15 +25,15 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.api.tokens import Applied, StreamReceipt, Token
-from ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
-from ingest.client.stream import RegionStream
-from ingest.dlq.letters import FAIL, Letterbox, Refusals, Rules
-from ingest.errors import Invalid
-from ingest.rpc.credentials import Access
-from ingest.rpc.owner_notes import FromNotes
-from ingest.sink.receipts import RECEIPT, without_ack
-from ingest.source.columns import (
+from memwal.ingest.api.tokens import Applied, StreamReceipt, Token
+from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
+from memwal.ingest.client.stream import RegionStream
+from memwal.ingest.dlq.letters import FAIL, Letterbox, Refusals, Rules
+from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.rpc.owner_notes import FromNotes
+from memwal.ingest.sink.receipts import RECEIPT, without_ack
+from memwal.ingest.source.columns import (
     DELETE,
     LANDED,
     NOWHERE,
@@ -41,10 +41,10 @@ from ingest.source.columns import (
     of_table,
     rows_and_deletes,
 )
-from ingest.source.whole_input import RegionRows, by_region
-from ingest.spark.task import task_edge
-from memtable import TOMBSTONE, row_schema, with_tombstone
-from wal import Clock, SystemClock
+from memwal.ingest.source.whole_input import RegionRows, by_region
+from memwal.ingest.spark.task import task_edge
+from memwal.memtable import TOMBSTONE, row_schema, with_tombstone
+from memwal.wal import Clock, SystemClock
 
 _MICROS = 1e6
 

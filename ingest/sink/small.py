@@ -23,15 +23,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.errors import Invalid
-from ingest.rpc.connection import BATCH_ROWS
-from ingest.sink.receipts import without_ack
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.source.columns import BLOCK, BUCKET, COORDINATES, FILE, LANDED, NOWHERE, OFFSET, PART, PLACE, ROW, runs
-from ingest.source.whole_input import RegionRows, until_end
-from ingest.spark.task import task_edge
-from wal import SystemClock
+from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.connection import BATCH_ROWS
+from memwal.ingest.sink.receipts import without_ack
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.source.columns import (
+    BLOCK,
+    BUCKET,
+    COORDINATES,
+    FILE,
+    LANDED,
+    NOWHERE,
+    OFFSET,
+    PART,
+    PLACE,
+    ROW,
+    runs,
+)
+from memwal.ingest.source.whole_input import RegionRows, until_end
+from memwal.ingest.spark.task import task_edge
+from memwal.wal import SystemClock
 
 MOST_BYTES = 64 << 20
 TOO_MANY = "too many rows for one task"

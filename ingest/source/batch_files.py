@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from ingest.settings.load import SourceSettings
-from ingest.source.columns import FILE
+from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.source.columns import FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

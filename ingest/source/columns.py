@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ingest.api.rows import split_deletes
-from memtable import TOMBSTONE, emptied
+from memwal.ingest.api.rows import split_deletes
+from memwal.memtable import TOMBSTONE, emptied
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 """Columns of routed rows: int64 number of the row within its part of the source, int32 region of the row."""

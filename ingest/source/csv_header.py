@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ingest.errors import Invalid, MemWalError
-from ingest.secret_refs import resolve
-from ingest.settings.load import SourceSettings
-from ingest.source.columns import FILE
-from ingest.source.files import rows_of
-from ingest.spark.errors import of_spark
-from ingest.suggest import suggestion
+from memwal.ingest.errors import Invalid, MemWalError
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.source.columns import FILE
+from memwal.ingest.source.files import rows_of
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.suggest import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +43,7 @@ def names_only(stream: Any, source: SourceSettings) -> DataFrame:
     """The stream of the files of `source`: a row with `FILE` for each of their lines."""
     from pyspark.sql import functions
 
-    from ingest.source.batch_files import file_limits
+    from memwal.ingest.source.batch_files import file_limits
 
     reader = stream.format("text").options(**_options(source) | file_limits(source))
     lines: DataFrame = reader.load(source.path)
@@ -64,7 +64,7 @@ class ByHeader:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Read, then write; Spark calls this."""
-        from ingest.source.batch_files import files_of
+        from memwal.ingest.source.batch_files import files_of
 
         self.failure = None
         try:
@@ -84,7 +84,7 @@ class ByHeader:
 
     def _header(self, spark: SparkSession, file: str) -> tuple[str, ...]:
         """The names in the first line of a file; () of an empty one. Raises: Invalid."""
-        from ingest.source.batch_files import NO_GLOB
+        from memwal.ingest.source.batch_files import NO_GLOB
 
         names = spark.read.options(**_options(self._source)).option(*NO_GLOB).csv(file).columns
         missing = [name for name in self._schema.names if name not in names]
@@ -100,7 +100,7 @@ class ByHeader:
         return tuple(names)
 
     def _of_header(self, spark: SparkSession, header: Sequence[str], files: Sequence[str]) -> DataFrame:
-        from ingest.source.batch_files import NO_GLOB
+        from memwal.ingest.source.batch_files import NO_GLOB
 
         at = self._schema.get_field_index
         stored = pa.schema([self._schema.field(n) if at(n) >= 0 else pa.field(n, pa.string()) for n in header])

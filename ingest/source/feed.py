@@ -17,8 +17,8 @@ import shutil
 import threading
 from pathlib import Path
 
-from ingest.errors import Invalid, MemWalError, classify
-from wal import Clock
+from memwal.ingest.errors import Invalid, MemWalError, classify
+from memwal.wal import Clock
 
 _STEP_NS = 1_000_000
 _HIDDEN = (".", "_")

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ingest.errors import Invalid
-from ingest.secret_refs import resolve
-from ingest.settings.load import SourceSettings
-from ingest.settings.paths import is_remote, local_path
-from ingest.settings.process_sections import KAFKA
-from ingest.source.batch_files import file_limits
-from ingest.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE
-from ingest.source.feed import feed_files, visible_files
-from ingest.source.file_types import readable
-from ingest.spark.schema import quoted, spark_schema
-from ingest.suggest import suggestion
-from wal.errors import first_line
+from memwal.ingest.errors import Invalid
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.paths import is_remote, local_path
+from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.source.batch_files import file_limits
+from memwal.ingest.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE
+from memwal.ingest.source.feed import feed_files, visible_files
+from memwal.ingest.source.file_types import readable
+from memwal.ingest.spark.schema import quoted, spark_schema
+from memwal.ingest.suggest import suggestion
+from memwal.wal.errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -146,7 +146,7 @@ def rows_of(
     """
     from pyspark.sql import functions
 
-    from ingest.source.strict_texts import STRICT, as_read, columns, read_type
+    from memwal.ingest.source.strict_texts import STRICT, as_read, columns, read_type
 
     options = resolve(source.options, os.environ, "[source] options")
     strict, is_file = source.format in STRICT, source.format in FILE_FORMATS

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ingest.secret_refs import resolve
-from ingest.settings.load import SourceSettings
-from ingest.settings.paths import is_remote, local_path
-from ingest.source.feed import visible_files
-from ingest.source.file_types import widened
-from ingest.source.files import FILES_CHECKED, rows_of
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.paths import is_remote, local_path
+from memwal.ingest.source.feed import visible_files
+from memwal.ingest.source.file_types import widened
+from memwal.ingest.source.files import FILES_CHECKED, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +25,7 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) 
     Records of JSON and CSV that cannot be used are rows with a `PROBLEM`, and end nothing here. CSV with a header comes
     as `FILE` alone: who is given a micro-batch reads its files (`ingest.source.csv_header`).
     """
-    from ingest.source.csv_header import has_header, names_only
+    from memwal.ingest.source.csv_header import has_header, names_only
 
     if has_header(source):
         return names_only(spark.readStream, source)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ingest.errors import Invalid
-from ingest.source.file_types import widened
-from ingest.spark.schema import quoted, spark_type
+from memwal.ingest.errors import Invalid
+from memwal.ingest.source.file_types import widened
+from memwal.ingest.spark.schema import quoted, spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

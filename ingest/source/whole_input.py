@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.errors import Internal, Unavailable
-from ingest.source.columns import BUCKET, ROW, place_column, runs
+from memwal.ingest.errors import Internal, Unavailable
+from memwal.ingest.source.columns import BUCKET, ROW, place_column, runs
 
 
 def until_end(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

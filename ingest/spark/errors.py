@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ingest.errors import SILENT, Internal, Invalid, MemWalError, Unavailable, classify, from_wire
-from ingest.spark.task import MARK
+from memwal.ingest.errors import SILENT, Internal, Invalid, MemWalError, Unavailable, classify, from_wire
+from memwal.ingest.spark.task import MARK
 
 _READ = "make the files of source.path readable for Spark, with the columns of [table]"
 _ODD_TYPE = "write the column in a type that Spark reads, such as times in microseconds"

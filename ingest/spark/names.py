@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ingest.errors import Invalid
-from ingest.settings.load import SourceSettings
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import SourceSettings
 
 FORMATS = (
     "parquet",

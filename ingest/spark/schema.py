@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 import pyarrow as pa
 
-from ingest.errors import Invalid
+from memwal.ingest.errors import Invalid
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

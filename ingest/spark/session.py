@@ -26,9 +26,9 @@ from typing import IO, TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from ingest.errors import Invalid, Unavailable
-from ingest.settings.load import Settings, SourceSettings
-from ingest.settings.process_sections import KAFKA
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.settings.load import Settings, SourceSettings
+from memwal.ingest.settings.process_sections import KAFKA
 
 _SCALA = "2.13"  # the only one that Spark 4 is built with
 CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}
@@ -100,7 +100,6 @@ def configuration(
 ) -> dict[str, str]:
     """Spark's configuration: the defaults of an embedded run with `source.spark` over them. `tasks`: regions.
     `local_checkpoints`, `local_sources`: those of all queries are on local disks (or no files at all)."""
-    root = str(Path(__file__).resolve().parent.parent)
     # A short run is over before compiled code pays; a stream that goes on for days wants the best code.
     compiler = "-XX:TieredStopAtLevel=1 " if once else ""
     generate = "NO_CODEGEN" if once else "FALLBACK"
@@ -113,7 +112,7 @@ def configuration(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"{compiler}-XX:+UseSerialGC",
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(tasks),

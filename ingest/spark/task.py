@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ingest.errors import Invalid, MemWalError, classify, to_wire
-from ingest.secret_refs import UNRESOLVED
+from memwal.ingest.errors import Invalid, MemWalError, classify, to_wire
+from memwal.ingest.secret_refs import UNRESOLVED
 
 MARK = "memwal-task-error:"
 
@@ -100,7 +100,7 @@ def task_edge() -> Iterator[None]:
     except GeneratorExit:
         raise
     except BaseException as error:
-        from wal.panics import as_exception  # not above: few tasks have use for the storage packages
+        from memwal.wal.panics import as_exception  # not above: few tasks have use for the storage packages
 
         raise carried(as_exception(error)) from error
     finally:

@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from flush import BaseTable
-from flush.base.shape import Shape
-from ingest.api.rows import Deletes
-from ingest.errors import Invalid
-from ingest.read.reader import Reader
-from ingest.refusals import expect_routing
-from ingest.region.admission import Admission, fitted, reshaped
-from ingest.table.regions import RegionSet
-from memtable import TOMBSTONE, InvalidRows
+from memwal.flush import BaseTable
+from memwal.flush.base.shape import Shape
+from memwal.ingest.api.rows import Deletes
+from memwal.ingest.errors import Invalid
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.refusals import expect_routing
+from memwal.ingest.region.admission import Admission, fitted, reshaped
+from memwal.ingest.table.regions import RegionSet
+from memwal.memtable import TOMBSTONE, InvalidRows
 
 _LOG = logging.getLogger("memwal.table")
 

@@ -19,12 +19,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from flush import CommitReport
-from ingest.errors import classify
-from ingest.region.backlog import Waiting
-from ingest.table.commit_policy import CommitLimits, Decision, decide, flush_due
-from ingest.threads import Worker
-from wal import Clock
+from memwal.flush import CommitReport
+from memwal.ingest.errors import classify
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.table.commit_policy import CommitLimits, Decision, decide, flush_due
+from memwal.ingest.threads import Worker
+from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.commit")
 LOOK_EVERY, LOOKS = 1.0, 10

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Waiting
 
 Decision = Literal["nothing", "commit", "flush"]
 """`flush`: publish what the memtables hold, then commit; `commit`: what is published already."""

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-import flush
-import wal
-from ingest.errors import Invalid
-from ingest.settings.load import Settings
-from ingest.suggest import suggestion
-from memtable import check_indexes, row_schema
+from memwal import flush, wal
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.suggest import suggestion
+from memwal.memtable import check_indexes, row_schema
 
 
 def find_or_create(

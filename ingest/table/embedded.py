@@ -19,31 +19,31 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
-import wal
-from flush import BaseTable, CommitReport, Upsert
-from flush.base.shape import Shape
-from flush.parallel_map import AT_ONCE, each
-from ingest.api.keys import normalise_keys
-from ingest.api.reads import Level
-from ingest.api.rows import as_table, split_deletes
-from ingest.api.tokens import Applied, Receipt, Token, TokenLike
-from ingest.errors import Invalid, MemWalError, at_the_edge
-from ingest.read.levels import RegionView
-from ingest.read.local import LevelReads
-from ingest.read.reader import Reader
-from ingest.refusals import expect_routing
-from ingest.region.context import RegionContext
-from ingest.region.write_queue import Ack, Write
-from ingest.region.writer import RegionWriter
-from ingest.table.columns import TableColumns
-from ingest.table.commit_loop import CommitLoop
-from ingest.table.regions import Before, RegionSet
-from ingest.table.resize import Resizing
-from ingest.table.upkeep import TableUpkeep, Upkeep
-from ingest.table.writes import TableWrites
-from ingest.threads import Periodic
-from memtable import TOMBSTONE, tombstones
-from wal.panics import RustPanic, panics_as_errors
+from memwal import wal
+from memwal.flush import BaseTable, CommitReport, Upsert
+from memwal.flush.base.shape import Shape
+from memwal.flush.parallel_map import AT_ONCE, each
+from memwal.ingest.api.keys import normalise_keys
+from memwal.ingest.api.reads import Level
+from memwal.ingest.api.rows import as_table, split_deletes
+from memwal.ingest.api.tokens import Applied, Receipt, Token, TokenLike
+from memwal.ingest.errors import Invalid, MemWalError, at_the_edge
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.read.local import LevelReads
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.refusals import expect_routing
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.write_queue import Ack, Write
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.table.columns import TableColumns
+from memwal.ingest.table.commit_loop import CommitLoop
+from memwal.ingest.table.regions import Before, RegionSet
+from memwal.ingest.table.resize import Resizing
+from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
+from memwal.ingest.table.writes import TableWrites
+from memwal.ingest.threads import Periodic
+from memwal.memtable import TOMBSTONE, tombstones
+from memwal.wal.panics import RustPanic, panics_as_errors
 
 _LOG = logging.getLogger("memwal.table")
 _OPEN: WeakSet[Table] = WeakSet()
@@ -68,7 +68,7 @@ class Table(LevelReads):
     """
 
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
-        """Claim the regions `claim` of `base`. Use `ingest.open`, which claims all and also creates the table."""
+        """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
         super().__init__(base, Reader(base, context.store, routing=base.routing_version))
         context = replace(context, find=self._stored)
         self.regions = RegionSet(base, context)

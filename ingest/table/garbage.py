@@ -13,10 +13,9 @@ from uuid import UUID
 
 from rich.filesize import decimal
 
-import flush
-import wal
-from ingest.settings.table_sections import GcSettings
-from wal import ManifestGarbage
+from memwal import flush, wal
+from memwal.ingest.settings.table_sections import GcSettings
+from memwal.wal import ManifestGarbage
 
 _MANIFESTS_EVERY = 3600.0
 """Most seconds between two looks for old manifests of an open table, each of which lists all that are kept; fewer where

@@ -32,13 +32,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-import wal
-from ingest.errors import UNAUTHENTICATED, MemWalError, Unavailable
-from ingest.rpc import owner_notes as owners
-from ingest.rpc.connection import Connection
-from ingest.rpc.guard import is_loopback
-from ingest.rpc.owner_notes import Note
-from ingest.rpc.processes import Process
+from memwal import wal
+from memwal.ingest.errors import UNAUTHENTICATED, MemWalError, Unavailable
+from memwal.ingest.rpc import owner_notes as owners
+from memwal.ingest.rpc.connection import Connection
+from memwal.ingest.rpc.guard import is_loopback
+from memwal.ingest.rpc.owner_notes import Note
+from memwal.ingest.rpc.processes import Process
 
 _LOG = logging.getLogger("memwal.owners")
 ANSWER_WITHIN = 1.0

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import lance
 
-import flush
-from flush.base.fsync import sync_table
-from flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments
-from ingest.errors import classify
-from wal import Clock
-from wal.panics import as_exception
+from memwal import flush
+from memwal.flush.base.fsync import sync_table
+from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments
+from memwal.ingest.errors import classify
+from memwal.wal import Clock
+from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
 

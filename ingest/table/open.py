@@ -13,25 +13,24 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
-import flush
-import wal
-from flush.base.caches import LanceCaches
-from flush.commits.maintenance import MaintenanceRules
-from ingest.api import arguments
-from ingest.errors import Invalid, at_the_edge
-from ingest.region.context import Limits, OnReplay, RegionContext
-from ingest.region.vector_models import VectorModels
-from ingest.rpc.credentials import Access
-from ingest.settings.load import Settings, load
-from ingest.table.commit_policy import CommitLimits
-from ingest.table.create import check_same_table, find_or_create
-from ingest.table.embedded import Table
-from ingest.table.garbage import Ages
-from ingest.table.live_owners import Claimant, LiveOwners
-from ingest.table.replay_progress import replay_bar
-from ingest.table.stored import StoredTable
-from ingest.table.upkeep import Upkeep
-from memtable import row_schema
+from memwal import flush, wal
+from memwal.flush.base.caches import LanceCaches
+from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.ingest.api import arguments
+from memwal.ingest.errors import Invalid, at_the_edge
+from memwal.ingest.region.context import Limits, OnReplay, RegionContext
+from memwal.ingest.region.vector_models import VectorModels
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.table.commit_policy import CommitLimits
+from memwal.ingest.table.create import check_same_table, find_or_create
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.garbage import Ages
+from memwal.ingest.table.live_owners import Claimant, LiveOwners
+from memwal.ingest.table.replay_progress import replay_bar
+from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.table.upkeep import Upkeep
+from memwal.memtable import row_schema
 
 _LOG = logging.getLogger("memwal.opening")
 _RESIZED_PAUSE = 0.25

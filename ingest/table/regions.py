@@ -29,14 +29,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-import wal
-from flush import BaseTable
-from ingest.errors import Invalid, MemWalError, Unavailable
-from ingest.refusals import not_owner
-from ingest.region.context import RegionContext
-from ingest.region.writer import RegionWriter
-from ingest.rpc import owner_notes as owners
-from ingest.table.garbage import TableCollector
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable
+from memwal.ingest.refusals import not_owner
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.rpc import owner_notes as owners
+from memwal.ingest.table.garbage import TableCollector
 
 _LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20

@@ -13,8 +13,8 @@ from uuid import UUID
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ingest.region.context import OnReplay
-from wal import Clock
+from memwal.ingest.region.context import OnReplay
+from memwal.wal import Clock
 
 _SILENT = 1.0
 """Seconds: what is done by then needs no words."""

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
-import wal
-from flush.resizing.routing import decided
-from ingest.errors import FencedError, MemWalError
-from ingest.refusals import coming_back, resized
-from ingest.table.regions import RegionSet
+from memwal import wal
+from memwal.flush.resizing.routing import decided
+from memwal.ingest.errors import FencedError, MemWalError
+from memwal.ingest.refusals import coming_back, resized
+from memwal.ingest.table.regions import RegionSet
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0

@@ -10,17 +10,16 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-import flush
-import wal
-from ingest.api.reads import Level
-from ingest.api.tokens import TokenLike
-from ingest.errors import Invalid, at_the_edge
-from ingest.read.levels import RegionView
-from ingest.read.local import LevelReads
-from ingest.read.reader import Reader
-from ingest.read.stored import views_from_storage
-from ingest.rpc import owner_notes as owners
-from ingest.table.stored_status import status_from_storage
+from memwal import flush, wal
+from memwal.ingest.api.reads import Level
+from memwal.ingest.api.tokens import TokenLike
+from memwal.ingest.errors import Invalid, at_the_edge
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.read.local import LevelReads
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.read.stored import views_from_storage
+from memwal.ingest.rpc import owner_notes as owners
+from memwal.ingest.table.stored_status import status_from_storage
 
 
 class StoredTable(LevelReads):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import flush
-import wal
-from ingest.read.stored import views_from_storage
+from memwal import flush, wal
+from memwal.ingest.read.stored import views_from_storage
 
 
 def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:

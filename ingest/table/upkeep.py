@@ -13,19 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-import flush
-import wal
-from flush import BaseTable, CommitReport
-from flush.commits.held_back import HeldBack
-from flush.commits.maintenance import MaintenanceRules
-from ingest.errors import MemWalError, classify
-from ingest.read.reader import Reader
-from ingest.region.backlog import Waiting
-from ingest.region.writer import RegionWriter
-from ingest.table.commit_policy import CommitLimits
-from ingest.table.garbage import Ages
-from ingest.table.maintenance import BaseUpkeep
-from ingest.table.regions import RegionSet
+from memwal import flush, wal
+from memwal.flush import BaseTable, CommitReport
+from memwal.flush.commits.held_back import HeldBack
+from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.ingest.errors import MemWalError, classify
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.table.commit_policy import CommitLimits
+from memwal.ingest.table.garbage import Ages
+from memwal.ingest.table.maintenance import BaseUpkeep
+from memwal.ingest.table.regions import RegionSet
 
 _LOG = logging.getLogger("memwal.table")
 

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingest.api.rows import Deletes, first_of_each_key
-from ingest.api.tokens import Receipt, Token, refuse_going_down
-from ingest.errors import FencedError, Invalid, Unavailable, UnknownOutcome, classify
-from ingest.read.levels import Reshaped
-from ingest.region.admission import Admission
-from ingest.region.write_queue import Ack, Write
-from ingest.region.writer import RegionWriter
-from ingest.table.columns import TableColumns
-from ingest.table.regions import RegionSet
-from wal import Clock, OutcomeUnknown
+from memwal.ingest.api.rows import Deletes, first_of_each_key
+from memwal.ingest.api.tokens import Receipt, Token, refuse_going_down
+from memwal.ingest.errors import FencedError, Invalid, Unavailable, UnknownOutcome, classify
+from memwal.ingest.read.levels import Reshaped
+from memwal.ingest.region.admission import Admission
+from memwal.ingest.region.write_queue import Ack, Write
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.table.columns import TableColumns
+from memwal.ingest.table.regions import RegionSet
+from memwal.wal import Clock, OutcomeUnknown
 
 _Parts = Sequence[tuple[RegionWriter, Write]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from memtable.filter.scalar_index import Asked
+from memwal.memtable.filter.scalar_index import Asked
 
 
 @dataclass(frozen=True, eq=False)

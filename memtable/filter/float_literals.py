@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from memtable.filter.tokens import NOTHING, Token
+from memwal.memtable.filter.tokens import NOTHING, Token
 
 _ARITHMETIC = frozenset("+-*/%|")
 

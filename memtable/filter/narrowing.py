@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
-from memtable.filter.conditions import AllOf, AnyOf, Condition, Narrowing
-from memtable.filter.scalar_index import Asked, sort_form
+from memwal.memtable.filter.conditions import AllOf, AnyOf, Condition, Narrowing
+from memwal.memtable.filter.scalar_index import Asked, sort_form
 
 # Parsing a longer predicate costs more than the index saves.
 LONGEST = 100_000

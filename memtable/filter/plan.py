@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from memtable.filter.conditions import Narrowing
-from memtable.filter.predicate import referenced, translate
-from memtable.schema import TOMBSTONE
+from memwal.memtable.filter.conditions import Narrowing
+from memwal.memtable.filter.predicate import referenced, translate
+from memwal.memtable.schema import TOMBSTONE
 
 # Plans kept, and from which length of the text on only a few are: together they bound what is held, which no memtable
 # counts. Few are enough for one reader, who asks the same of one memtable and SST after the other.
@@ -41,7 +41,7 @@ def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterP
 
 
 def _plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
-    from memtable.filter.narrowing import (
+    from memwal.memtable.filter.narrowing import (
         narrowing,  # not above: sqlglot takes a tenth of a second, which a put has no use for
     )
 

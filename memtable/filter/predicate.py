@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from memtable.arrays import Mask, Positions
-from memtable.errors import InvalidRows
-from memtable.filter.float_literals import cast_types
-from memtable.filter.sql_paths import access_paths
-from memtable.filter.sql_places import closing, is_truth
-from memtable.filter.struct_nulls import null_inside
-from memtable.filter.tokens import Token, tokenize
+from memwal.memtable.arrays import Mask, Positions
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.filter.float_literals import cast_types
+from memwal.memtable.filter.sql_paths import access_paths
+from memwal.memtable.filter.sql_places import closing, is_truth
+from memwal.memtable.filter.struct_nulls import null_inside
+from memwal.memtable.filter.tokens import Token, tokenize
 
 if TYPE_CHECKING:
     from datafusion import SessionContext

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memtable.arrays import Mask, Positions
-from memtable.shielded import shielded
+from memwal.memtable.arrays import Mask, Positions
+from memwal.memtable.shielded import shielded
 
 # Sorting a row costs about as much as evaluating a predicate on it so many times.
 LOOKS = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memtable.filter.sql_places import closing
-from memtable.filter.tokens import Token
+from memwal.memtable.filter.sql_places import closing
+from memwal.memtable.filter.tokens import Token
 
 
 def access_paths(tokens: Sequence[Token], written: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memtable.filter.tokens import NOTHING, Token
+from memwal.memtable.filter.tokens import NOTHING, Token
 
 _JOINS = frozenset(("and", "or"))
 

@@ -13,8 +13,8 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memtable.arrays import Positions, uninitialised
-from memtable.one_thread import one_thread
+from memwal.memtable.arrays import Positions, uninitialised
+from memwal.memtable.one_thread import one_thread
 
 Codes = npt.NDArray[np.int64]
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memtable.arrays import GrowableArray, Mask, Positions
-from memtable.key.code_table import Codes
+from memwal.memtable.arrays import GrowableArray, Mask, Positions
+from memwal.memtable.key.code_table import Codes
 
 Words = npt.NDArray[np.uint64]
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memtable.arrays import Mask, Positions
-from memtable.key.code_table import EMPTY, Codes, CodeTable
-from memtable.key.column import FixedColumn, KeyColumn, key_column, mixed
-from memtable.key.versions import Versions
+from memwal.memtable.arrays import Mask, Positions
+from memwal.memtable.key.code_table import EMPTY, Codes, CodeTable
+from memwal.memtable.key.column import FixedColumn, KeyColumn, key_column, mixed
+from memwal.memtable.key.versions import Versions
 
 BLOCK_ROWS = 16_384
 """Rows indexed at once, if not more are in one batch: 1 to 2 ms."""

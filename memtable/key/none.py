@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from memtable.arrays import Mask, Positions
-from memtable.errors import InvalidRows
+from memwal.memtable.arrays import Mask, Positions
+from memwal.memtable.errors import InvalidRows
 
 
 class NoKeys:

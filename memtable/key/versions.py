@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memtable.arrays import GrowableArray, Mask, Positions
+from memwal.memtable.arrays import GrowableArray, Mask, Positions
 
 NEVER = np.iinfo(np.int64).max
 STEPS = 64

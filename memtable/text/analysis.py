@@ -7,8 +7,8 @@ from typing import Any
 
 import tantivy
 
-from memtable.errors import InvalidRows
-from memtable.index_spec import NGRAM_LENGTHS, IndexSpec
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.index_spec import NGRAM_LENGTHS, IndexSpec
 
 ENGLISH: tuple[str, ...] = (
     *("i", "me", "my", "myself", "we", "our", "ours", "ourselves", "you", "your"),

@@ -16,11 +16,11 @@ import pyarrow as pa
 import tantivy
 from tantivy import Occur, Query
 
-from memtable.arrays import Mask, Positions, Scores
-from memtable.index_spec import IndexSpec
-from memtable.shielded import shielded
-from memtable.text.analysis import analyzer
-from memtable.text.query import Clause, TextParser, TextQuery
+from memwal.memtable.arrays import Mask, Positions, Scores
+from memwal.memtable.index_spec import IndexSpec
+from memwal.memtable.shielded import shielded
+from memwal.memtable.text.analysis import analyzer
+from memwal.memtable.text.query import Clause, TextParser, TextQuery
 
 _TEXT, _ROW, _TOKENIZER = "text", "row", "memtable"
 _OCCUR = {"should": Occur.Should, "must": Occur.Must, "must_not": Occur.MustNot}

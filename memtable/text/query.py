@@ -16,9 +16,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memtable.errors import InvalidRows
-from memtable.index_spec import IndexSpec
-from memtable.text.analysis import analyzer, begins
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.index_spec import IndexSpec
+from memwal.memtable.text.analysis import analyzer, begins
 
 Occur = Literal["should", "must", "must_not"]
 Kind = Literal["any", "all", "phrase", "prefix"]

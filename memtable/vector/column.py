@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memtable.arrays import Mask, Scores, Vectors
-from memtable.errors import InvalidRows
-from memtable.index_spec import vector_width
+from memwal.memtable.arrays import Mask, Scores, Vectors
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.index_spec import vector_width
 
 # Largest squared length accepted: the squared distance of two such vectors is at most four times it, which
 # still fits float32 (3.4e38). Beyond it every distance would be inf and training would put inf into the

@@ -19,13 +19,13 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memtable.arrays import GrowableArray, Mask, Positions, Scores, Vectors, best
-from memtable.index_spec import TRAIN_ROWS, IndexSpec
-from memtable.one_thread import one_thread
-from memtable.shielded import shielded
-from memtable.vector.column import VectorBatch, query_vector
-from memtable.vector.model import VectorModel
-from memtable.vector.quantiser import Quantiser
+from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores, Vectors, best
+from memwal.memtable.index_spec import TRAIN_ROWS, IndexSpec
+from memwal.memtable.one_thread import one_thread
+from memwal.memtable.shielded import shielded
+from memwal.memtable.vector.column import VectorBatch, query_vector
+from memwal.memtable.vector.model import VectorModel
+from memwal.memtable.vector.quantiser import Quantiser
 
 # So many rows are searched exactly: all rows before the quantiser is trained, those of a mask, those outside the
 # quantiser before a search lends a hand. 8,192 distances of 384 dimensions take 0.6 ms; the quantiser takes no less.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memtable.arrays import Vectors
-from memtable.errors import InvalidRows
+from memwal.memtable.arrays import Vectors
+from memwal.memtable.errors import InvalidRows
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from memtable.arrays import Mask, Positions, Scores, Vectors
-from memtable.one_thread import one_thread
-from memtable.vector.model import VectorModel
+from memwal.memtable.arrays import Mask, Positions, Scores, Vectors
+from memwal.memtable.one_thread import one_thread
+from memwal.memtable.vector.model import VectorModel
 
 # Lists divide the work of assigning rows, not that of a search, which reads them all: 64 cost it 0.1 ms, 1,000 cost 2.
 LISTS = 16

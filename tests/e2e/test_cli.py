@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ingest
-
 
 @pytest.fixture
 def filled(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any) -> tuple[Path, dict[int, Any]]:
@@ -69,7 +67,7 @@ def test_init_creates_the_table_once_and_says_what_it_did(
     assert (second.code, second.err) == (0, "")
     assert "created" not in second.out
     assert {path: path.stat().st_mtime_ns for path in Path(uri).rglob("*")} == before
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert table.key == ("id",)
         assert len(table.status()["regions"]) == 3
     pending = memwal("status", config)
@@ -153,7 +151,7 @@ def test_query_asks_the_daemon_that_owns_the_table(
     """Rows that only the owner has in memory yet; and after it was killed, what storage has."""
     config, rows = filled
     running, endpoint = serve(config)
-    ingest.connect(endpoint).put(made.rows([70], 7))
+    memwal.connect(endpoint).put(made.rows([70], 7))
     status = json.loads(memwal("status", config, "--json").out)
     assert all(region["owner"] for region in status["regions"])
     for alive in (True, False):
@@ -215,7 +213,7 @@ def test_status_says_what_is_pending(memwal: Callable[..., Any], filled: tuple[P
     ran = memwal("status", config)
     assert (ran.code, ran.err) == (0, "")
     assert "pending: 13 rows in memtables, 15 rows in 2 SSTs" in ran.out
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         table.flush()
         table.commit()
     assert "nothing pending" in memwal("status", config).out
@@ -227,7 +225,7 @@ def test_status_says_what_is_pending(memwal: Callable[..., Any], filled: tuple[P
 def test_status_can_be_watched_until_interrupted(
     filled: tuple[Path, dict[int, Any]], start: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
-    running = start([sys.executable, "-m", "ingest.cli.app", "status", str(filled[0]), "--watch"])
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "status", str(filled[0]), "--watch"])
     wait_until(lambda: any("13 rows in memtables" in line for line in running.lines))
     running.process.send_signal(signal.SIGINT)
     assert running.wait() == 130

@@ -20,7 +20,7 @@ import lance
 import psutil
 import pytest
 
-import ingest
+import memwal
 
 CONFIG = Path(__file__).resolve().parent.parent.parent / "configs" / "quickstart.toml"
 Versions = dict[str, str]
@@ -43,7 +43,7 @@ class Life:
             self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
             for each in self.processes:
                 with suppress(psutil.Error):
-                    if "ingest.daemon" in " ".join(each.cmdline()):
+                    if "memwal.ingest.daemon" in " ".join(each.cmdline()):
                         return each
         return None
 
@@ -56,7 +56,7 @@ class Life:
         """What the daemon returns at level latest, again and again, until the run ends."""
         while not self.ended:
             table = self._wait_until(lambda: self._connected() or self.ended)
-            with suppress(ingest.MemWalError):
+            with suppress(memwal.MemWalError):
                 while table is not True:
                     yield versions(table.scan(["package", "version"]).to_pylist())
                     time.sleep(0.1)
@@ -64,13 +64,13 @@ class Life:
     def _connected(self) -> Any:
         """A client of this very daemon: the note may still be of one that was killed."""
         daemon = self.daemon()
-        with suppress(psutil.Error, ingest.MemWalError, ValueError, OSError):
+        with suppress(psutil.Error, memwal.MemWalError, ValueError, OSError):
             connections = [] if daemon is None else daemon.net_connections("tcp")
             listening = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
             for note in (self._uri / "_mem_wal").glob("*/owner.json"):
                 endpoint = json.loads(note.read_text()).get("endpoint", "")  # none while the daemon starts
                 if endpoint and int(endpoint.rsplit(":", 1)[1]) in listening:
-                    return ingest.connect(endpoint)
+                    return memwal.connect(endpoint)
         return None
 
 
@@ -99,7 +99,7 @@ def start_run(
     }
 
     def run() -> tuple[Life, Path, dict[str, str]]:
-        arguments = [sys.executable, "-m", "ingest.cli.app", "run", str(config), "--once"]
+        arguments = [sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config), "--once"]
         running = start_for_module(arguments, cwd=directory, env=env)
         return Life(running, directory / "packages.lance", wait_until), config, env
 

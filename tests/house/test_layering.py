@@ -18,16 +18,21 @@ OURS = {*MAY_IMPORT, "tests", "bench"}
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """Top-level names of everything a file imports, inside functions and by `import_module("…")` too."""
+    """Top-level names of everything a file imports, inside functions and by `import_module("…")` too; of memwal, the
+    package in it."""
+    return (name.removeprefix("memwal.").split(".")[0] for name in dotted(tree, package))
+
+
+def dotted(tree: ast.AST, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield package if node.level else str(node.module).split(".")[0]
+            yield from (package if node.level else f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name in ("import_module", "__import__"):
-                yield str(node.args[0].value).split(".")[0]
+                yield str(node.args[0].value)
 
 
 def violations(sources: Sequence[Any]) -> list[str]:
@@ -46,9 +51,10 @@ def test_imports_point_down(sources: Sequence[Any]) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import flush.sst.files",
-        "def f():\n    from ingest import errors",
-        "import importlib\nimportlib.import_module('wal')",
+        "import memwal.flush.sst.files",
+        "def f():\n    from memwal.ingest import errors",
+        "def f():\n    from memwal import wal",
+        "import importlib\nimportlib.import_module('memwal.wal')",
     ],
 )
 def test_the_rule_sees_every_way_to_import(code: str) -> None:

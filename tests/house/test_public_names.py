@@ -6,14 +6,15 @@ import importlib
 import inspect
 import pkgutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
-import ingest
-from ingest.cli.app import app
+import memwal
+from memwal.ingest.cli.app import app
 
 READS = {
     "get": ["keys", "columns", "level"],
@@ -67,7 +68,7 @@ def commands() -> dict[str, set[str]]:
 
 
 def test_open_and_connect() -> None:
-    assert parameters(ingest.open) == [
+    assert parameters(memwal.open) == [
         "uri",
         "schema",
         "key",
@@ -78,11 +79,16 @@ def test_open_and_connect() -> None:
         "read_only",
         "take_over",
     ]
-    assert parameters(ingest.connect) == ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max"]
+    assert parameters(memwal.connect) == ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max"]
 
 
 @pytest.mark.parametrize(
-    "name", ["ingest.table.embedded.Table", "ingest.client.remote.RemoteTable", "ingest.table.stored.StoredTable"]
+    "name",
+    [
+        "memwal.ingest.table.embedded.Table",
+        "memwal.ingest.client.remote.RemoteTable",
+        "memwal.ingest.table.stored.StoredTable",
+    ],
 )
 def test_all_tables_have_the_same_methods(name: str) -> None:
     module, _, attribute = name.rpartition(".")
@@ -97,8 +103,8 @@ def test_all_tables_have_the_same_methods(name: str) -> None:
 
 
 def test_the_sink_takes_a_configuration_and_is_called_with_a_batch() -> None:
-    assert parameters(ingest.MemWalSink)[0] in ("config", "settings")
-    assert len(parameters(ingest.MemWalSink.__call__)) == 2
+    assert parameters(memwal.MemWalSink)[0] in ("config", "settings")
+    assert len(parameters(memwal.MemWalSink.__call__)) == 2
 
 
 def test_the_kinds_of_error_and_the_token_are_public() -> None:
@@ -112,7 +118,7 @@ def test_the_kinds_of_error_and_the_token_are_public() -> None:
         "Internal",
         "Token",
     ):
-        assert name in ingest.__all__
+        assert name in memwal.__all__
 
 
 def test_commands() -> None:
@@ -122,8 +128,7 @@ def test_commands() -> None:
 def test_distribution_and_command(texts: Mapping[str, str]) -> None:
     project = tomllib.loads(texts["pyproject.toml"])
     assert project["project"]["name"] == "memwal"
-    assert project["project"]["scripts"] == {"memwal": "ingest.cli.app:main"}
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["ingest", "memtable", "wal", "flush"]
+    assert project["project"]["scripts"] == {"memwal": "memwal.ingest.cli.app:main"}
 
 
 def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
@@ -133,7 +138,15 @@ def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
     assert [option for option in options if f"--{option}" not in texts["ingest/cli/README.md"]] == []
 
 
-@pytest.mark.parametrize("package", ["ingest", "memtable", "wal", "flush"])
+def test_the_wheel_holds_every_package(root: Path, sources: Sequence[Any]) -> None:
+    """They are named one by one: setuptools finds none below a package that is the checkout itself."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {source.path.rpartition("/")[0] for source in sources}
+    expected = ["memwal", *sorted("memwal." + folder.replace("/", ".") for folder in folders)]
+    assert project["tool"]["setuptools"]["packages"] == expected
+
+
+@pytest.mark.parametrize("package", ["memwal.ingest", "memwal.memtable", "memwal.wal", "memwal.flush"])
 def test_no_module_takes_the_place_of_a_public_name(package: str) -> None:
     """Importing a module sets it as an attribute of its package."""
     found = importlib.import_module(package)

@@ -39,17 +39,17 @@ def imports(source: Any, modules: set[str]) -> Iterator[str]:
     """The modules of ours that a file imports, in functions and for types only too."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
+            names = [alias.name.removeprefix("memwal.") for alias in node.names]
+            yield from (name for name in names if name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
+            package = f"{node.module}.".removeprefix("memwal.")
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                if inner in modules:
-                    yield inner
-                elif node.module in modules:
-                    yield node.module
+                inner, around = package + alias.name, package.rstrip(".")
+                yield from [inner] if inner in modules else [around] if around in modules else []
 
 
 def name_of(source: Any) -> str:
+    """`ingest.api.rows`: as it is imported, without the `memwal.` that all have."""
     return str(source.path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

@@ -6,11 +6,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 
-from ingest.cli.docs import METRICS, between_markers, render_metrics
-from ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
-from ingest.pipeline.metrics import RAN
-from ingest.settings.load import Settings
-from ingest.settings.reference import render_reference, render_settings, to_dict
+from memwal.ingest.cli.docs import METRICS, between_markers, render_metrics
+from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
+from memwal.ingest.pipeline.metrics import RAN
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.reference import render_reference, render_settings, to_dict
 
 METRICS_PAGE = "ingest/ops/README.md"
 _CALLS = {("table", "delete")}

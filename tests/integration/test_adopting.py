@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush.base.adoptable
-import ingest
-from flush import BaseTable
-from flush.verification.runner import verify_table
-from ingest.errors import Invalid
-from ingest.settings.load import load
-from ingest.table.create import initialise
-from memtable import IndexSpec, InvalidRows
-from wal import open_store
+import memwal
+import memwal.flush.base.adoptable
+from memwal.flush import BaseTable
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.create import initialise
+from memwal.memtable import IndexSpec, InvalidRows
+from memwal.wal import open_store
 
 COUNT, WIDTH = 400, 8
 QUIET = {"commit": {"interval": 0}}
@@ -103,7 +103,7 @@ def test_files_of_the_format_20_without_structs_are_adopted_and_deleted_from(tmp
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(rows(), uri, data_storage_version="2.0")
     init(uri)
-    with ingest.open(uri, settings=QUIET) as table:
+    with memwal.open(uri, settings=QUIET) as table:
         table.delete([3])
         table.flush()
         table.commit()
@@ -120,7 +120,7 @@ def test_a_full_text_index_keeps_its_parameters_for_fresh_rows(tmp_path: Path) -
     base = init(uri, indexes={"text": "fts"})
     wanted = {"stem": False, "remove_stop_words": False, "with_position": True}
     assert base.indexes == (IndexSpec("text", "fts", wanted),)
-    with ingest.open(uri, settings=QUIET) as table:
+    with memwal.open(uri, settings=QUIET) as table:
         table.put(rows(COUNT))
         for text, count in (("run", 0), ("running", 2 * COUNT), ('"dogs running"', 2 * COUNT)):
             assert table.match("text", text, k=10_000).num_rows == count
@@ -137,7 +137,7 @@ def test_a_vector_index_is_searched_by_its_own_metric(tmp_path: Path) -> None:
     (spec,) = init(uri, indexes={"vector": "ivf_pq"}).indexes
     assert (spec.parameters["metric"], spec.parameters["num_sub_vectors"]) == ("cosine", 4)
     query = np.ones(WIDTH, np.float32)
-    with ingest.open(uri, settings=QUIET) as table:
+    with memwal.open(uri, settings=QUIET) as table:
         table.put(rows(COUNT))
         fresh = table.search("vector", query, k=5)
         table.flush()
@@ -158,7 +158,7 @@ def test_an_index_of_another_name_is_used_and_no_second_one_is_built(tmp_path: P
     base = init(uri, indexes={"text": "fts", "id": "btree"})
     known = [(spec.name, dict(spec.parameters)) for spec in base.indexes]
     assert known == [("words", {"stem": False}), ("by number", {})]
-    with ingest.open(uri, settings=QUIET) as table:
+    with memwal.open(uri, settings=QUIET) as table:
         table.put(rows(COUNT))
         table.flush()
         table.commit()
@@ -195,39 +195,39 @@ def test_another_index_than_the_one_that_is_there_is_refused(
 def test_keys_are_compared_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, held: int
 ) -> None:
-    monkeypatch.setattr(flush.base.adoptable, "_HELD", held)
-    monkeypatch.setattr(flush.base.adoptable, "_BATCH_ROWS", 500)
+    monkeypatch.setattr(memwal.flush.base.adoptable, "_HELD", held)
+    monkeypatch.setattr(memwal.flush.base.adoptable, "_BATCH_ROWS", 500)
     count = 250 if kind == pa.uint8() else 5_000
     numbers = pa.array(range(count))
     keys = (numbers if pa.types.is_integer(kind) else numbers.cast(pa.string())).cast(kind)
     dataset = lance.write_dataset(pa.table({"a": keys, "b": pa.array([7] * count)}), tmp_path / "t")
-    flush.base.adoptable.expect_key("t", dataset, ["a"])
-    flush.base.adoptable.expect_key("t", dataset, ["b", "a"])
+    memwal.flush.base.adoptable.expect_key("t", dataset, ["a"])
+    memwal.flush.base.adoptable.expect_key("t", dataset, ["b", "a"])
     with pytest.raises(InvalidRows, match=f"t: {count - 1} of {count} rows repeat a key of b"):
-        flush.base.adoptable.expect_key("t", dataset, ["b"])
+        memwal.flush.base.adoptable.expect_key("t", dataset, ["b"])
     more = lance.write_dataset(pa.table({"a": keys.slice(3, 2), "b": pa.array([7, 8])}), tmp_path / "t", mode="append")
     with pytest.raises(InvalidRows, match=f"2 of {count + 2} rows repeat a key of a"):
-        flush.base.adoptable.expect_key("t", more, ["a"])
+        memwal.flush.base.adoptable.expect_key("t", more, ["a"])
     with pytest.raises(InvalidRows, match=f"1 of {count + 2} rows repeat a key of a, b"):
-        flush.base.adoptable.expect_key("t", more, ["a", "b"])
+        memwal.flush.base.adoptable.expect_key("t", more, ["a", "b"])
 
 
 def test_keys_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = lance.write_dataset(pa.table({"a": ["x", "y", "z"]}), tmp_path / "t")
-    monkeypatch.setattr(flush.base.adoptable, "_hash", lambda keys: np.zeros(keys.num_rows, np.uint64))
-    flush.base.adoptable.expect_key("t", dataset, ["a"])
+    monkeypatch.setattr(memwal.flush.base.adoptable, "_hash", lambda keys: np.zeros(keys.num_rows, np.uint64))
+    memwal.flush.base.adoptable.expect_key("t", dataset, ["a"])
 
 
 def test_the_keys_of_a_large_table_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush.base.adoptable, "_HELD", 20_000)
-    monkeypatch.setattr(flush.base.adoptable, "_BATCH_ROWS", 4_096)
+    monkeypatch.setattr(memwal.flush.base.adoptable, "_HELD", 20_000)
+    monkeypatch.setattr(memwal.flush.base.adoptable, "_BATCH_ROWS", 4_096)
     keys = [f"a key of some length, as an address is one: {number:040}" for number in range(100_000)]
     dataset = lance.write_dataset(pa.table({"a": keys}), tmp_path / "t")
     size = sum(map(len, keys))
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     most = 0
-    batches = flush.base.adoptable._batches
+    batches = memwal.flush.base.adoptable._batches
 
     def watched(*given: Any) -> Any:
         nonlocal most
@@ -235,9 +235,9 @@ def test_the_keys_of_a_large_table_are_not_all_in_memory(tmp_path: Path, monkeyp
             most = max(most, pa.total_allocated_bytes() - before)
             yield batch
 
-    monkeypatch.setattr(flush.base.adoptable, "_batches", watched)
+    monkeypatch.setattr(memwal.flush.base.adoptable, "_batches", watched)
     try:
-        flush.base.adoptable.expect_key("t", dataset, ["a"])
+        memwal.flush.base.adoptable.expect_key("t", dataset, ["a"])
         assert tracemalloc.get_traced_memory()[1] < size / 2
     finally:
         tracemalloc.stop()
@@ -263,10 +263,10 @@ PRIMARY = {"lance-schema:unenforced-primary-key": "true"}
 def test_a_table_that_is_refused_leaves_nothing_behind(tmp_path: Path, field: pa.Field, index: Any, says: str) -> None:
     uri, indexes = tmp_path / "t.lance", None if index is None else {"c": index}
     with pytest.raises(Invalid, match=says) as refused:
-        ingest.open(uri, schema=pa.schema([ID, field]), key="id", indexes=indexes)
+        memwal.open(uri, schema=pa.schema([ID, field]), key="id", indexes=indexes)
     assert "\n" not in str(refused.value)
     assert not uri.exists()
-    ingest.open(uri, schema=pa.schema([ID, pa.field("c", pa.string())]), key="id").close()
+    memwal.open(uri, schema=pa.schema([ID, pa.field("c", pa.string())]), key="id").close()
 
 
 def verified(uri: str) -> list[str]:
@@ -284,7 +284,7 @@ def test_an_index_over_nulls_only_is_no_damage(tmp_path: Path, caplog: pytest.Lo
     assert not (tmp_path / "t.lance" / "_indices").exists()
     init(uri, indexes={"vector": "ivf_pq"})
     assert verified(uri) == []
-    with ingest.open(uri, settings=QUIET) as table:
+    with memwal.open(uri, settings=QUIET) as table:
         table.put(rows(1_000).select(schema.names))
         table.flush()
         table.commit()
@@ -311,7 +311,7 @@ def test_verify_says_what_init_would_refuse(
     uri = str(tmp_path / "t.lance")
     make(uri)
     with monkeypatch.context() as before:
-        before.setattr("flush.base.create.expect_fit", lambda *_: None)
+        before.setattr("memwal.flush.base.create.expect_fit", lambda *_: None)
         init(uri)
     (line,) = verified(uri)
     assert line.startswith("columns (base table): ")

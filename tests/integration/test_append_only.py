@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush
-import ingest
-from flush import BaseTable
-from flush.verification.runner import verify_table
-from ingest.settings.load import load
-from ingest.table.stored import StoredTable
+import memwal
+from memwal import flush
+from memwal.flush import BaseTable
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.stored import StoredTable
+from memwal.wal import SystemClock, open_store
 from tests import fault_proxy as faults
 from tests.append_rows import QUIET, SCHEMA, WIDTH, clean, counted, opened, rows
-from wal import SystemClock, open_store
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 
@@ -98,7 +98,7 @@ def test_a_newer_owner_takes_over_every_row(uri: str) -> None:
         first.flush()
         first.put(rows([1, *range(50)]))
         with opened(uri) as second:
-            with pytest.raises(ingest.FencedError):
+            with pytest.raises(memwal.FencedError):
                 first.put(rows([5]))
             second.put(rows([1]))
             second.flush()
@@ -177,7 +177,7 @@ def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
         assert table.scan(["more"], "more = 5").num_rows == 1
     clean(uri)
     lance.dataset(uri).drop_columns(["n"])
-    with pytest.raises(ingest.Invalid, match=r"its regions\.by columns are gone from version"):
+    with pytest.raises(memwal.Invalid, match=r"its regions\.by columns are gone from version"):
         opened(uri)
 
 
@@ -188,7 +188,7 @@ def test_keys_are_refused_in_one_line(uri: str) -> None:
     with opened(uri, 1) as table:
         table.put(rows([1]))
         for ask in (lambda: table.get([1]), lambda: table.delete([1]), lambda: table.get(pa.table({"n": [1]}))):
-            with pytest.raises(ingest.Invalid, match="the table has no key") as raised:
+            with pytest.raises(memwal.Invalid, match="the table has no key") as raised:
                 ask()
             assert "\n" not in str(raised.value)
 
@@ -208,8 +208,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_named_and_nothing_is_made(name: str, uri: str) -> None:
     arguments, sections, said = MISTAKES[name]
-    with pytest.raises(ingest.Invalid, match=said) as raised:
-        ingest.open(uri, schema=SCHEMA, settings=sections, **arguments)
+    with pytest.raises(memwal.Invalid, match=said) as raised:
+        memwal.open(uri, schema=SCHEMA, settings=sections, **arguments)
     assert "\n" not in str(raised.value)
     assert not Path(uri).exists() or not list(Path(uri).iterdir())
 
@@ -217,18 +217,18 @@ def test_mistakes_are_named_and_nothing_is_made(name: str, uri: str) -> None:
 def test_a_table_keeps_what_it_was_made_as(uri: str, tmp_path: Path) -> None:
     opened(uri, 1).close()
     keyed = str(tmp_path / "keyed")
-    ingest.open(keyed, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)]), key="n").close()
-    with pytest.raises(ingest.Invalid, match="has none: its rows are only appended"):
-        ingest.open(uri, key="n")
-    with pytest.raises(ingest.Invalid, match=r"append_only = true but .* has the key \['n'\]"):
-        ingest.open(keyed, key=())
-    with pytest.raises(ingest.Invalid, match="are spread by the whole row"):
-        ingest.open(uri, key=(), settings={"regions": {"by": ["n"]}})
-    ingest.open(uri, key=()).close()
+    memwal.open(keyed, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)]), key="n").close()
+    with pytest.raises(memwal.Invalid, match="has none: its rows are only appended"):
+        memwal.open(uri, key="n")
+    with pytest.raises(memwal.Invalid, match=r"append_only = true but .* has the key \['n'\]"):
+        memwal.open(keyed, key=())
+    with pytest.raises(memwal.Invalid, match="are spread by the whole row"):
+        memwal.open(uri, key=(), settings={"regions": {"by": ["n"]}})
+    memwal.open(uri, key=()).close()
 
 
 def test_settings_name_both_ways(tmp_path: Path) -> None:
-    with pytest.raises(ingest.Invalid) as raised:
+    with pytest.raises(memwal.Invalid) as raised:
         load({"table": {"uri": str(tmp_path), "columns": {"n": "int64"}}}, {})
     (line,) = str(raised.value).splitlines()
     assert 'key = ["n"]' in line
@@ -240,7 +240,7 @@ def test_settings_name_both_ways(tmp_path: Path) -> None:
 
 def on_s3(at: Any) -> Any:
     uri, options = at
-    return ingest.open(uri, schema=SCHEMA, key=(), regions=2, storage_options=options, settings=QUIET)
+    return memwal.open(uri, schema=SCHEMA, key=(), regions=2, storage_options=options, settings=QUIET)
 
 
 def test_on_s3_committers_at_once_append_once(s3_table: Any) -> None:
@@ -291,7 +291,7 @@ def test_a_commit_whose_version_got_no_answer_is_there_once(
         fault_proxy.inject(fault, method="PUT", key="_versions/", times=1)
         try:
             table.commit()
-        except ingest.MemWalError:
+        except memwal.MemWalError:
             fault_proxy.heal()
             table.commit()
         assert counted(table, "committed") == counted(table) == {1: 2, 2: 1}

@@ -13,19 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import ingest
-from flush import BaseTable
-from flush.history.actions import read_history
-from flush.verification.runner import verify_table
-from ingest.api.tokens import Token
-from ingest.cli.app import main
-from ingest.settings.load import load
-from ingest.sink.foreach_batch import MemWalSink
-from ingest.source.stream import read_stream
-from ingest.spark.session import configuration, start_session
-from ingest.table.create import initialise
+import memwal
+from memwal.flush import BaseTable
+from memwal.flush.history.actions import read_history
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.cli.app import main
+from memwal.ingest.settings.load import load
+from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.table.create import initialise
+from memwal.wal import open_store
 from tests.append_rows import QUIET, clean, configured, counted, opened, rows
-from wal import open_store
 
 
 @pytest.fixture
@@ -96,13 +96,13 @@ def test_a_table_of_legacy_files_is_refused_in_one_line(uri: str, run: Callable[
 def test_rows_copied_into_a_new_table_bring_no_progress_along(uri: str, tmp_path: Path, key: Any) -> None:
     """Lance copies the schema's metadata with the rows, and with it what is committed of the table they come from."""
     schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
-    with ingest.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
+    with memwal.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
         for n in range(3):
             table.put(pa.table({"n": [n]}))
             table.flush()
             table.commit()
     lance.write_dataset(lance.dataset(uri).to_table(), copy)
-    with ingest.open(copy, settings=QUIET) as table:
+    with memwal.open(copy, settings=QUIET) as table:
         table.put(pa.table({"n": [9]}))
         for step in (table.flush, table.commit, lambda: None):
             assert counted(table) == Counter([0, 1, 2, 9])
@@ -115,14 +115,14 @@ def test_rows_copied_into_a_new_table_bring_no_progress_along(uri: str, tmp_path
 def test_a_clone_takes_rows_of_its_own(uri: str, tmp_path: Path, key: Any, clone: str) -> None:
     """It says that generations are committed of which it has no log: its own begin above them."""
     schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
-    with ingest.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
+    with memwal.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
         table.put(pa.table({"n": [1]}))
         table.flush()
         table.commit()
     dataset = lance.dataset(uri)
     getattr(dataset, clone)(copy, dataset.version)
     for value in (2, 3):
-        with ingest.open(copy, settings=QUIET) as table:
+        with memwal.open(copy, settings=QUIET) as table:
             table.put(pa.table({"n": [value]}))
             table.flush()
             table.commit()
@@ -209,14 +209,14 @@ def test_verify_finds_a_row_in_the_wrong_region_and_one_that_is_not_in_the_log(u
 
 def test_the_daemon(serve: Callable[..., Any], uri: str, tmp_path: Path) -> None:
     _, endpoint = serve(configured(tmp_path, uri))
-    with ingest.connect(endpoint) as table, ingest.connect(endpoint) as other:
+    with memwal.connect(endpoint) as table, memwal.connect(endpoint) as other:
         assert table.key == ()
         for _ in range(2):
             table.put(rows([1, 1, 2]), token="a:1")
         other.put(rows([1]))
         assert counted(other) == {1: 3, 2: 1}
         for ask in (lambda: table.get([1]), lambda: table.delete([1])):
-            with pytest.raises(ingest.Invalid, match="the table has no key"):
+            with pytest.raises(memwal.Invalid, match="the table has no key"):
                 ask()
         base = BaseTable.open(uri)
         bucket = int(base.route(rows([1]))[0])
@@ -226,7 +226,7 @@ def test_the_daemon(serve: Callable[..., Any], uri: str, tmp_path: Path) -> None
             assert stream.finish().applied == attempt
         stream = table.open_stream(base.regions[bucket - 1], Token("spark", 2))
         stream.write(rows([1]).combine_chunks().to_batches()[0])
-        with pytest.raises(ingest.Invalid, match="rows of other regions"):
+        with pytest.raises(memwal.Invalid, match="rows of other regions"):
             stream.finish()
         table.flush()
         table.commit()
@@ -288,7 +288,7 @@ def test_a_replayed_micro_batch_adds_nothing(spark: Any, uri: str, tmp_path: Pat
         assert [region.applied for region in batches[1].regions] == [False] * 3
         pq.write_table(rows([1, 1]), landing / "2.parquet")
         process()
-        with ingest.connect(sink._owner()) as table:
+        with memwal.connect(sink._owner()) as table:
             assert counted(table) == expected + Counter([1, 1])
     finally:
         sink.close()

@@ -10,20 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import ingest
-import wal
-from flush import resize
-from ingest.client.remote import RemoteTable
-from ingest.daemon.balancer import Balancer
-from ingest.daemon.service import FlightService, Place
-from ingest.refusals import expect_routing
-from ingest.region.writer import RegionWriter
-from ingest.rpc.connection import Connection
-from ingest.settings.load import Settings, load
-from ingest.table.embedded import Table
-from ingest.table.open import open_table
-from memtable import TOMBSTONE
-from wal import FakeClock, LocalStore, SystemClock, SystemIds
+import memwal
+from memwal import wal
+from memwal.flush import resize
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.daemon.balancer import Balancer
+from memwal.ingest.daemon.service import FlightService, Place
+from memwal.ingest.refusals import expect_routing
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.rpc.connection import Connection
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.open import open_table
+from memwal.memtable import TOMBSTONE
+from memwal.wal import FakeClock, LocalStore, SystemClock, SystemIds
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 QUIET = {"commit": {"interval": 0}, "gc": {"interval": 0}}
@@ -31,7 +31,7 @@ QUIET = {"commit": {"interval": 0}, "gc": {"interval": 0}}
 
 def opened(uri: str, regions: int | None = None, **table: str) -> Table:
     new = {"schema": SCHEMA, "key": "id", "regions": regions} if regions else {}
-    return ingest.open(uri, settings={**QUIET, **({"table": table} if table else {})}, **new)
+    return memwal.open(uri, settings={**QUIET, **({"table": table} if table else {})}, **new)
 
 
 def send(table: Table, rows: pa.Table, regions: int | None = None) -> None:
@@ -40,7 +40,7 @@ def send(table: Table, rows: pa.Table, regions: int | None = None) -> None:
     for bucket, region in enumerate(table.base.regions[:regions]):
         part = rows.filter(pa.array(buckets == bucket))
         if part.num_rows:
-            table.put_region(region, part, ingest.Token("query", 7), table.base.routing_version)
+            table.put_region(region, part, memwal.Token("query", 7), table.base.routing_version)
 
 
 def shown(table: Table) -> dict[int, int]:
@@ -71,7 +71,7 @@ def test_a_put_that_changes_nothing_is_not_acked_by_an_owner_that_was_overtaken(
         older.put([{"id": 1, "n": 9}], token="b:1")
         with opened(uri) as newer:
             newer.delete([1], token="b:2")
-            with pytest.raises(ingest.FencedError):
+            with pytest.raises(memwal.FencedError):
                 older.put([{"id": 1, "n": 3}], token="b:3")
             assert newer.put([{"id": 1, "n": 3}], token="b:3").skipped == 0
             assert shown(newer) == {1: 3}
@@ -96,7 +96,7 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
         for service, endpoint in zip(services, endpoints, strict=True):
             service._place = Place(endpoint, endpoints)
             ends.callback(service.shutdown)
-        client = ends.enter_context(ingest.connect(endpoints))
+        client = ends.enter_context(memwal.connect(endpoints))
         assert client.count() == 100
         for service in services:
             service.table.close()
@@ -118,7 +118,7 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
     """Nobody writes, so nothing has told them that their claims are gone; they are asked by the routing of before."""
     uri, stored = str(tmp_path / "t.lance"), {"wal": {"format": wal_format}, **QUIET}
     settings = load({"table": {"uri": uri}, **stored}, {})
-    with ingest.open(uri, settings=stored, schema=SCHEMA, key="id", regions=2) as table:
+    with memwal.open(uri, settings=stored, schema=SCHEMA, key="id", regions=2) as table:
         table.put([{"id": id, "n": 1} for id in range(100)])
         table.flush()
         table.commit()
@@ -128,12 +128,12 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
         for service, endpoint in zip(services, endpoints, strict=True):
             service._place = Place(endpoint, endpoints)
             ends.callback(service.shutdown)
-        client = ends.enter_context(ingest.connect(endpoints))
+        client = ends.enter_context(memwal.connect(endpoints))
         assert client.count() == 100
         resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
         monkeypatch.setattr(RemoteTable, "_before_next", at_once)
         for read in READS.values():
-            with pytest.raises(ingest.Unavailable, match="resized"):
+            with pytest.raises(memwal.Unavailable, match="resized"):
                 read(client)
         for service in services:  # what a daemon asks itself every second: it begins anew then
             assert service.table.resizing.done() is not None
@@ -160,8 +160,8 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
             expect_routing(*routing)
             service.table = anew
 
-        monkeypatch.setattr("ingest.daemon.service.expect_routing", begins_anew)
-        with pytest.raises(ingest.Unavailable, match="resized"):
+        monkeypatch.setattr("memwal.ingest.daemon.service.expect_routing", begins_anew)
+        with pytest.raises(memwal.Unavailable, match="resized"):
             connection.read("count", asked)
 
 
@@ -175,25 +175,25 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
         before = FlightService(ours, "grpc://127.0.0.1:0")
         endpoint = f"grpc://127.0.0.1:{before.port}"
         before._place = Place(endpoint, [endpoint, "grpc://127.0.0.1:1"][:daemons])
-        client = ends.enter_context(ingest.connect(endpoint))
+        client = ends.enter_context(memwal.connect(endpoint))
         client.put([{"id": 1, "n": 1}])
         before.shutdown()
         after = wait_until(lambda: listening(theirs, endpoint))
         ends.callback(after.shutdown)
         theirs.put([{"id": 1, "n": 2}])
-        rows, token = pa.table({"id": [1, 2], "n": [3, 3]}, schema=SCHEMA), ingest.Token("query", 1)
+        rows, token = pa.table({"id": [1, 2], "n": [3, 3]}, schema=SCHEMA), memwal.Token("query", 1)
         buckets = ours.base.route(rows)
-        with pytest.raises(ingest.MemWalError):
+        with pytest.raises(memwal.MemWalError):
             client.put(rows, token=token, timeout=0.5)
-        with pytest.raises(ingest.MemWalError):
+        with pytest.raises(memwal.MemWalError):
             client.open_stream(ours.base.regions[buckets[0]], token, timeout=0.5).finish()
-        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+        with pytest.raises(memwal.Unavailable, match=r"serves another table, .*theirs"):
             RemoteTable(endpoint, id=ours.id)
         assert theirs.applied("query") == (None, None)
         assert shown(theirs) == {1: 2}
-        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+        with pytest.raises(memwal.Unavailable, match=r"serves another table, .*theirs"):
             client.router.connection(endpoint).read("count", {"filter": None, "level": "latest"})
-        with pytest.raises(ingest.Unavailable, match=r"serves another table, .*theirs"):
+        with pytest.raises(memwal.Unavailable, match=r"serves another table, .*theirs"):
             client.router.connection(endpoint).read("scan", {"level": "latest"})
 
 
@@ -233,7 +233,7 @@ def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_fi
                 clock.ahead = 30.0
                 woke = clock.now()
                 wait_until(lambda: balancer._stepped[1] > woke)
-                with suppress(ingest.Unavailable, ingest.FencedError):  # unless it has taken the region back
+                with suppress(memwal.Unavailable, memwal.FencedError):  # unless it has taken the region back
                     assert asleep.get([1])["n"].to_pylist() == [2]
         finally:
             balancer.stop()
@@ -250,9 +250,9 @@ def test_an_owner_that_slept_and_cannot_look_does_not_read(tmp_path: Path, monke
             with monkeypatch.context() as away:
                 away.setattr(RegionWriter, "refresh", storage_is_away)
                 for _ in range(2):
-                    with pytest.raises(ingest.Unavailable, match="storage is away"):
+                    with pytest.raises(memwal.Unavailable, match="storage is away"):
                         asleep.get([1])
-            with pytest.raises((ingest.Unavailable, ingest.FencedError)):
+            with pytest.raises((memwal.Unavailable, memwal.FencedError)):
                 asleep.get([1])
             assert shown(newer) == {1: 2}
 

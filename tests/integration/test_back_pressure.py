@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-import flush
-import ingest
-import wal
-from ingest.daemon.service import FlightService
-from ingest.region.state import RegionLevels
-from ingest.settings.load import load
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.table.open import open_table
+import memwal
+from memwal import flush, wal
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.region.state import RegionLevels
+from memwal.ingest.settings.load import load
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.table.open import open_table
 from tests.routed import placed, shuffled
 
 PENDING = 2
@@ -38,7 +37,7 @@ def full(small_config: Callable[..., Path], made: Any) -> Iterator[Any]:
 @pytest.fixture
 def client(full: Any) -> Iterator[Any]:
     service = FlightService(full, "grpc://127.0.0.1:0")
-    with ingest.connect(f"grpc://127.0.0.1:{service.port}") as connected:
+    with memwal.connect(f"grpc://127.0.0.1:{service.port}") as connected:
         yield connected
     service.shutdown()
 
@@ -48,7 +47,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a region has told a put that there is no room."""
     said, real = threading.Event(), RegionLevels.no_room
 
-    def no_room(levels: RegionLevels, limits: Any) -> ingest.Unavailable:
+    def no_room(levels: RegionLevels, limits: Any) -> memwal.Unavailable:
         said.set()
         return real(levels, limits)
 
@@ -62,7 +61,7 @@ def commit_elsewhere(uri: str) -> None:
 
 
 def test_too_many_ssts_that_wait_make_puts_wait_and_then_say_why(full: Any, made: Any) -> None:
-    with pytest.raises(ingest.Unavailable, match=r"2 SSTs wait to be committed, commit\.pending_max = 2") as refused:
+    with pytest.raises(memwal.Unavailable, match=r"2 SSTs wait to be committed, commit\.pending_max = 2") as refused:
         full.put(made.rows([7]), token="loader:1")
     assert refused.value.details["reason"] == "busy"
     assert full.count() == PENDING

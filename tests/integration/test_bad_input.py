@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 
 WIDTH = 4
 SCHEMA = pa.schema(
@@ -37,7 +37,7 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def table(settings: dict[str, Any], tmp_path: Path) -> Iterator[Any]:
     indexes = {"vector": {"type": "ivf_pq", "metric": "cosine"}, "body": "fts", "price": "btree"}
-    with ingest.open(
+    with memwal.open(
         tmp_path / "t.lance", schema=SCHEMA, key="id", regions=1, indexes=indexes, settings=settings
     ) as opened:
         opened.put(GOOD)
@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[pa.Table | list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_rows_that_cannot_be_found_again_are_refused_with_column_and_row(case: str, table: Any) -> None:
     rows, column = REFUSED[case]
-    with pytest.raises(ingest.Invalid) as refused:
+    with pytest.raises(memwal.Invalid) as refused:
         table.put(rows)
     said = str(refused.value)
     assert len(said.splitlines()) == 1
@@ -100,10 +100,10 @@ def reads_as_before(table: Any, more: dict[int, str | None]) -> None:
 
 def test_the_row_named_is_the_callers_however_the_rows_are_chunked(table: Any) -> None:
     good = pa.table({"id": [1, 2, 3], "body": ["a", "b", "c"]})
-    with pytest.raises(ingest.Invalid, match=r"'body'.*\b5\b"):
+    with pytest.raises(memwal.Invalid, match=r"'body'.*\b5\b"):
         table.put(pa.concat_tables([good, pa.table({"id": [4, 5, 6], "body": not_utf8(3)})]))
     good, bad = vectors([1.0] * WIDTH), vectors([NAN] * WIDTH)
-    with pytest.raises(ingest.Invalid, match=r"'vector'.*row 5\b"):
+    with pytest.raises(memwal.Invalid, match=r"'vector'.*row 5\b"):
         table.put(pa.concat_tables([good, bad]))
     reads_as_before(table, {})
 
@@ -131,7 +131,7 @@ def test_any_text_is_taken_and_found_at_every_level(case: str, table: Any, setti
         reads_as_before(table, {1: text, 2: "needle copper"})
         assert sorted(table.match("body", "needle")["id"].to_pylist()) == wanted
     table.close()
-    with ingest.open(tmp_path / "t.lance", settings=settings) as again:
+    with memwal.open(tmp_path / "t.lance", settings=settings) as again:
         reads_as_before(again, {1: text, 2: "needle copper"})
 
 
@@ -187,7 +187,7 @@ def test_keys_that_look_alike_are_different_keys_at_every_level(name: str, setti
         parts = [pa.array([key[place] for key in keys], field.type) for place, field in enumerate(fields)]
         return pa.table([*parts, pa.array(range(first, first + len(keys)))], schema=schema)
 
-    with ingest.open(tmp_path / "k.lance", schema=schema, key=columns, regions=2, settings=settings) as table:
+    with memwal.open(tmp_path / "k.lance", schema=schema, key=columns, regions=2, settings=settings) as table:
         for version, step in enumerate((lambda: None, table.flush, table.commit)):
             table.put(rows(version * 100))
             step()

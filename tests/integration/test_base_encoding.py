@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 
 ZSTD = {"lance-encoding:compression": "zstd", "lance-encoding:compression-level": "9"}
 NONE = {"lance-encoding:compression": "none"}
@@ -39,7 +39,7 @@ def lives(tmp_path: Path) -> dict[str, list[int]]:
         uri = str(tmp_path / name)
         schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("text", pa.string(), metadata=metadata)])
         found[name] = []
-        with ingest.open(uri, schema=schema, key="id", regions=1, settings={"commit": {"interval": "0s"}}) as table:
+        with memwal.open(uri, schema=schema, key="id", regions=1, settings={"commit": {"interval": "0s"}}) as table:
             for seed, ids in ((1, range(ROWS)), (2, range(ROWS // 2, ROWS + ROWS // 2))):
                 table.put(rows(seed, ids))
                 table.flush()
@@ -58,7 +58,7 @@ def _check_metadata(uri: str, metadata: dict[str, str]) -> None:
     for version in (1, dataset.version):
         kept = dataset.checkout_version(version).schema.field("text").metadata
         assert {key.decode(): value.decode() for key, value in kept.items()}.items() >= metadata.items()
-    with ingest.open(uri, settings={"commit": {"interval": "0s"}}) as table:
+    with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as table:
         assert table.schema.field("text").metadata[b"lance-encoding:compression"].decode() in ("zstd", "none")
 
 

@@ -13,10 +13,10 @@ import lancedb
 import pyarrow as pa
 import pytest
 
-import ingest
-from flush import BaseTable
-from flush.verification.runner import verify_table
-from wal import LocalStore
+import memwal
+from memwal.flush import BaseTable
+from memwal.flush.verification.runner import verify_table
+from memwal.wal import LocalStore
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64()), pa.field("body", pa.string())]
@@ -29,7 +29,7 @@ def rows(*ids: int, v: int = 0) -> pa.Table:
 
 
 def memwal_table(path: Path, wal_format: str) -> Any:
-    return ingest.open(
+    return memwal.open(
         f"{path}/t.lance",
         schema=SCHEMA,
         key=["id"],
@@ -129,7 +129,7 @@ def test_coming_back(tmp_path: Path) -> None:
     uri = f"{tmp_path}/t.lance"
     before = held(tmp_path)
     BaseTable.adopt(uri, ["id"], 2, [])  # `memwal init`
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         table.put(rows(1, 300, v=9))
         table.flush()
         table.commit()

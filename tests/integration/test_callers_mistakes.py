@@ -14,16 +14,15 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-import flush
-import ingest
-import wal
-from ingest.cli.open import open_for_reading
-from ingest.client.remote import RemoteTable
-from ingest.daemon.child import start_child
-from ingest.errors import FencedError, Invalid
-from ingest.rpc import owner_notes as owners
-from ingest.settings.load import load
-from ingest.table.open import open_table
+import memwal
+from memwal import flush, wal
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.daemon.child import start_child
+from memwal.ingest.errors import FencedError, Invalid
+from memwal.ingest.rpc import owner_notes as owners
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.open import open_table
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
@@ -31,7 +30,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa
 
 def _open(path: Path, **options: Any) -> Any:
     options = {"settings": {"commit": {"interval": 0}}} | options
-    return ingest.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, **options)
+    return memwal.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, **options)
 
 
 def _not_utf8(rows: int) -> pa.Array:
@@ -60,14 +59,14 @@ def test_text_that_is_not_utf8_is_refused_and_the_table_lives_on(tmp_path: Path,
         with pytest.raises(Invalid, match=r"'s'.*UTF-8"):
             table.put(pa.table({"id": [1, 2], "v": [1, 2], "s": _not_utf8(2)}))
         table.put([{"id": 3, "v": 3, "s": "fine"}])
-    with ingest.open(tmp_path / "t.lance") as table:
+    with memwal.open(tmp_path / "t.lance") as table:
         assert table.scan(["id"])["id"].to_pylist() == [3]
 
 
 @pytest.mark.parametrize(("producer", "sequence"), [("x", "5"), ("x", -1), ("", 1), (None, 1), ("x", True)])
 def test_a_token_that_is_none_is_refused_when_it_is_made(producer: Any, sequence: Any) -> None:
     with pytest.raises(Invalid, match="name:number"):
-        ingest.Token(producer, sequence)
+        memwal.Token(producer, sequence)
 
 
 def test_a_table_removed_under_its_writer_acknowledges_nothing_more(tmp_path: Path) -> None:
@@ -81,7 +80,7 @@ def test_a_table_removed_under_its_writer_acknowledges_nothing_more(tmp_path: Pa
         again.put([{"id": 3, "v": 3}])
         table.close()
         assert again.scan(["id"])["id"].to_pylist() == [3]
-    with ingest.open(tmp_path / "t.lance") as reopened:
+    with memwal.open(tmp_path / "t.lance") as reopened:
         assert reopened.scan(["id"])["id"].to_pylist() == [3]
 
 
@@ -113,7 +112,7 @@ def test_a_fraction_for_an_integer_is_refused(tmp_path: Path) -> None:
 def test_an_argument_that_contradicts_the_table_is_refused(tmp_path: Path, arguments: dict[str, Any]) -> None:
     _open(tmp_path).close()
     with pytest.raises(Invalid, match="leave the argument out"):
-        ingest.open(tmp_path / "t.lance", **arguments)
+        memwal.open(tmp_path / "t.lance", **arguments)
 
 
 def test_a_column_added_by_a_stranger_is_null_in_rows_that_waited(tmp_path: Path) -> None:
@@ -127,7 +126,7 @@ def test_a_column_added_by_a_stranger_is_null_in_rows_that_waited(tmp_path: Path
         table.flush()
         assert sorted(table.scan(["id"])["id"].to_pylist()) == [1, 2]
         table.commit()
-    with ingest.open(tmp_path / "t.lance") as table:
+    with memwal.open(tmp_path / "t.lance") as table:
         table.put([{"id": 3, "v": 3, "extra": 30}])
         rows = table.scan(["id", "extra"]).to_pylist()
     assert sorted((row["id"], row["extra"]) for row in rows) == [(1, None), (2, None), (3, 30)]
@@ -152,7 +151,7 @@ def test_a_failed_flush_leaves_no_sst_behind(tmp_path: Path, monkeypatch: pytest
     with _open(tmp_path, settings={"commit": {"interval": 0}, "flush": {"retry_delay": "10ms"}}) as table:
         table.put([{"id": 1, "v": 1}])
         with monkeypatch.context() as patched:
-            patched.setattr("flush.sst.files.sync_tree", broken)
+            patched.setattr("memwal.flush.sst.files.sync_tree", broken)
             flushing = threading.Thread(target=table.flush)
             flushing.start()
             flushing.join(1.0)
@@ -236,8 +235,8 @@ def test_the_base_is_synced_before_its_ssts_are_forgotten(tmp_path: Path, monkey
         table.put([{"id": 1, "v": 1}])
         table.flush()
         with monkeypatch.context() as patched:
-            patched.setattr("flush.commits.committer.sync_table", power_cut)
-            with pytest.raises(ingest.Unavailable):
+            patched.setattr("memwal.flush.commits.committer.sync_table", power_cut)
+            with pytest.raises(memwal.Unavailable):
                 table.commit()
         assert len(table.status()["regions"][0]["ssts"]) == 1
         table.commit()

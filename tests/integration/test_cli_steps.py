@@ -12,8 +12,8 @@ from typing import Any
 import lance
 import pytest
 
-import ingest
-from ingest.cli.app import main
+import memwal
+from memwal.ingest.cli.app import main
 from tests.conftest import Made
 
 Command = Callable[..., tuple[int, str, str]]
@@ -83,7 +83,7 @@ def test_commit_maintains_the_base_table(
 ) -> None:
     off = {"optimize_interval": "0s", "compact_interval": "0s", "interval": "0s"}
     settings = {"commit": off}
-    with ingest.open(uri, schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings) as table:
+    with memwal.open(uri, schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings) as table:
         for first in range(0, 40, 5):
             table.put(made.rows(range(first, first + 5)))
             table.flush()
@@ -101,7 +101,7 @@ def test_beside_a_daemon(
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
-    with ingest.connect(endpoint) as remote:
+    with memwal.connect(endpoint) as remote:
         remote.put(made.rows(range(30)))
         assert command("flush", config) == (0, f"flushed 30 rows of {uri} (the daemon at {endpoint})\n", "")
         assert command("commit", config)[1].startswith("committed 30 rows inserted: 2 SSTs of 2 regions")

@@ -17,17 +17,17 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import ShardWriter
 
-import flush
-import ingest
-import wal
-from flush import BaseTable
-from flush.verification.runner import verify_table
-from ingest.settings.load import load
-from ingest.table.create import initialise
-from ingest.table.garbage import Ages, TableCollector
+import memwal
+from memwal import flush, wal
+from memwal.flush import BaseTable
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.create import initialise
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.conftest import INDEXES, SCHEMA, WIDTH, toml
 from tests.lance_scan import scanned
-from wal.layout import parse_sst_dir, region_prefix
 
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 BY_HAND = {"wal": {"format": "arrow"}, "commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
@@ -66,14 +66,14 @@ class World:
 
     @contextmanager
     def ours(self) -> Any:
-        with ingest.open(self.uri, settings=BY_HAND) as table:
+        with memwal.open(self.uri, settings=BY_HAND) as table:
             yield table
 
-    def put(self, table: ingest.Table, ids: Sequence[int], version: int) -> None:
+    def put(self, table: Table, ids: Sequence[int], version: int) -> None:
         table.put(rows(ids, version))
         self.oracle |= dict.fromkeys(ids, version)
 
-    def delete(self, table: ingest.Table, ids: Sequence[int]) -> None:
+    def delete(self, table: Table, ids: Sequence[int]) -> None:
         table.delete(keys(ids))
         self.forget(ids)
 
@@ -189,7 +189,7 @@ def close(writers: Iterable[ShardWriter]) -> None:
 
 def created(uri: str, **indexes: str) -> None:
     """By memwal."""
-    ingest.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=BY_HAND).close()
+    memwal.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=BY_HAND).close()
 
 
 def initialised(uri: str, indexes: Sequence[str] | None, **sharding: Any) -> None:

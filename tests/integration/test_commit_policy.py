@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
-import wal
-from ingest.settings.load import load
-from ingest.table.commit_loop import CommitLoop
-from ingest.table.embedded import Table
-from ingest.table.open import open_table
+import memwal
+from memwal import wal
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.commit_loop import CommitLoop
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.open import open_table
 
 BATCHES, ROWS = 150, 100
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])
@@ -111,7 +111,7 @@ def test_many_or_large_ssts_are_committed_before_the_interval(
     uri: str, made: Any, wait_until: Callable[..., Any], limit: dict[str, Any]
 ) -> None:
     settings = {"commit": {"interval": "1h", **limit}, "memtable": {"rows_max": 5}}
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=settings) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=settings) as table:
         for first in range(0, 20, 5):
             table.put(made.rows(range(first, first + 5)))
         wait_until(lambda: table.count(level="committed") >= 15)
@@ -122,7 +122,7 @@ def test_an_idle_table_on_s3_makes_no_request(
 ) -> None:
     uri, options = s3_table_through_proxy
     settings = {"commit": {"interval": "500ms"}, "gc": {"interval": "0s"}}
-    with ingest.open(uri, schema=made.schema, key="id", storage_options=options, settings=settings) as table:
+    with memwal.open(uri, schema=made.schema, key="id", storage_options=options, settings=settings) as table:
         table.put(made.rows(range(10)))
         wait_until(lambda: table.count(level="committed") == 10)
         wait_until(lambda: not any(region["ssts"] for region in table.status()["regions"]))

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-import ingest
-import wal
-from ingest.cli.status import render
-from ingest.daemon.pages import DaemonPages
-from ingest.ops.health import of_commits
-from ingest.ops.metrics import COMMITTED, Scrape, families
-from ingest.table.embedded import Table
+import memwal
+from memwal import wal
+from memwal.ingest.cli.status import render
+from memwal.ingest.daemon.pages import DaemonPages
+from memwal.ingest.ops.health import of_commits
+from memwal.ingest.ops.metrics import COMMITTED, Scrape, families
+from memwal.ingest.table.embedded import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 REGIONS, ROWS = 4, 100
@@ -26,7 +26,7 @@ REGIONS, ROWS = 4, 100
 
 def opened(uri: Path, interval: str = "0s") -> Table:
     settings = {"commit": {"interval": interval}}
-    table = ingest.open(uri, schema=SCHEMA, key="id", regions=REGIONS, settings=settings)
+    table = memwal.open(uri, schema=SCHEMA, key="id", regions=REGIONS, settings=settings)
     assert isinstance(table, Table)
     return table
 
@@ -70,7 +70,7 @@ def test_commits_go_on_when_the_first_regions_writer_has_ended(
             clock=wal.SystemClock(),
         )
         lost = of_bucket(table, 0)
-        with pytest.raises(ingest.FencedError):
+        with pytest.raises(memwal.FencedError):
             table.put(rows(1).filter(pa.array([id in lost for id in range(ROWS)])))
         table.put(rows(2).filter(pa.array([id not in lost for id in range(ROWS)])))
         until = time.monotonic() + 30
@@ -94,7 +94,7 @@ def test_an_sst_that_cannot_be_read_holds_only_its_own_region_back(
         data.rename(aside := tmp_path / "aside")
 
         for _ in range(2):
-            with pytest.raises(ingest.MemWalError, match=sst["path"]):
+            with pytest.raises(memwal.MemWalError, match=sst["path"]):
                 table.commit()
         assert in_base(table) == {id: 1 for id in range(ROWS) if id not in broken}
         (failure,) = table.status()["commit_failures"]
@@ -121,7 +121,7 @@ def test_what_is_held_back_does_not_have_the_others_flushed_at_every_look(tmp_pa
         region = table.status()["regions"][2]
         shutil.rmtree(tmp_path / "t/_mem_wal" / region["id"] / region["ssts"][0]["path"] / "data")
         assert len(table.upkeep.waiting()) == REGIONS
-        with pytest.raises(ingest.MemWalError):
+        with pytest.raises(memwal.MemWalError):
             table.commit()
         assert len(table.upkeep.waiting()) == REGIONS - 1
         assert not table.upkeep.held_back_elsewhere
@@ -140,7 +140,7 @@ def test_a_key_that_a_stranger_doubled_holds_only_its_own_region_back(tmp_path: 
         table.put(rows(2))
         table.flush()
         for _ in range(2):
-            with pytest.raises(ingest.MemWalError, match=rf"id = {doubled}, .*delete all but one"):
+            with pytest.raises(memwal.MemWalError, match=rf"id = {doubled}, .*delete all but one"):
                 table.commit()
             held = of_bucket(table, 1)
             assert {id for id, v in in_base(table).items() if v == 2} == set(range(ROWS)) - held
@@ -152,7 +152,7 @@ def test_a_key_that_a_stranger_doubled_holds_only_its_own_region_back(tmp_path: 
         ]
 
     with opened(tmp_path / "t") as table:  # nothing of this is remembered, and commits of others lie above the stranger
-        with pytest.raises(ingest.MemWalError, match=rf"id = {doubled}, .*no row was written over them"):
+        with pytest.raises(memwal.MemWalError, match=rf"id = {doubled}, .*no row was written over them"):
             table.commit()
         assert lance.dataset(table.base.uri).count_rows(f"id = {doubled} AND v <> 2") == 2
         lance.dataset(table.base.uri).delete(f"id = {doubled} AND v = 9")
@@ -170,7 +170,7 @@ def test_a_doubled_key_that_no_put_touches_is_told_until_it_is_mended(tmp_path: 
         for v in (2, 3):
             table.put(rows(v, range(20, 60)))
             table.flush()
-            with pytest.raises(ingest.MemWalError, match=r"id = 7,"):
+            with pytest.raises(memwal.MemWalError, match=r"id = 7,"):
                 table.commit()
             assert all(in_base(table)[id] == v for id in range(20, 60))
         lance.dataset(table.base.uri).delete("id = 7 AND v = 9")
@@ -181,14 +181,14 @@ def test_a_doubled_key_that_no_put_touches_is_told_until_it_is_mended(tmp_path: 
 
 
 def test_regions_of_a_table_without_a_key_are_committed_apart(tmp_path: Path) -> None:
-    table = ingest.open(tmp_path / "t", schema=SCHEMA, key=(), regions=2, settings={"commit": {"interval": "0s"}})
+    table = memwal.open(tmp_path / "t", schema=SCHEMA, key=(), regions=2, settings={"commit": {"interval": "0s"}})
     with table:
         table.put(rows(1))
         table.flush()
         region = table.status()["regions"][0]
         data = next((tmp_path / "t/_mem_wal" / region["id"] / region["ssts"][0]["path"] / "data").glob("*.lance"))
         data.rename(aside := tmp_path / "aside")
-        with pytest.raises(ingest.MemWalError, match=region["ssts"][0]["path"]):
+        with pytest.raises(memwal.MemWalError, match=region["ssts"][0]["path"]):
             table.commit()
         some = lance.dataset(str(tmp_path / "t")).count_rows()
         assert 0 < some < ROWS

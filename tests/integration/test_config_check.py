@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ingest.settings.load import SourceSettings
-from ingest.spark.names import slips
+from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.spark.names import slips
 
 FOUND = [
     ({"source": {"path": "absent"}}, ["source.path: absent: No such file or directory"]),

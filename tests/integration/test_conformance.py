@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 import pytest
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, LsmVectorSearchPlanner, ShardSnapshot
 
-import flush.commits.committer
-import ingest
-import wal
-from flush import BaseTable
-from ingest.table.garbage import Ages
-from ingest.table.stored import StoredTable
+import memwal
+import memwal.flush.commits.committer
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.table.garbage import Ages
+from memwal.ingest.table.stored import StoredTable
 from tests.lance_scan import snapshots
 
 WIDTH = 8
@@ -141,14 +141,14 @@ def pairs(found: pa.Table) -> list[tuple[int, int]]:
 def between_passes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """What is put into the list runs between a commit's deletes pass and its upserts pass."""
     calls: list[Callable[[], None]] = []
-    upsert = flush.commits.committer.upsert_pass
+    upsert = memwal.flush.commits.committer.upsert_pass
 
     def upsert_pass(*given: Any, **more: Any) -> Any:
         for call in calls:
             call()
         return upsert(*given, **more)
 
-    monkeypatch.setattr(flush.commits.committer, "upsert_pass", upsert_pass)
+    monkeypatch.setattr(memwal.flush.commits.committer, "upsert_pass", upsert_pass)
     return calls
 
 
@@ -163,7 +163,7 @@ def test_all_readers_agree_at_every_stage(
         "commit": {"interval": "0s"},
         "gc": {"interval": "0s", "wal_age_min": "0s", "sst_age_min": "0s"},
     }
-    with ingest.open(uri, schema=SCHEMA, key=key, regions=2, indexes=INDEXES, settings=settings) as table:
+    with memwal.open(uri, schema=SCHEMA, key=key, regions=2, indexes=INDEXES, settings=settings) as table:
         table.put(rows(range(400), 1))
         table.flush()
         table.commit()

@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 
 
 def names(table: Any, level: str = "latest") -> dict[int, str]:
@@ -31,7 +31,7 @@ def test_every_client_sees_what_any_client_was_acked(
     small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
 ) -> None:
     running, endpoint = serve(small_config())
-    one, other = ingest.connect(endpoint), ingest.connect(endpoint)
+    one, other = memwal.connect(endpoint), memwal.connect(endpoint)
     assert one.key == ("id",)
     for version in range(5):
         ids = list(range(version, version + 30))
@@ -53,7 +53,7 @@ def test_a_put_of_many_rows_arrives_whole(
 ) -> None:
     """More rows than one Flight message holds."""
     _, endpoint = serve(small_config(wal={"entry_size_max": "256KiB"}))
-    table = ingest.connect(endpoint)
+    table = memwal.connect(endpoint)
     rows = pa.table({"id": range(50_000), "price": range(50_000)})
     receipt = table.put(rows, token="bulk:1")
     assert (receipt.rows, receipt.applied) == (50_000, True)
@@ -77,18 +77,18 @@ def test_nothing_acked_is_lost_when_the_daemon_is_killed(
     config = small_config(memtable={"rows_max": 40}, commit={"interval": "100ms"})
     acked: dict[int, int] = {}
     unanswered: dict[int, list[int]] = {}
-    told: list[ingest.MemWalError] = []
+    told: list[memwal.MemWalError] = []
     for life in range(2):
         running, endpoint = serve(config)
         killed = threading.Event()
 
         def write(first: int, life: int = life, endpoint: str = endpoint, killed: threading.Event = killed) -> None:
-            table = ingest.connect(endpoint)
+            table = memwal.connect(endpoint)
             for number in range(10_000):
                 id, version = first + number % 25, life * 100_000 + number
                 try:
                     table.put(made.rows([id], version))
-                except ingest.MemWalError as error:
+                except memwal.MemWalError as error:
                     told.append(error)
                     unanswered.setdefault(id, []).append(version)  # it may be there or not, in either life
                     assert killed.is_set()
@@ -104,10 +104,10 @@ def test_nothing_acked_is_lost_when_the_daemon_is_killed(
         for writer in writers:
             writer.join(60)
         assert len(told) == 3 * (life + 1)
-    assert all(isinstance(error, ingest.Unavailable | ingest.UnknownOutcome) for error in told), told
+    assert all(isinstance(error, memwal.Unavailable | memwal.UnknownOutcome) for error in told), told
     assert all(len(str(error).splitlines()) == 1 and "token" in str(error) for error in told)
     _, endpoint = serve(config)
-    found = names(ingest.connect(endpoint))
+    found = names(memwal.connect(endpoint))
     for id in acked.keys() | unanswered.keys():
         newest = acked.get(id, -1)
         allowed = {f"row {id} v{version}" for version in (newest, *unanswered.get(id, ())) if version >= newest}
@@ -130,19 +130,19 @@ def test_a_daemon_told_to_stop_drains_and_exits_0(
     problems: list[str] = []
 
     def write(first: int) -> None:
-        table = ingest.connect(endpoint)
+        table = memwal.connect(endpoint)
         for id in range(first, first + 10_000):
             try:
                 table.put(made.rows([id]))
-            except (ingest.Unavailable, ingest.UnknownOutcome):
+            except (memwal.Unavailable, memwal.UnknownOutcome):
                 return
-            except ingest.MemWalError as error:
+            except memwal.MemWalError as error:
                 problems.append(repr(error))
                 return
             acked.add(id)
 
     writers = [threading.Thread(target=write, args=(thread * 100_000,)) for thread in range(3)]
-    ingest.connect(endpoint).put(made.rows([-1]), durable=False)
+    memwal.connect(endpoint).put(made.rows([-1]), durable=False)
     for writer in writers:
         writer.start()
     wait_until(lambda: len({id // 100_000 for id in list(acked)}) == 3 and len(acked) > 5)
@@ -153,7 +153,7 @@ def test_a_daemon_told_to_stop_drains_and_exits_0(
     assert problems == []
     assert running.errors == []
     _, endpoint = serve(config)
-    found = names(ingest.connect(endpoint))
+    found = names(memwal.connect(endpoint))
     assert acked | {-1} <= set(found), "rows acked before the end, the one without durability too"
     assert len(acked) > 5
 
@@ -163,12 +163,12 @@ def test_a_daemon_that_was_replaced_says_so_to_its_clients(
 ) -> None:
     config = small_config()
     _, first = serve(config)
-    older = ingest.connect(first)
+    older = memwal.connect(first)
     older.put(made.rows(range(10)))
     _, second = serve(config, "--take-over")
-    newer = ingest.connect(second)
+    newer = memwal.connect(second)
     for _ in range(2):
-        with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:
+        with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:
             older.put(made.rows(range(20), 1))
         assert (refused.value.details["ours"], refused.value.details["theirs"]) == (1, 2)
     newer.put(made.rows([3], 2))
@@ -179,11 +179,11 @@ def test_nobody_at_the_address_is_told_in_one_line(made: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         endpoint = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ingest.Unavailable, match=r"127\.0\.0\.1") as refused:
-            ingest.connect(endpoint)
+        with pytest.raises(memwal.Unavailable, match=r"127\.0\.0\.1") as refused:
+            memwal.connect(endpoint)
     assert len(str(refused.value).splitlines()) == 1
-    with pytest.raises(ingest.Invalid, match="grpc://host:port"):
-        ingest.connect("localhost 80")
+    with pytest.raises(memwal.Invalid, match="grpc://host:port"):
+        memwal.connect("localhost 80")
 
 
 # ---- the child of `memwal run` -------------------------------------------------------------------------------------
@@ -205,12 +205,12 @@ def test_a_child_daemon_ends_when_its_parent_is_killed(
 ) -> None:
     running, said = parent
     child = psutil.Process(said["pid"])
-    table = ingest.connect(said["endpoint"])
+    table = memwal.connect(said["endpoint"])
     table.put(made.rows(range(5)))
     assert child.is_running()
     running.kill()
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    with pytest.raises((ingest.Unavailable, ingest.UnknownOutcome)):
+    with pytest.raises((memwal.Unavailable, memwal.UnknownOutcome)):
         table.put(made.rows([9]))
 
 
@@ -220,9 +220,9 @@ def test_a_child_daemon_ends_when_its_parent_is_killed_in_the_middle_of_a_stream
     """A client that holds a stream open must not keep the daemon alive."""
     running, said = parent
     child = psutil.Process(said["pid"])
-    table = ingest.connect(said["endpoint"])
+    table = memwal.connect(said["endpoint"])
     region = table.status()["regions"][0]["id"]
-    stream = table.open_stream(UUID(region), ingest.Token("query", 0))
+    stream = table.open_stream(UUID(region), memwal.Token("query", 0))
     stream.write(made.table(range(3)).to_batches()[0])
     running.kill()
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
@@ -231,7 +231,7 @@ def test_a_child_daemon_ends_when_its_parent_is_killed_in_the_middle_of_a_stream
 
 def test_a_child_daemon_stops_in_order(parent: tuple[Any, dict[str, Any]], made: Any) -> None:
     running, said = parent
-    ingest.connect(said["endpoint"]).put(made.rows(range(5)), durable=False)
+    memwal.connect(said["endpoint"]).put(made.rows(range(5)), durable=False)
     running.tell("stop")
     assert json.loads(running.line()) == {"code": 0}
     assert running.wait() == 0
@@ -246,5 +246,5 @@ def test_a_child_daemon_that_cannot_start_tells_its_parent_why(
     running = script("parent.py", small_config(table={"uri": str(photos)}))
     assert running.line() is None
     assert running.wait() != 0
-    assert "ingest.errors.Invalid" in running.errors[-1]
+    assert "memwal.ingest.errors.Invalid" in running.errors[-1]
     assert str(photos) in running.errors[-1]

@@ -109,9 +109,9 @@ def test_a_daemon_starts_without_what_it_does_not_need_yet(
     small_config: Callable[..., Path], start: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
     """Each of these takes 0.05 to 0.3 s, in which nobody serves its regions."""
-    running = start([sys.executable, "-X", "importtime", "-m", "ingest.cli.app", "serve", str(small_config())])
+    running = start([sys.executable, "-X", "importtime", "-m", "memwal.ingest.cli.app", "serve", str(small_config())])
     running.line_with("serving")
-    wait_until(lambda: any(line.endswith(" ingest.daemon.serve") for line in running.errors))
+    wait_until(lambda: any(line.endswith(" memwal.ingest.daemon.serve") for line in running.errors))
     imported = {line.rpartition("|")[2].strip() for line in running.errors if line.startswith("import time:")}
     assert not imported & {"pandas.core", "sqlglot", "datafusion", "pyspark", "fastavro", "aiobotocore"}
 
@@ -121,7 +121,7 @@ def test_workers_of_one_daemon_share_its_regions(
 ) -> None:
     """One command, three processes more; one that is killed is started again, and all end with the first."""
     config = small_config(regions={"count": REGIONS}, daemon={"workers": 3})
-    supervisor = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)])
+    supervisor = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)])
     endpoint = supervisor.line_with("serving").rsplit(" ", 1)[1]
     endpoints = ask(endpoint, "regions")["endpoints"]
     found = Cluster(uri, endpoints)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import ingest
-from wal import bucket_region
-from wal.layout import entry_key
+import memwal
+from memwal.wal import bucket_region
+from memwal.wal.layout import entry_key
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_damaged_entry_stops_the_table_and_is_named(
 ) -> None:
     path, whole = damaged
     before = tree(Path(uri))
-    with pytest.raises(ingest.Corrupted, match=rf"{path.name}: WAL entry at position 2: checksum .* from a backup"):
+    with pytest.raises(memwal.Corrupted, match=rf"{path.name}: WAL entry at position 2: checksum .* from a backup"):
         open_small()
     after = tree(Path(uri))
     assert {name: after.get(name) for name in before} == before  # nothing was deleted

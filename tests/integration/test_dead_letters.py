@@ -16,26 +16,26 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-import ingest
-from flush import BaseTable
-from ingest.cli import dlq as cli_dlq
-from ingest.client.target import opened
-from ingest.dlq.replay import Replaying
-from ingest.dlq.sources import by_source
-from ingest.dlq.table import DeadLetters
-from ingest.pipeline.checks import written_schema
-from ingest.settings.load import load
-from ingest.sink import foreach_batch as spark_sink
-from ingest.sink.foreach_batch import MemWalSink
-from ingest.sink.receipts import BatchReceipt
-from ingest.source.columns import BUCKET
-from ingest.source.csv_header import ByHeader, has_header
-from ingest.source.feed import Feed
-from ingest.source.stream import read_stream
-from ingest.spark.errors import of_spark
-from ingest.spark.session import configuration, start_session
+import memwal
+from memwal.flush import BaseTable
+from memwal.ingest.cli import dlq as cli_dlq
+from memwal.ingest.client.target import opened
+from memwal.ingest.dlq.replay import Replaying
+from memwal.ingest.dlq.sources import by_source
+from memwal.ingest.dlq.table import DeadLetters
+from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.settings.load import load
+from memwal.ingest.sink import foreach_batch as spark_sink
+from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.sink.receipts import BatchReceipt
+from memwal.ingest.source.columns import BUCKET
+from memwal.ingest.source.csv_header import ByHeader, has_header
+from memwal.ingest.source.feed import Feed
+from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.session import configuration, start_session
+from memwal.wal import FakeClock
 from tests.conftest import toml
-from wal import FakeClock
 
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
 POISON = ("no JSON {", '{"id": "x", "name": "a number as text"}', '{"name": "no key"}', '{"id": 7.5}')
@@ -117,7 +117,7 @@ class Stream:
         (commits / f"{newest}").unlink()
 
     def rows(self) -> dict[int, str]:
-        with ingest.connect(self.endpoint()) as table:
+        with memwal.connect(self.endpoint()) as table:
             found = table.scan(["id", "name"]).to_pylist()
         assert len({row["id"] for row in found}) == len(found)
         return {row["id"]: row["name"] for row in found}
@@ -204,7 +204,7 @@ def test_a_bad_value_ends_a_stream_that_takes_none_in_one_line(stream: Callable[
     source = stream(mode="fail")
     source.land([line(1), json.dumps({"id": "two", "name": "", "price": 2})])
     told = r"'id' cannot become int64 \('two' is no int64\) \(row 1 of 000\.json.*dlq\.mode"
-    with pytest.raises(ingest.Invalid, match=told) as e:
+    with pytest.raises(memwal.Invalid, match=told) as e:
         source.run()
     assert len(e.value.lines) == 1
     assert source.rows() == {}
@@ -242,7 +242,7 @@ def test_what_a_file_says_is_not_guessed_at(stream: Callable[..., Stream], form:
         source.land([",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)])
     source.run()
     assert source.rows() == {50: "good", 51: "nothing"}
-    with ingest.connect(source.endpoint()) as table:
+    with memwal.connect(source.endpoint()) as table:
         (row,) = table.get([50]).to_pylist()
     assert row["at"] == datetime(2026, 1, 2, 3, 4, 5, 500_000, UTC)
     assert (row["local"], row["day"]) == (datetime(2026, 1, 2, 3, 4, 5), date(2026, 1, 2))  # noqa: DTZ001
@@ -266,15 +266,15 @@ def test_csv_is_read_by_the_names_of_its_header(
     with caplog.at_level("WARNING", "memwal.pipeline"):
         source.run()
     assert source.rows() == {1: "one", 2: "two", 3: "three", 4: "four"}
-    with ingest.connect(source.endpoint()) as table:
+    with memwal.connect(source.endpoint()) as table:
         assert sorted(table.scan(["price"])["price"].to_pylist()) == [10, 20, 30, 40]
     assert "001.csv: columns that the table does not have are left out: more" in caplog.text
     source.land(["id,name,prize", "5,five,50"])
-    with pytest.raises(ingest.Invalid, match=r"003\.csv: its header has no column 'price'; did you mean 'prize'"):
+    with pytest.raises(memwal.Invalid, match=r"003\.csv: its header has no column 'price'; did you mean 'prize'"):
         source.run()
     assert len(source.rows()) == 4
     source.rewrite(3, ["id,name,price", "5,five,fifty"])
-    with pytest.raises(ingest.Invalid, match=r"'price': 'fifty' is no int64.*row 0 of 003\.csv"):
+    with pytest.raises(memwal.Invalid, match=r"'price': 'fifty' is no int64.*row 0 of 003\.csv"):
         source.run()
 
 
@@ -330,7 +330,7 @@ def test_too_many_bad_rows_end_the_stream_and_nothing_is_lost(stream: Callable[.
     source.land(poisoned(400, 100))
     for _ in range(2):  # the same micro-batch stops it again
         with pytest.raises(
-            ingest.Invalid, match=r"20 of the last 200 rows \(10.0 %\) are bad.*max_bad_percent = 5"
+            memwal.Invalid, match=r"20 of the last 200 rows \(10.0 %\) are bad.*max_bad_percent = 5"
         ) as e:
             source.run()
         assert len(e.value.lines) == 1
@@ -347,7 +347,7 @@ def test_a_source_that_is_mended_does_not_bring_the_rows_of_letters_as_well(stre
     """All rows of a micro-batch are bad, so no region has it; it comes again, and its letters are replayed besides."""
     source = stream(mode="table", max_bad_percent=5, bad_window=10)
     source.land([line(id).replace('"price": ', '"price": "about "') for id in range(20)])
-    with pytest.raises(ingest.Invalid, match="20 of the last 20 rows"):
+    with pytest.raises(memwal.Invalid, match="20 of the last 20 rows"):
         source.run()
     assert len(source.letters()) == 20
     source.rewrite(0, [line(id) for id in range(20)])
@@ -367,7 +367,7 @@ def test_a_letter_stays_one_where_the_mapping_is_mended_between_it_and_the_acks(
     source.land([line(id) if id % 5 else line(id).replace('"price": ', '"price": "about "') for id in range(20)])
     with monkeypatch.context() as dying:
         dying.setattr(spark_sink, "_collected", dies_behind_the_letters(spark_sink._collected))
-        with pytest.raises(ingest.Unavailable, match="the driver died"):
+        with pytest.raises(memwal.Unavailable, match="the driver died"):
             source.run()
     letters = source.letters()
     assert [each["row"] for each in letters] == [0, 5, 10, 15]
@@ -392,7 +392,7 @@ def dies_behind_the_letters(collected: Callable[..., Any]) -> Callable[..., Any]
 
     def dies(routed: Any, send: Any) -> None:
         collected(routed.where(f"{BUCKET} < 0"), send)
-        raise ingest.Unavailable("the driver died")
+        raise memwal.Unavailable("the driver died")
 
     return dies
 
@@ -404,7 +404,7 @@ def dies_at_the_third_job(collected: Callable[..., Any]) -> Callable[..., Any]:
     def dies(routed: Any, send: Any) -> Any:
         jobs.append(routed)
         if len(jobs) == 3:
-            raise ingest.Unavailable("the driver died")
+            raise memwal.Unavailable("the driver died")
         return collected(routed, send)
 
     return dies
@@ -425,7 +425,7 @@ def test_a_refused_row_stays_a_letter_where_its_region_would_take_it_at_the_repl
     source.land([line(1), line(1, "the second"), line(2)])
     with monkeypatch.context() as dying:
         dying.setattr(spark_sink, "_collected", dies_at_the_third_job(spark_sink._collected))
-        with pytest.raises(ingest.Unavailable, match="the driver died"):
+        with pytest.raises(memwal.Unavailable, match="the driver died"):
             source.run()
     (letter,) = source.letters()
     assert (letter["row"], letter["stage"]) == (1, "refused")
@@ -443,7 +443,7 @@ def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_oth
     rows = {"id": ids, "name": [f"{id} at {n}" for n, id in enumerate(ids)], "price": ids}
     source.land(pa.table(rows))
     monkeypatch.setattr(spark_sink, "_collected", dies_at_the_third_job(spark_sink._collected))
-    with pytest.raises(ingest.Unavailable, match="the driver died"):
+    with pytest.raises(memwal.Unavailable, match="the driver died"):
         source.run()
     letters = source.letters()
     assert [each["row"] for each in letters] == list(range(100, 110))
@@ -465,7 +465,7 @@ def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_oth
     dead = DeadLetters.find(settings.dead_letters, {}, FakeClock())
     assert dead is not None
     target = opened(settings.table.uri, ())
-    with ingest.connect(source.endpoint()) as table:
+    with memwal.connect(source.endpoint()) as table:
         mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
         outcome = Replaying(dead, target, table, mapping).replay(None, None)
     assert (outcome.replayed, outcome.stay) == (10, {})
@@ -482,6 +482,6 @@ def test_columns_that_fit_no_row_end_the_stream_in_every_mode(stream: Callable[.
     query = writer.trigger(availableNow=True).start()
     with pytest.raises(Exception, match="nome"):
         query.awaitTermination(300)
-    assert isinstance(sink.failure, ingest.Invalid)
+    assert isinstance(sink.failure, memwal.Invalid)
     assert "'nome' is not in the table" in str(sink.failure)
     assert not (source.at / "t.lance.dlq").exists()

@@ -9,7 +9,6 @@ from typing import Any
 
 import lance
 
-import ingest
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, Record
 
@@ -39,7 +38,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
         return config
 
     def rows() -> dict[int, int]:
-        with ingest.open(uri) as table:
+        with memwal.open(uri) as table:
             return {row["id"]: row["twice"] for row in table.scan().to_pylist()}
 
     twice = 'twice = { sql = "value.n * 2" }'

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import ingest
-from ingest.cli import app as cli
-from ingest.dlq.table import SCHEMA, DeadLetters
-from wal import FakeClock, SystemClock, SystemIds
+import memwal
+from memwal.ingest.cli import app as cli
+from memwal.ingest.dlq.table import SCHEMA, DeadLetters
+from memwal.wal import FakeClock, SystemClock, SystemIds
 
 DAY = 86_400_000_000
 
@@ -105,7 +105,7 @@ def test_replay_puts_what_fits_and_says_why_the_others_stay(typed: Any, config: 
     assert "replayed 2 dead letters" in out
     assert "2x fit: key column 'id' is null" in out
     assert json.loads(typed("dlq", "list", config, "--format", "json")[1])["letters"] == 4
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == made.rows([1, 2])
 
 
@@ -114,7 +114,7 @@ def test_replay_goes_through_the_daemon_that_owns_the_regions(
 ) -> None:
     _, endpoint = serve(config)
     assert "replayed 1 dead letter into" in typed("dlq", "replay", config, "--id", f"0001{'ab' * 8}")[1]
-    with ingest.connect(endpoint) as table:
+    with memwal.connect(endpoint) as table:
         assert table.scan(["id"])["id"].to_pylist() == [2]
 
 

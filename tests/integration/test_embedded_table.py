@@ -1,4 +1,4 @@
-"""`ingest.open` in one process: creating, adopting, keys of every type, limits, threads."""
+"""`memwal.open` in one process: creating, adopting, keys of every type, limits, threads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush
-import ingest
-import wal
-from ingest.table.stored import StoredTable
+import memwal
+from memwal import flush, wal
+from memwal.ingest.table.stored import StoredTable
 
 TINY: dict[str, Any] = {
     "memtable": {"rows_max": 20, "size_max": "1MiB", "unflushed_max": "8MiB"},
@@ -45,7 +44,7 @@ def test_a_key_of_every_type_lives_through_all_levels(kind: str, uri: str) -> No
     schema = pa.schema([pa.field("k", type_, nullable=False), pa.field("v", pa.int64())])
     keys = [key_of(n) for n in range(100)]
     model = dict.fromkeys(keys, 0)
-    with ingest.open(uri, schema=schema, key="k", regions=3, settings={"commit": {"interval": "0s"}}) as table:
+    with memwal.open(uri, schema=schema, key="k", regions=3, settings={"commit": {"interval": "0s"}}) as table:
 
         def put(some: list[Any], value: int) -> None:
             table.put(pa.table({"k": pa.array(some, type_), "v": pa.array([value] * len(some))}))
@@ -70,7 +69,7 @@ def test_a_key_of_every_type_lives_through_all_levels(kind: str, uri: str) -> No
             check()
             put(keys[22:30], 2)
             check()
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert {row["k"]: row["v"] for row in table.scan().to_pylist()} == model
         table.flush()
         table.commit()
@@ -81,8 +80,8 @@ def test_a_key_of_every_type_lives_through_all_levels(kind: str, uri: str) -> No
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.float64(), pa.timestamp("us"), pa.list_(pa.float32(), 4)])
 def test_a_key_of_a_type_that_lance_cannot_have_in_a_key_is_refused(kind: pa.DataType, uri: str) -> None:
-    with pytest.raises(ingest.Invalid, match="'k'") as refused:
-        ingest.open(uri, schema=pa.schema([pa.field("k", kind, nullable=False), ("v", pa.int64())]), key="k")
+    with pytest.raises(memwal.Invalid, match="'k'") as refused:
+        memwal.open(uri, schema=pa.schema([pa.field("k", kind, nullable=False), ("v", pa.int64())]), key="k")
     assert len(str(refused.value).splitlines()) == 1
     assert not Path(uri).exists()
 
@@ -105,7 +104,7 @@ def test_a_composite_key_is_all_of_its_columns(uri: str) -> None:
         return row["carrier"], row["flight"], row["day"]
 
     key = ("carrier", "flight", "day")
-    with ingest.open(uri, schema=schema, key=key, regions=2, settings=settings) as table:
+    with memwal.open(uri, schema=schema, key=key, regions=2, settings=settings) as table:
         for version, every in enumerate((1, 2, 3)):
             table.put(rows(version, every))
             model.update((key_of(row), version) for row in rows(version, every))
@@ -119,7 +118,7 @@ def test_a_composite_key_is_all_of_its_columns(uri: str) -> None:
             assert found == {each: model[each] for each in asked if each in model}
             (table.flush, table.commit, lambda: None)[version]()
             assert {key_of(row): row["delay"] for row in table.scan().to_pylist()} == model
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert table.key == key
         assert {key_of(row): row["delay"] for row in table.scan().to_pylist()} == model
         table.flush()
@@ -137,7 +136,7 @@ def test_a_table_that_is_there_brings_schema_key_indexes_and_regions(
 ) -> None:
     with open_small(regions=3) as table:
         table.put(made.rows(range(10)))
-    with ingest.open(uri) as again:
+    with memwal.open(uri) as again:
         assert again.key == ("id",)
         assert again.schema.names == table.schema.names
         assert len(again.status()["regions"]) == 3
@@ -180,8 +179,8 @@ def test_a_table_is_not_created_from_bad_arguments(
 ) -> None:
     arguments, named = BAD_OPENS[case]
     schema = made.schema if arguments else None
-    with pytest.raises(ingest.Invalid) as refused:
-        ingest.open(uri, schema=schema, **arguments)
+    with pytest.raises(memwal.Invalid) as refused:
+        memwal.open(uri, schema=schema, **arguments)
     assert len(str(refused.value).splitlines()) == 1
     for name in named:
         assert name in str(refused.value)
@@ -198,8 +197,8 @@ def test_a_path_that_is_no_table_is_left_alone(
     file.write_text("buy milk")
     before = tree(tmp_path)
     for path in (directory, file):
-        with pytest.raises(ingest.Invalid, match=path.name) as refused:
-            ingest.open(path, schema=made.schema, key="id")
+        with pytest.raises(memwal.Invalid, match=path.name) as refused:
+            memwal.open(path, schema=made.schema, key="id")
         assert len(str(refused.value).splitlines()) == 1
         assert tree(tmp_path) == before
 
@@ -209,8 +208,8 @@ def test_a_lance_table_without_memwal_says_how_to_adopt_it(
 ) -> None:
     lance.write_dataset(made.table(range(5)), uri)
     before = tree(tmp_path)
-    with pytest.raises(ingest.Invalid, match="memwal init"):
-        ingest.open(uri)
+    with pytest.raises(memwal.Invalid, match="memwal init"):
+        memwal.open(uri)
     assert tree(tmp_path) == before
     assert lance.dataset(uri).count_rows() == 5
 
@@ -221,7 +220,7 @@ def test_a_closed_table_says_so(open_small: Callable[..., Any], made: Any) -> No
     table.close()
     table.close()
     for call in (lambda: table.put(made.rows([2])), lambda: table.delete([1]), table.scan, table.flush, table.commit):
-        with pytest.raises(ingest.Invalid, match="closed"):
+        with pytest.raises(memwal.Invalid, match="closed"):
             call()
 
 
@@ -292,7 +291,7 @@ def test_many_threads_put_and_read_at_once(open_small: Callable[..., Any], made:
     expected = {id: f"row {id} v{v}" for mine in models for id, v in mine.items()}
     assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()} == expected
     table.close()
-    with ingest.open(uri, settings={"commit": {"interval": "0s"}}) as again:
+    with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as again:
         assert {row["id"]: row["name"] for row in again.scan(["id", "name"]).to_pylist()} == expected
         assert again.scan().num_rows == len(expected)
         again.flush()

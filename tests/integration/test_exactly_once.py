@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
 SEED = 3
@@ -142,9 +142,9 @@ def test_a_token_that_goes_down_and_is_no_retry_is_refused_whole(open_small: Cal
     first, second = by_region(table, made, range(20)).values()
     table.put(made.rows(first), token="loader:5")
     before = names(table)
-    with pytest.raises(ingest.Invalid, match=r"loader:4 goes down: .* has applied loader:5.*above 5"):
+    with pytest.raises(memwal.Invalid, match=r"loader:4 goes down: .* has applied loader:5.*above 5"):
         table.put(made.rows([*first, *second], 1), token="loader:4")
-    with pytest.raises(ingest.Invalid, match="goes down"):
+    with pytest.raises(memwal.Invalid, match="goes down"):
         table.delete([*first, *second], token="loader:4")
     assert names(table) == before, "a put is never dropped in part"
     table.put(made.rows(range(20), 2), token="loader:6")
@@ -157,11 +157,11 @@ def test_a_receipt_of_a_daemon_has_the_counts_of_each_region(
     served: tuple[Any, str, str, list[int]], made: Any
 ) -> None:
     client, _, region, ids = served
-    assert stream(client, made, region, ids, 0, ingest.Token("loader", 1)).finish().repeated == 0
+    assert stream(client, made, region, ids, 0, memwal.Token("loader", 1)).finish().repeated == 0
     receipt = client.put(made.rows(range(20), 1), token="loader:1")
     assert asdict(receipt.regions[region]) == {"applied": 0, "repeated": len(ids), "skipped": 0}
     assert (receipt.repeated, sum(counts.applied for counts in receipt.regions.values())) == (len(ids), 20 - len(ids))
-    assert stream(client, made, region, ids, 0, ingest.Token("loader", 1)).finish().repeated == len(ids)
+    assert stream(client, made, region, ids, 0, memwal.Token("loader", 1)).finish().repeated == len(ids)
 
 
 def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Callable[..., Any]) -> None:
@@ -174,7 +174,7 @@ def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Cal
         operation = {}
         while (text := running.line()) is not None:
             operation = json.loads(text).get("try", operation)
-        with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
+        with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
             arrived = table.count() > 0
             rows = [{"id": id, "name": "second attempt"} for id in operation["ids"]]
             outcomes.add(arrived)
@@ -198,7 +198,7 @@ def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[.
         uri = str(tmp_path / f"{kill_at}.lance")
         running = script("writer.py", uri, 1, json.dumps(operations), 0, 0, kill_at, "after")
         running.wait()
-        with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
+        with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
             kept = 500 in names(table)
             outcomes.add(kept)
             assert table.put([{"id": 500, "name": "sent again"}], token=("writer", 1)).applied is not kept
@@ -213,12 +213,12 @@ def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[.
 def served(small_config: Callable[..., Any], serve: Callable[..., Any], made: Any) -> tuple[Any, str, str, list[int]]:
     """A client of a running daemon, its endpoint, one region, ids of that region."""
     _, endpoint = serve(small_config())
-    client = ingest.connect(endpoint)
+    client = memwal.connect(endpoint)
     region, ids = next(iter(by_region(client, made, range(20)).items()))
     return client, endpoint, region, ids
 
 
-def stream(client: Any, made: Any, region: str, ids: list[int], version: int, token: ingest.Token) -> Any:
+def stream(client: Any, made: Any, region: str, ids: list[int], version: int, token: memwal.Token) -> Any:
     """A stream with its rows sent and not closed."""
     opened = client.open_stream(UUID(region), token)
     for batch in made.table(ids, version).to_batches(max_chunksize=3):
@@ -228,7 +228,7 @@ def stream(client: Any, made: Any, region: str, ids: list[int], version: int, to
 
 def test_a_stream_is_applied_whole_and_once(served: tuple[Any, str, str, list[int]], made: Any) -> None:
     client, _, region, ids = served
-    token = ingest.Token("query", 0)
+    token = memwal.Token("query", 0)
     receipt = stream(client, made, region, ids, 0, token).finish()
     assert (receipt.region, receipt.rows, receipt.applied) == (region, len(ids), True)
     assert receipt.position > 0
@@ -236,9 +236,9 @@ def test_a_stream_is_applied_whole_and_once(served: tuple[Any, str, str, list[in
     replayed = stream(client, made, region, ids, 1, token).finish()
     assert (replayed.rows, replayed.applied) == (len(ids), False)
     assert names(client) == {id: f"row {id} v0" for id in ids}
-    assert stream(client, made, region, ids[:2], 2, ingest.Token("query", 1)).finish().applied is True
+    assert stream(client, made, region, ids[:2], 2, memwal.Token("query", 1)).finish().applied is True
     assert stream(client, made, region, ids, 3, token).finish().applied is False
-    assert stream(client, made, region, ids[:1], 4, ingest.Token("another query", 0)).finish().applied is True
+    assert stream(client, made, region, ids[:1], 4, memwal.Token("another query", 0)).finish().applied is True
     assert names(client)[ids[0]] == f"row {ids[0]} v4"
     assert names(client)[ids[1]] == f"row {ids[1]} v2"
 
@@ -247,7 +247,7 @@ def test_a_stream_that_is_not_closed_applies_nothing(
     served: tuple[Any, str, str, list[int]], made: Any, script: Callable[..., Any]
 ) -> None:
     client, endpoint, region, ids = served
-    aborted = stream(client, made, region, ids, 0, ingest.Token("query", 0))
+    aborted = stream(client, made, region, ids, 0, memwal.Token("query", 0))
     assert client.count() == 0
     aborted.abort()
     client_that_dies = script("streamer.py", endpoint, region, "query", 0, "of the dead", *ids)
@@ -256,7 +256,7 @@ def test_a_stream_that_is_not_closed_applies_nothing(
     client_that_dies.tell("die")
     assert client_that_dies.wait() == -9
     assert client.count() == 0
-    receipt = stream(client, made, region, ids, 5, ingest.Token("query", 0)).finish()
+    receipt = stream(client, made, region, ids, 5, memwal.Token("query", 0)).finish()
     assert receipt.applied is True, "what was not closed must not use up the token"
     assert names(client) == {id: f"row {id} v5" for id in ids}
 
@@ -265,7 +265,7 @@ def test_of_two_streams_at_once_the_first_to_close_wins(
     served: tuple[Any, str, str, list[int]], made: Any, script: Callable[..., Any]
 ) -> None:
     client, endpoint, region, ids = served
-    token = ingest.Token("query", 3)
+    token = memwal.Token("query", 3)
     slow = stream(client, made, region, ids, 0, token)
     other = script("streamer.py", endpoint, region, "query", 3, "by another", *ids)
     other.line_with("sent")
@@ -278,35 +278,35 @@ def test_of_two_streams_at_once_the_first_to_close_wins(
 def test_a_stream_of_rows_that_belong_elsewhere_is_refused(served: tuple[Any, str, str, list[int]], made: Any) -> None:
     client, _, region, ids = served
     elsewhere = next(id for id in range(20) if id not in ids)
-    with pytest.raises(ingest.Invalid, match=region):
-        stream(client, made, region, [*ids, elsewhere], 0, ingest.Token("query", 0)).finish()
-    with pytest.raises(ingest.Invalid, match="region"):
-        stream(client, made, "00000000-0000-0000-0000-000000000001", ids, 0, ingest.Token("query", 0)).finish()
+    with pytest.raises(memwal.Invalid, match=region):
+        stream(client, made, region, [*ids, elsewhere], 0, memwal.Token("query", 0)).finish()
+    with pytest.raises(memwal.Invalid, match="region"):
+        stream(client, made, "00000000-0000-0000-0000-000000000001", ids, 0, memwal.Token("query", 0)).finish()
     assert client.count() == 0
 
 
 def test_a_bad_row_anywhere_in_a_stream_keeps_all_of_it_out(served: tuple[Any, str, str, list[int]], made: Any) -> None:
     client, _, region, ids = served
-    opened = client.open_stream(UUID(region), ingest.Token("query", 0))
+    opened = client.open_stream(UUID(region), memwal.Token("query", 0))
     opened.write(made.table(ids).to_batches()[0])
     bad = made.row(ids[0]) | {"vector": [float("inf")] * 8}
     opened.write(pa.Table.from_pylist([bad], schema=made.schema).to_batches()[0])
-    with pytest.raises(ingest.Invalid, match="'vector'"):
+    with pytest.raises(memwal.Invalid, match="'vector'"):
         opened.finish()
     assert client.count() == 0
-    assert stream(client, made, region, ids, 1, ingest.Token("query", 0)).finish().applied is True
+    assert stream(client, made, region, ids, 1, memwal.Token("query", 0)).finish().applied is True
 
 
 def test_a_stream_is_remembered_by_the_next_daemon(
     small_config: Callable[..., Any], serve: Callable[..., Any], made: Any
 ) -> None:
-    config, token = small_config(), ingest.Token("query", 4)
+    config, token = small_config(), memwal.Token("query", 4)
     running, endpoint = serve(config)
-    client = ingest.connect(endpoint)
+    client = memwal.connect(endpoint)
     region, ids = next(iter(by_region(client, made, range(20)).items()))
     stream(client, made, region, ids, 0, token).finish()
     running.kill()
     _, endpoint = serve(config)
-    client = ingest.connect(endpoint)
+    client = memwal.connect(endpoint)
     assert stream(client, made, region, ids, 1, token).finish().applied is False
     assert names(client) == {id: f"row {id} v0" for id in ids}

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from flush import FlushError
+from memwal.flush import FlushError
+from memwal.wal import Corrupt, FakeClock, MemoryStore, ObjectStore, WalError, open_store
 from tests.failure_matrix import CODES, CREATES, FAULTS, Call, FaultyStore, Killed, SystemCalls, copy_objects
 from tests.fault_proxy import (
     Fault,
@@ -43,7 +44,6 @@ from tests.log_life import LogLife, log_of_two_entries
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
 from tests.table_stages import STAGES, Owner, check
-from wal import Corrupt, FakeClock, MemoryStore, ObjectStore, WalError, open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 CREATED = r"/(wal|manifest)/[01]{64}\."
@@ -164,7 +164,7 @@ def test_one_fault_on_the_wire_at_every_read(wire: Wire, method: str) -> None:
 CHILD = """
 import sys
 from tests.log_life import LogLife
-from wal import SystemClock, open_store
+from memwal.wal import SystemClock, open_store
 options = dict(each.split("=", 1) for each in sys.argv[2:])
 sys.stdin.readline()
 LogLife(open_store(sys.argv[1], options), SystemClock(), on_ack=lambda acked: print(*acked, flush=True)).live()

@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 from tests.append_rows import clean
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("a", pa.int64()), pa.field("b", pa.string())])
@@ -20,7 +20,7 @@ BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 def opened(uri: str, *, key: Any = "id", **table: Any) -> Any:
     settings = {**BY_HAND, "table": table}
     fresh = {"schema": SCHEMA, "key": key, "regions": 2} if not Path(uri).exists() else {}
-    return ingest.open(uri, settings=settings, **fresh)
+    return memwal.open(uri, settings=settings, **fresh)
 
 
 def change(uri: str) -> None:
@@ -95,6 +95,6 @@ def test_rows_without_a_key_stay_where_they_are_sent(uri: str) -> None:
 
 @pytest.mark.parametrize("rule", [{"upsert": "insert"}, {"upsert": "merge"}, {"on_duplicate": "first"}])
 def test_rules_for_keys_are_refused_where_there_is_none(rule: dict[str, str], uri: str) -> None:
-    with pytest.raises(ingest.Invalid, match="append_only"):
+    with pytest.raises(memwal.Invalid, match="append_only"):
         opened(uri, key=(), append_only=True, **rule)
     assert not Path(uri).exists()

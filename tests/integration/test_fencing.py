@@ -12,8 +12,8 @@ from typing import Any
 import lance
 import pytest
 
-import ingest
-import wal
+import memwal
+from memwal import wal
 from tests.conftest import wait_until
 
 SETTINGS = {"commit": {"interval": "0s"}}
@@ -32,16 +32,16 @@ def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., 
     older.put(made.rows(range(10)))
     newer = open_small()
     for attempt in range(3):
-        with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:
+        with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:
             older.put(made.rows([50 + attempt]))
         assert len(str(refused.value).splitlines()) == 1
-    with pytest.raises(ingest.FencedError):
+    with pytest.raises(memwal.FencedError):
         older.delete([1])
     assert names(newer) == {id: f"row {id} v0" for id in range(10)}
     newer.put(made.rows([3], 1))
     assert names(newer)[3] == "row 3 v1"
     third = open_small()
-    with pytest.raises(ingest.FencedError, match="writer epoch 2 was fenced by epoch 3"):
+    with pytest.raises(memwal.FencedError, match="writer epoch 2 was fenced by epoch 3"):
         newer.put(made.rows([4], 2))
     assert names(third) == {id: f"row {id} v{int(id == 3)}" for id in range(10)}
 
@@ -51,7 +51,7 @@ def test_the_older_writer_cannot_flush_either(open_small: Callable[..., Any], ma
     older.put(made.rows(range(10)))
     newer = open_small()
     newer.delete([0])
-    with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+    with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
         older.flush()
     newer.flush()
     newer.commit()
@@ -68,7 +68,7 @@ def test_rows_that_linger_at_the_takeover_are_lost_or_kept_but_not_invented(
     older.put(made.rows(range(5, 10)), durable=False)
     newer = open_small()
     assert names(newer) == {id: f"row {id} v0" for id in range(5)}
-    with pytest.raises(ingest.FencedError):  # five rows that were visible are lost, and close says so
+    with pytest.raises(memwal.FencedError):  # five rows that were visible are lost, and close says so
         older.close()
     assert names(newer) == {id: f"row {id} v0" for id in range(5)}
 
@@ -89,7 +89,7 @@ def test_no_acknowledged_row_is_lost_when_the_region_changes_hands(
             tried.add(id)
             try:
                 table.put(made.rows([id]))
-            except ingest.FencedError:
+            except memwal.FencedError:
                 return
             except Exception as error:  # noqa: BLE001 - told by the main thread
                 problems.append(repr(error))
@@ -182,7 +182,7 @@ def _check(processes: list[Any], owner: Any, uri: str) -> None:
         tried |= {base + line["try"] for line in said[:first_errors] if "try" in line}
         if mine:
             hot.append((epoch, {f"{base}/{mine[-1]}", f"{base}/{mine[-1] + 1}"}))
-    with ingest.open(uri, settings=SETTINGS) as table:
+    with memwal.open(uri, settings=SETTINGS) as table:
         found = names(table)
         newest = found.pop(0)
         assert acked <= set(found) <= tried
@@ -206,7 +206,7 @@ def test_a_read_sees_what_anybody_acknowledged_before_it_or_fails(
     newer.put(made.rows([3], 1))
     newer.delete([4])
     for read in (lambda: older.get([3, 4], level=level), lambda: older.count(level=level)):
-        with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+        with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
             read()
     assert older.count(level="committed") == 10
     assert [row["name"] for row in newer.get([3, 4], ["name"], level=level).to_pylist()] == ["row 3 v1"]
@@ -217,7 +217,7 @@ def test_an_owner_that_is_closed_is_not_waited_for(open_small: Callable[..., Any
     with open_small(regions=1, wal={"read_lease": "30s"}) as table:
         table.put(made.rows(range(3)))
         assert table.count() == 3
-    with ingest.open(uri, settings=settings) as table:
+    with memwal.open(uri, settings=settings) as table:
         began = time.monotonic()
         table.put(made.rows([3]))
         assert time.monotonic() - began < 25  # else it waits 33 s

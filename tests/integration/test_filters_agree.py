@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ingest
-from ingest.errors import Invalid
-from memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
+import memwal
+from memwal.ingest.errors import Invalid
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
 
 DEEP = pa.struct([("i", pa.int64()), ("s", pa.string())])
 FIELDS = pa.struct([("i", pa.int64()), ("s", pa.string()), ("b", pa.bool_()), ("g", pa.float32()), ("deep", DEEP)])
@@ -150,7 +150,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Any,
     rows = [{"id": n, **{field.name: chosen(rng, field.type) for field in list(SCHEMA)[1:]}} for n in range(60)]
     found, path = [], tmp_path_factory.mktemp("levels")
     for level in LEVELS:
-        table = ingest.open(path / level, schema=SCHEMA, key="id", regions=2, settings={"commit": {"interval": 0}})
+        table = memwal.open(path / level, schema=SCHEMA, key="id", regions=2, settings={"commit": {"interval": 0}})
         table.put(pa.Table.from_pylist(rows, schema=SCHEMA))
         if level in ("committed", "flushed"):
             table.flush()

@@ -17,14 +17,13 @@ import lance
 import pytest
 from lance.fragment import LanceFragment
 
-import flush
-import ingest
-import wal
-from ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
-from ingest.table.stored import StoredTable
+import memwal
+from memwal import flush, wal
+from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+from memwal.ingest.table.stored import StoredTable
+from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import ROOT
-from wal.layout import parse_sst_dir, region_prefix
 
 REGION = wal.bucket_region(0)
 ROUNDS = 7
@@ -56,7 +55,7 @@ def collected(uri: str, *, sst_age: float) -> TableGarbage:
 
 def filled(uri: str, made: Any) -> None:
     """Ten entries in two SSTs, of which the first is committed, then two entries that are not flushed."""
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         for number in range(5):
             table.put(made.rows([number]))
         table.flush()
@@ -94,7 +93,7 @@ def test_the_command_says_first_and_deletes_then(
     assert (region["ssts"]["committed"], region["ssts"]["listed"]) == (1, 1)
     again = memwal("gc", str(path))
     assert "deleted 0 WAL entries, 0 SSTs, 0 abandoned SSTs, 0 orphan files: 0 bytes" in again.out
-    with ingest.open(uri, settings=BY_HAND) as table:
+    with memwal.open(uri, settings=BY_HAND) as table:
         assert table.count() == 12
 
 
@@ -105,7 +104,7 @@ def test_young_garbage_stays_by_default(uri: str, made: Any, tmp_path: Path, mem
 
 
 def test_an_open_table_collects_regions_that_fell_away_in_a_shrink(uri: str, made: Any) -> None:
-    with ingest.open(uri, schema=made.schema, key="id", regions=4, settings=BY_HAND) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=4, settings=BY_HAND) as table:
         for number in range(5):
             table.put(made.rows(range(number, number + 20)))
         table.flush()
@@ -115,7 +114,7 @@ def test_an_open_table_collects_regions_that_fell_away_in_a_shrink(uri: str, mad
     gone = [str(region) for region in base.regions[2:]]
     before = [key for key in store.list("_mem_wal/") if any(region in key for region in gone)]
     assert any(parse_sst_dir(key.split("/")[2]) for key in before)
-    with ingest.open(uri, settings=BY_HAND) as table:
+    with memwal.open(uri, settings=BY_HAND) as table:
         table.upkeep.collect(Ages(wal=0.0, sst=0.0, orphan=604_800.0))
         assert table.count() == 24
     left = [key for key in store.list("_mem_wal/") if any(region in key for region in gone)]
@@ -132,8 +131,8 @@ def test_no_table_is_one_line(uri: str, tmp_path: Path, memwal: Callable[..., An
 
 
 def test_an_orphan_age_that_could_hit_a_commit_under_way_is_refused(uri: str, made: Any) -> None:
-    with pytest.raises(ingest.Invalid, match=r"orphan_age_min.*at least \"1d\""):
-        ingest.open(uri, schema=made.schema, key="id", settings={"gc": {"orphan_age_min": "23h"}})
+    with pytest.raises(memwal.Invalid, match=r"orphan_age_min.*at least \"1d\""):
+        memwal.open(uri, schema=made.schema, key="id", settings={"gc": {"orphan_age_min": "23h"}})
 
 
 def test_the_last_line_has_the_sum_of_everything() -> None:
@@ -180,7 +179,7 @@ def test_an_open_table_keeps_few_directories_and_reads_right_at_every_level(
                     wrong.append(f"{level}: {rows} rows after {seen.get(level)}")
                 seen[level] = rows
 
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, storage_options=options, settings=settings) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, storage_options=options, settings=settings) as table:
         looking = threading.Thread(target=look)
         looking.start()
         try:
@@ -199,13 +198,13 @@ def test_an_open_table_keeps_few_directories_and_reads_right_at_every_level(
         for level in ("latest", "durable"):
             found = table.scan(["id", "name"], level=level)
             assert dict(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True)) == expected
-    with ingest.open(uri, storage_options=options, settings=BY_HAND) as again:
+    with memwal.open(uri, storage_options=options, settings=BY_HAND) as again:
         assert again.count() == ROUNDS + 1
 
 
 def test_an_open_table_collects_by_itself(uri: str, made: Any, wait_until: Callable[..., Any]) -> None:
     settings = {"commit": {"interval": "0s"}, "gc": {"interval": "50ms", "wal_age_min": "0s", "sst_age_min": "0s"}}
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=settings) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=settings) as table:
         for number in range(10):
             table.put(made.rows([number]))
         table.flush()
@@ -215,7 +214,7 @@ def test_an_open_table_collects_by_itself(uri: str, made: Any, wait_until: Calla
         wait_until(lambda: ssts(uri) == [])
         table.put(made.rows([10]))
         assert table.count() == 11
-    with ingest.open(uri, settings=BY_HAND) as again:
+    with memwal.open(uri, settings=BY_HAND) as again:
         assert again.count() == 11
 
 
@@ -225,7 +224,7 @@ def test_an_open_table_collects_by_itself(uri: str, made: Any, wait_until: Calla
 def test_a_reader_that_holds_an_older_view_still_reads_within_the_grace_time(uri: str, made: Any) -> None:
     """It took manifest and base when the rows were flushed only; then they are committed, pruned and looked at by gc.
     The SST is older than the grace time, and so is the base version: what counts is when that was superseded."""
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
         table.flush()
         manifest = wal.ManifestStore(wal.open_store(uri), REGION).latest()
@@ -245,7 +244,7 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
     uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between opening the base and reading the SST it sleeps while the SST is committed and deleted."""
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
         table.flush()
         store = wal.open_store(uri)
@@ -258,8 +257,8 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
                 assert collected(uri, sst_age=0.0).committed == 1
             return load(*arguments)
 
-        load = ingest.read.reader.load_sst
-        monkeypatch.setattr("ingest.read.reader.load_sst", sleepy)
+        load = memwal.ingest.read.reader.load_sst
+        monkeypatch.setattr("memwal.ingest.read.reader.load_sst", sleepy)
         stored = StoredTable(flush.BaseTable.open(uri), store)
         assert stored.scan(["id"], level="flushed")["id"].to_pylist() == [1, 2]
         assert len(loads) == 1
@@ -270,10 +269,10 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
 _KILLED_BEFORE_IT_PUBLISHES = """
 import os, signal, sys
 import flush, ingest
-flusher = sys.modules["flush.sst.flusher"]
+flusher = sys.modules["memwal.flush.sst.flusher"]
 write = flusher.write_sst
 flusher.write_sst = lambda *args, **rest: (write(*args, **rest), os.kill(os.getpid(), signal.SIGKILL))
-table = ingest.open(sys.argv[1], settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}})
+table = memwal.open(sys.argv[1], settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}})
 table.flush()
 """
 
@@ -290,14 +289,14 @@ def killed_in_a_flush(uri: str) -> None:
 
 
 def test_what_a_killed_flush_left_goes_with_the_next_publication(uri: str, made: Any) -> None:
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
     killed_in_a_flush(uri)
     (left,) = ssts(uri)
     kept = collected(uri, sst_age=0.0)
     assert (kept.abandoned, kept.regions[0].ssts.unpublished) == (0, 1)
     assert ssts(uri) == [left]
-    with ingest.open(uri, settings=BY_HAND) as table:
+    with memwal.open(uri, settings=BY_HAND) as table:
         assert table.count() == 2
         table.flush()
         assert collected(uri, sst_age=0.0).abandoned == 1
@@ -314,12 +313,12 @@ def test_an_owner_collects_what_its_killed_predecessor_left_though_it_never_flus
     uri: str, made: Any, wait_until: Callable[..., Any]
 ) -> None:
     """Or a flush that always kills its process would fill the disk."""
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
     killed_in_a_flush(uri)
     assert len(ssts(uri)) == 1
     settings = {"commit": {"interval": "0s"}, "gc": {"interval": "50ms", "sst_age_min": "0s"}}
-    with ingest.open(uri, settings=settings) as table:
+    with memwal.open(uri, settings=settings) as table:
         wait_until(lambda: ssts(uri) == [])
         assert table.count() == 2
         table.flush()
@@ -336,7 +335,7 @@ def test_an_owner_collects_what_its_killed_predecessor_left_though_it_never_flus
 
 def test_orphan_files_on_s3(s3_table: tuple[str, dict[str, str]], made: Any) -> None:
     uri, options = s3_table
-    with ingest.open(uri, schema=made.schema, key="id", regions=1, storage_options=options, settings=BY_HAND) as table:
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, storage_options=options, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
         table.flush()
         table.commit()

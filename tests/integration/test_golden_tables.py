@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import ingest
-import wal
-from flush.verification.runner import verify_table
+import memwal
+from memwal import wal
+from memwal.flush.verification.runner import verify_table
 from tests.golden_tables import (
     ARCHIVES,
     CHANGED,
@@ -52,14 +52,14 @@ def by_id(table: pa.Table) -> list[dict[str, object]]:
 
 
 def test_every_level_is_read_from_storage(kind: Kind, uri: str) -> None:
-    table = ingest.open(uri, read_only=True)
+    table = memwal.open(uri, read_only=True)
     assert by_id(table.scan(level="committed")) == rows(COMMITTED).to_pylist()
     assert by_id(table.scan(level="flushed")) == [*rows(COMMITTED).to_pylist(), *rows(FLUSHED).to_pylist()]
     assert by_id(table.scan(level="durable")) == newest(kind)
 
 
 def test_the_next_owner_goes_on(kind: Kind, uri: str) -> None:
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert by_id(table.scan()) == newest(kind)
         assert not table.put(rows(LOGGED), token=TOKEN).applied
         if kind.key:

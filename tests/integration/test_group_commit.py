@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
-import wal
-from ingest.api.tokens import Receipt
-from ingest.daemon.service import FlightService
-from ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
-from ingest.region.write_queue import WriteQueue
+import memwal
+from memwal import wal
+from memwal.ingest.api.tokens import Receipt
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.region.write_queue import WriteQueue
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -32,19 +32,19 @@ HURRY = {"wal": {"put_timeout": "50ms", "retry_budget": "200ms"}}
 
 def _open(path: Path, **more: Any) -> Any:
     new = {} if (path / "t.lance").exists() else {"schema": SCHEMA, "key": "id", "regions": more.pop("regions", 1)}
-    return ingest.open(path / "t.lance", settings={**QUIET, **more}, **new)
+    return memwal.open(path / "t.lance", settings={**QUIET, **more}, **new)
 
 
 @pytest.fixture(params=["embedded", "flight"])
 def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
     """Turns a table into what the test calls: itself, or a client of a Flight service in front of it."""
-    monkeypatch.setattr("ingest.client.remote.ANSWER_TIMEOUT", 60.0)  # the service's own words are waited for
+    monkeypatch.setattr("memwal.ingest.client.remote.ANSWER_TIMEOUT", 60.0)  # the service's own words are waited for
     with ExitStack() as opened:
 
         def through_flight(table: Any) -> Any:
             service = FlightService(table, "grpc://127.0.0.1:0")
             opened.callback(service.shutdown)
-            return opened.enter_context(ingest.connect(f"grpc://127.0.0.1:{service.port}"))
+            return opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
 
         yield through_flight if request.param == "flight" else lambda table: table
 

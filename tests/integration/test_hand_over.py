@@ -18,12 +18,13 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import ShardWriter
 
-import ingest
-import wal
-from flush import BaseTable
-from ingest.settings.load import load
-from ingest.table.create import initialise
-from ingest.table.stored import StoredTable
+import memwal
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.create import initialise
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.stored import StoredTable
 from tests.lance_scan import scanned
 
 WIDTH = 4
@@ -63,21 +64,21 @@ class World:
     # ---- memwal --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def ours(self) -> Iterator[ingest.Table]:
+    def ours(self) -> Iterator[Table]:
         """The table opened by memwal: checked at its beginning and its end, closed without a flush."""
-        with ingest.open(self.uri, settings=ARROW) as table:
+        with memwal.open(self.uri, settings=ARROW) as table:
             self.check(table)
             self.check_epochs_rose()
             yield table
             self.check(table)
         self.check(StoredTable(self.base.latest(), self.store))
 
-    def put(self, table: ingest.Table, ids: Iterable[int], version: int, **arguments: Any) -> None:
+    def put(self, table: Table, ids: Iterable[int], version: int, **arguments: Any) -> None:
         rows = self.rows(ids, version)
         if table.put(rows, **arguments).applied:
             self.oracle |= by_id(rows.to_pylist())
 
-    def delete(self, table: ingest.Table, ids: Sequence[int]) -> None:
+    def delete(self, table: Table, ids: Sequence[int]) -> None:
         table.delete(self.keys(ids))
         self.forget(ids)
 
@@ -180,7 +181,7 @@ def by_id(rows: Iterable[Row]) -> dict[int, Row]:
 
 def created(uri: str, key: Sequence[str], regions: int) -> None:
     """By memwal."""
-    ingest.open(uri, schema=SCHEMA, key=list(key), regions=regions, settings=ARROW).close()
+    memwal.open(uri, schema=SCHEMA, key=list(key), regions=regions, settings=ARROW).close()
 
 
 def gapped(uri: str, first: str = "id") -> lance.LanceDataset:
@@ -267,12 +268,12 @@ def test_rows_are_the_same_at_each_hand_over(world: World) -> None:
 
 
 def test_the_one_who_is_fenced_is_told(world: World) -> None:
-    ours = ingest.open(world.uri, settings=ARROW)
+    ours = memwal.open(world.uri, settings=ARROW)
     world.put(ours, [1, 2], 1)
     writers = world.claim_theirs()
-    with pytest.raises(ingest.FencedError, match="was fenced by epoch"):
+    with pytest.raises(memwal.FencedError, match="was fenced by epoch"):
         ours.put(world.rows(range(40), 99))
-    with suppress(ingest.FencedError):
+    with suppress(memwal.FencedError):
         ours.close()
     world.their_put(writers, range(8), 2)
     with world.ours() as again:
@@ -293,10 +294,10 @@ def test_several_claims_of_each_in_a_row(world: World) -> None:
             with world.theirs() as writers:
                 world.their_put(writers, [step, 3], version + 1)
     with ExitStack() as claims:
-        deposed = claims.enter_context(ingest.open(world.uri, settings=ARROW))
+        deposed = claims.enter_context(memwal.open(world.uri, settings=ARROW))
         claims.enter_context(world.theirs())
         claims.enter_context(world.ours())
-        with pytest.raises(ingest.FencedError):
+        with pytest.raises(memwal.FencedError):
             deposed.scan()
 
 
@@ -334,7 +335,7 @@ def test_rows_that_shard_writer_left_in_the_log_before_the_table_was_adopted(uri
 def test_more_rows_than_shard_writer_opens_in_one_generation(uri: str) -> None:
     created(uri, ["id"], 1)
     region = str(wal.bucket_region(0))
-    with ingest.open(uri, settings=ARROW) as table:
+    with memwal.open(uri, settings=ARROW) as table:
         for start in (0, 60_000):
             ids = pa.array(range(start, start + 60_000), pa.int64())
             table.put(pa.table({"id": ids, "code": ids.cast(pa.string())}))
@@ -353,7 +354,7 @@ def test_shard_writer_that_sleeps_is_fenced_after_a_collection_however_large_its
         log = wal.WalAppender(world.store, region, claimed.guard, codec, claimed.next_position, ids, clock)
         return log.append(None, generation=1, applied=applied)
 
-    with patch("wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
+    with patch("memwal.wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
         ours({f"query {number:060}": 1 for number in range(2000)})
         sleeper = lance.dataset(uri).mem_wal_writer(str(region))
         newest = ours({"query": 1})
@@ -367,7 +368,7 @@ def test_shard_writer_that_sleeps_is_fenced_after_a_collection_however_large_its
 def test_shard_writer_replays_a_log_whose_map_is_in_snapshots(uri: str) -> None:
     created(uri, ["id"], 2)
     world = World(uri)
-    with patch("wal.applied._INLINE_MAX", 200):
+    with patch("memwal.wal.applied._INLINE_MAX", 200):
         for turn in range(3):
             with world.ours() as table:
                 for number in range(20):
@@ -385,21 +386,21 @@ def test_shard_writer_replays_a_log_whose_map_is_in_snapshots(uri: str) -> None:
 
 def test_a_setting_that_contradicts_the_table_is_refused(uri: str) -> None:
     created(uri, ["id"], 1)
-    with pytest.raises(ingest.Invalid, match=r'\[wal\] format = "lance" but the table at .* has "arrow"') as refused:
-        ingest.open(uri, settings={"wal": {"format": "lance"}})
+    with pytest.raises(memwal.Invalid, match=r'\[wal\] format = "lance" but the table at .* has "arrow"') as refused:
+        memwal.open(uri, settings={"wal": {"format": "lance"}})
     assert "\n" not in str(refused.value)
-    ingest.open(uri).close()  # the setting's default is for new tables
+    memwal.open(uri).close()  # the setting's default is for new tables
 
 
 def test_shard_writer_in_a_region_of_lance_entries_is_refused_before_anything_is_written(uri: str) -> None:
-    with ingest.open(uri, schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}) as table:
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}) as table:
         table.put([row(1, 1)])
     region = wal.bucket_region(0)
     writer = lance.dataset(uri).mem_wal_writer(str(region))
     writer.put(pa.Table.from_pylist([row(2, 1)], schema=lance.dataset(uri).schema))
     before = wal.ManifestStore(wal.open_store(uri), region).latest()
-    with pytest.raises(ingest.Corrupted, match=r"\.arrow format in a region whose entries are \.lance; .* stop that"):
-        ingest.open(uri)
+    with pytest.raises(memwal.Corrupted, match=r"\.arrow format in a region whose entries are \.lance; .* stop that"):
+        memwal.open(uri)
     assert wal.ManifestStore(wal.open_store(uri), region).latest() == before
 
 
@@ -407,6 +408,6 @@ def test_init_adopts_a_lance_table_in_the_format_of_the_setting(uri: str) -> Non
     lance.write_dataset(pa.table({"id": [1], "n": [1]}), uri)
     sections = {"table": {"uri": uri, "key": ["id"]}, "regions": {"count": 3}}
     assert init(uri, **sections) == "adopted (lance)"
-    with pytest.raises(ingest.Invalid, match='has "lance"'):
+    with pytest.raises(memwal.Invalid, match='has "lance"'):
         init(uri, **sections, wal={"format": "arrow"})
     assert init(uri, **sections) == "found"

@@ -17,12 +17,12 @@ from uuid import UUID
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import ingest
-from ingest.daemon.pages import DaemonPages
-from ingest.ops.http_server import HttpEdge, Page
-from ingest.ops.metrics import Scrape
-from ingest.rpc.connection import Connection
-from ingest.rpc.guard import Guard
+import memwal
+from memwal.ingest.daemon.pages import DaemonPages
+from memwal.ingest.ops.http_server import HttpEdge, Page
+from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.rpc.connection import Connection
+from memwal.ingest.rpc.guard import Guard
 from tests import fault_proxy as faults
 from tests.conftest import small_sections, toml
 
@@ -67,7 +67,7 @@ def daemon(start: Callable[..., Any]) -> Callable[..., tuple[Any, str, str]]:
     """Starts `memwal serve CONFIG` with `daemon.http_port` set; returns the process, its endpoint and the URL."""
 
     def serve(config: Path, env: Mapping[str, str | None] | None = None) -> tuple[Any, str, str]:
-        running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=env)
+        running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=env)
         url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
         return running, running.line_with("serving").rsplit(" ", 1)[1], url
 
@@ -86,7 +86,7 @@ def test_metrics_move_with_puts_flushes_and_commits(
     _, endpoint, url = daemon(config)
     assert fetch(f"{url}/health/livez") == (200, '{"alive": true}\n')
     assert reasons(url) == []
-    table = ingest.connect(endpoint)
+    table = memwal.connect(endpoint)
     for _ in range(2):
         table.put(made.rows(range(12)), token="loader:1")
     table.delete([3, 4])
@@ -128,11 +128,11 @@ def test_a_daemon_that_was_fenced_is_alive_and_not_ready(
     small_config: Callable[..., Path], daemon: Callable[..., Any], made: Any, open_small: Callable[..., Any]
 ) -> None:
     _, endpoint, url = daemon(small_config(daemon={"http_port": 0, "claim_again": "1h"}, **QUIET))
-    table = ingest.connect(endpoint)
+    table = memwal.connect(endpoint)
     table.put(made.rows(range(8)))
     open_small(take_over=True)
     assert set(reasons(url)) == {"region_fenced"}, "at once, and not at the next write"
-    with pytest.raises(ingest.FencedError):
+    with pytest.raises(memwal.FencedError):
         table.put(made.rows(range(8)))
     assert set(reasons(url)) == {"region_fenced"}
     said = json.loads(fetch(f"{url}/health/readyz")[1])["reasons"][0]
@@ -148,7 +148,7 @@ def test_a_daemon_that_drains_says_so(
     running, endpoint, url = daemon(small_config(daemon={"http_port": 0, "drain_timeout": "5min"}, **QUIET))
     connection, rows = Connection(endpoint), made.table([0])
     region = connection.act("status")["regions"][0]["id"]
-    stream = connection.open_put(region, ingest.Token("query", 0), rows.schema)
+    stream = connection.open_put(region, memwal.Token("query", 0), rows.schema)
     stream.write(rows)
     running.process.send_signal(signal.SIGTERM)
     wait_until(lambda: reasons(url) == ["draining"])
@@ -169,7 +169,7 @@ def s3_daemon(s3_table_through_proxy: Any, tmp_path: Path, daemon: Callable[...,
     config.write_text(toml(sections))
     env = {"S3_KEY": options["access_key_id"], "S3_SECRET": options["secret_access_key"]}
     _, endpoint, url = daemon(config, env)
-    return ingest.connect(endpoint), url
+    return memwal.connect(endpoint), url
 
 
 def test_readiness_follows_storage(
@@ -224,7 +224,7 @@ def test_a_daemon_is_not_ready_before_it_has_its_regions(edge: Callable[..., str
 def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
     edge: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.ops.http_server.PATIENCE", 0.2)
+    monkeypatch.setattr("memwal.ingest.ops.http_server.PATIENCE", 0.2)
     going, begun = threading.Event(), []
 
     def hanging() -> Page:
@@ -257,5 +257,5 @@ def test_slow_readers_harm_nobody(edge: Callable[..., str]) -> None:
 
 def test_a_port_that_is_taken_is_told_in_one_line(edge: Callable[..., str]) -> None:
     taken = int(edge({}).rsplit(":", 1)[1])
-    with pytest.raises(ingest.Invalid, match=rf"daemon\.http_port: cannot listen on 127\.0\.0\.1:{taken}"):
+    with pytest.raises(memwal.Invalid, match=rf"daemon\.http_port: cannot listen on 127\.0\.0\.1:{taken}"):
         HttpEdge("127.0.0.1", taken, {}, Guard(), setting="daemon.http_port")

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
-from ingest.daemon.service import FlightService
-from memtable import MemTable
+import memwal
+from memwal.ingest.daemon.service import FlightService
+from memwal.memtable import MemTable
 from tests.conftest import WIDTH, wait_until
 
 MODES = ("sync", "async")
@@ -62,7 +62,7 @@ def reached(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
         if request.param == "embedded":
             return table
         services.append(FlightService(table, "grpc://127.0.0.1:0"))
-        clients.append(ingest.connect(f"grpc://127.0.0.1:{services[-1].port}"))
+        clients.append(memwal.connect(f"grpc://127.0.0.1:{services[-1].port}"))
         return clients[-1]
 
     yield reach
@@ -116,7 +116,7 @@ def test_the_same_sequence_gives_the_same_answers(
         }
         found = seen[name] = []
         at = str(tmp_path / name)
-        table = ingest.open(at, schema=made.schema, key="id", regions=1, indexes=TRAIN_ROWS, settings=settings)
+        table = memwal.open(at, schema=made.schema, key="id", regions=1, indexes=TRAIN_ROWS, settings=settings)
         through = reached(table)
         for step in range(8):
             through.put(made.table(range(step * 90, step * 90 + 180), step), durable=bool(step % 2))
@@ -129,7 +129,7 @@ def test_the_same_sequence_gives_the_same_answers(
             wait_until(lambda table=table: unindexed(table) == 0)
             found.append(answers(through, queries))
             table.close()
-            with ingest.open(at, settings=settings) as again:
+            with memwal.open(at, settings=settings) as again:
                 assert answers(again, queries) == found[-1]
         else:
             assert unindexed(table) > 0
@@ -204,7 +204,7 @@ def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
 ) -> None:
     others = list(threading.enumerate())  # of tests before this one
     settings = {"commit": {"interval": "0s"}}
-    with ingest.open(tmp_path / "plain", schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings):
+    with memwal.open(tmp_path / "plain", schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings):
         assert threads("indexer", others), "of keys"
     assert threads("indexer", others) == []
     table = open_small(str(tmp_path / "sync"), memtable={"index_mode": "sync"})
@@ -233,7 +233,7 @@ def test_the_indexer_ends_with_a_region_that_was_fenced(open_small: Callable[...
     older = open_small(regions=1)
     older.put(made.table([1]))
     newer = open_small()
-    with pytest.raises(ingest.FencedError):
+    with pytest.raises(memwal.FencedError):
         older.put(made.table([2]))
     wait_until(lambda: len(threads("indexer", others)) == 1)
     newer.put(made.table([3]))
@@ -326,7 +326,7 @@ def test_memtables_begin_with_the_model_of_the_base_table(
 def test_a_model_that_cannot_be_read_is_told_and_done_without(
     open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from flush import BaseTable
+    from memwal.flush import BaseTable
 
     def broken(_: BaseTable) -> Any:
         raise OSError("half of an index")
@@ -344,7 +344,7 @@ def test_a_model_that_cannot_be_read_is_told_and_done_without(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_waits_is_told(mode: str, open_small: Callable[..., Any], made: Any, gate: Gate) -> None:
-    from ingest.daemon.pages import TableCollector
+    from memwal.ingest.daemon.pages import TableCollector
 
     if mode == "async":
         gate.close()
@@ -355,5 +355,5 @@ def test_what_waits_is_told(mode: str, open_small: Callable[..., Any], made: Any
 
 
 def test_an_unknown_mode_is_refused(uri: str, made: Any) -> None:
-    with pytest.raises(ingest.Invalid, match="index_mode"):
-        ingest.open(uri, schema=pa.schema(made.schema), key="id", settings={"memtable": {"index_mode": "later"}})
+    with pytest.raises(memwal.Invalid, match="index_mode"):
+        memwal.open(uri, schema=pa.schema(made.schema), key="id", settings={"memtable": {"index_mode": "later"}})

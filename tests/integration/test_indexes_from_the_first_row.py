@@ -10,7 +10,7 @@ import lance
 import numpy as np
 import pytest
 
-from flush.commits.index_catchup import PQ_ROWS_MIN
+from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
 from tests.conftest import WORDS, Made
 
 NAMES = {"vector_idx", "body_idx", "price_idx"}

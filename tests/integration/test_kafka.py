@@ -15,9 +15,9 @@ from typing import Any
 import lance
 import pytest
 
-from ingest.source.columns import DELETE, PROBLEM
-from ingest.source.kafka.stream import rows_of
-from ingest.spark.session import configuration, start_session
+from memwal.ingest.source.columns import DELETE, PROBLEM
+from memwal.ingest.source.kafka.stream import rows_of
+from memwal.ingest.spark.session import configuration, start_session
 from tests.conftest import ROOT, toml
 from tests.kafka_records import kafka_settings, mapping_of
 from tests.kafka_server import KafkaServer, Record
@@ -129,7 +129,7 @@ def test_a_broker_that_is_down_loses_nothing(
     kafka.produce(flights.topic, [sent(id) for id in range(100)])
     (port,) = free_ports(1)
     env = {"MEMWAL__SINK__HTTP_PORT": str(port)}
-    running = start([sys.executable, "-m", "ingest.cli.app", "run", str(flights.config)], env=env)
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(flights.config)], env=env)
     running.line_with("streaming")
     running.line_with(": 100 rows in")
     kafka.stop()

@@ -12,14 +12,13 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush
-import flush.commits.committer
-import flush.sst.data
-import ingest
-from ingest.errors import Internal, MemWalError, Unavailable
+import memwal
+import memwal.flush.commits.committer
+import memwal.flush.sst.data
+from memwal.ingest.errors import Internal, MemWalError, Unavailable
+from memwal.wal import LanceCodec, LocalStore, SsTable, bucket_region
+from memwal.wal.panics import RustPanic, as_exception, panics_as_errors
 from tests.conftest import wait_until
-from wal import LanceCodec, LocalStore, SsTable, bucket_region
-from wal.panics import RustPanic, as_exception, panics_as_errors
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 QUICK = {"commit": {"interval": 0}, "wal": {"put_timeout": "500ms", "retry_budget": "500ms"}}
@@ -38,7 +37,7 @@ def rows(*ids: int) -> list[dict[str, Any]]:
 
 
 def opened(path: Path, **more: Any) -> Any:
-    return ingest.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, settings={**QUICK, **more})
+    return memwal.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, settings={**QUICK, **more})
 
 
 def test_a_panic_is_an_error_and_an_interrupt_stays_one() -> None:
@@ -59,7 +58,7 @@ def test_a_flush_that_panics_says_why_and_everything_else_goes_on(
     with opened(tmp_path) as table:
         table.put(rows(1, 2))
         with monkeypatch.context() as broken:
-            broken.setattr(flush.sst.data.lance, "write_dataset", panics)
+            broken.setattr(memwal.flush.sst.data.lance, "write_dataset", panics)
             with pytest.raises(Unavailable, match="PanicException: assertion failed: end <= self"):
                 table.flush()
             (region,) = table.status()["regions"]
@@ -81,7 +80,7 @@ def test_a_flush_that_panics_says_why_and_everything_else_goes_on(
 
 
 def test_a_table_whose_flushes_panic_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush.sst.data.lance, "write_dataset", panics_for_ssts(lance.write_dataset))
+    monkeypatch.setattr(memwal.flush.sst.data.lance, "write_dataset", panics_for_ssts(lance.write_dataset))
     with opened(tmp_path, memtable={"rows_max": 10}) as table:
         table.put(rows(*range(25)))
     for first in (100, 200):
@@ -118,7 +117,7 @@ def test_a_commit_that_panics_is_one_of_the_six_kinds_and_the_next_one_does_it(
         table.flush()
         for place in ("upsert_pass", "catch_up", "sync_table"):
             with monkeypatch.context() as broken:
-                broken.setattr(flush.commits.committer, place, panics)
+                broken.setattr(memwal.flush.commits.committer, place, panics)
                 with pytest.raises(Internal, match="PanicException: assertion failed"):
                     table.commit()
         table.commit()
@@ -147,19 +146,19 @@ def test_a_read_that_panics_is_one_of_the_six_kinds(tmp_path: Path, monkeypatch:
 def test_an_sst_over_which_lance_panics_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t").mkdir()
     store = LocalStore(str(tmp_path / "t"))
-    monkeypatch.setattr(flush.sst.data.lance, "dataset", panics)
-    with pytest.raises(flush.sst.files.Corrupt, match=r"cannot be read \(PanicException: assertion failed"):
-        flush.read_sst(store, bucket_region(0), SsTable(1, "0a1b2c3d_gen_1"))
+    monkeypatch.setattr(memwal.flush.sst.data.lance, "dataset", panics)
+    with pytest.raises(memwal.flush.sst.files.Corrupt, match=r"cannot be read \(PanicException: assertion failed"):
+        memwal.flush.read_sst(store, bucket_region(0), SsTable(1, "0a1b2c3d_gen_1"))
 
 
 def test_a_thread_of_a_daemon_answers_with_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a Flight handler raises that is no Exception, gRPC would turn into a text without a kind."""
-    from ingest.daemon.service import FlightService
+    from memwal.ingest.daemon.service import FlightService
 
     with opened(tmp_path) as table:
         service = FlightService(table, "grpc://127.0.0.1:0")
         try:
-            with ingest.connect(f"grpc://127.0.0.1:{service.port}") as client:
+            with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
                 with monkeypatch.context() as broken:
                     broken.setattr(type(table), "status", panics)
                     with pytest.raises(Internal, match="PanicException: assertion failed"):

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, LsmVectorSearchPlanner, ShardSnapshot
 
-import flush
-from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
-from tests.lance_scan import snapshots
-from wal import (
+from memwal import flush
+from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from memwal.wal import (
     LanceCodec,
     LocalStore,
     ManifestStore,
@@ -25,6 +24,7 @@ from wal import (
     bucket_region,
     claim,
 )
+from tests.lance_scan import snapshots
 
 BUCKETS, WIDTH = 3, 8
 SCHEMA = pa.schema(

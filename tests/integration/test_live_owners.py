@@ -14,9 +14,9 @@ from typing import Any
 import lancedb
 import pytest
 
-import ingest
-import wal
-from ingest.rpc import owner_notes as owners
+import memwal
+from memwal import wal
+from memwal.ingest.rpc import owner_notes as owners
 
 SETTINGS = {"commit": {"interval": "0s"}}
 
@@ -32,18 +32,18 @@ def test_a_daemon_that_serves_is_not_fenced_by_a_program(
     small_config: Callable[..., Path], serve: Callable[[Path], Any], made: Any, uri: str
 ) -> None:
     _, endpoint = serve(small_config())
-    with ingest.connect(endpoint) as table:
+    with memwal.connect(endpoint) as table:
         table.put(made.rows(range(4)))
         before = epochs(uri)
         with pytest.raises(
-            ingest.Unavailable, match=r"served by grpc://.*: use connect\(\), or take_over=True"
+            memwal.Unavailable, match=r"served by grpc://.*: use connect\(\), or take_over=True"
         ) as told:
-            ingest.open(uri, settings=SETTINGS)
+            memwal.open(uri, settings=SETTINGS)
         assert told.value.details == {"reason": "served", "endpoint": endpoint}
         assert len(str(told.value).splitlines()) == 1
         assert epochs(uri) == before, "nothing was claimed"
         table.put(made.rows([5]))
-    with ingest.open(uri, settings=SETTINGS, take_over=True) as taken:
+    with memwal.open(uri, settings=SETTINGS, take_over=True) as taken:
         assert taken.count() == 5
         assert epochs(uri) == [epoch + 1 for epoch in before]
 
@@ -55,10 +55,10 @@ def test_a_table_that_is_open_in_another_program_is_not_fenced(
     process.line_with("ready")
     process.tell("go")
     process.line_with('"ack": 2}')
-    with pytest.raises(ingest.Unavailable, match=rf"opened by process {process.process.pid} on .*take_over=True"):
-        ingest.open(uri, settings=SETTINGS)
+    with pytest.raises(memwal.Unavailable, match=rf"opened by process {process.process.pid} on .*take_over=True"):
+        memwal.open(uri, settings=SETTINGS)
     process.kill()
-    with ingest.open(uri, settings=SETTINGS) as table:
+    with memwal.open(uri, settings=SETTINGS) as table:
         assert table.count() >= 2, "what a crash left is claimed without a flag"
 
 
@@ -70,7 +70,7 @@ def test_a_table_that_was_closed_is_free(script: Callable[..., Any], uri: str) -
     process.tell("stop")
     assert process.wait() == 0
     assert not list(Path(uri).glob("_mem_wal/*/owner.json"))
-    ingest.open(uri, settings=SETTINGS).close()
+    memwal.open(uri, settings=SETTINGS).close()
 
 
 def test_the_same_process_opens_its_table_again(open_small: Callable[..., Any], made: Any) -> None:
@@ -86,10 +86,10 @@ def test_a_daemon_that_ends_or_was_killed_is_followed_at_once(
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
-    with ingest.connect(endpoint) as table:
+    with memwal.connect(endpoint) as table:
         table.put(made.rows(range(4)))
     os.kill(running.process.pid, stop)  # and not waited for
-    with ingest.open(uri, settings=SETTINGS) as table:
+    with memwal.open(uri, settings=SETTINGS) as table:
         assert table.count() == 4
 
 
@@ -99,9 +99,9 @@ def test_what_a_program_on_another_machine_holds_is_not_taken(open_small: Callab
     there = {"host": "elsewhere", "machine": "m", "boot": "b", "space": "s", "pid": 12, "started": "1"}
     for region in wal.regions(store):
         store.put(f"_mem_wal/{region}/owner.json", json.dumps({"epoch": 1, "daemon": False, "process": there}).encode())
-    with pytest.raises(ingest.Unavailable, match=r"opened by process 12 on elsewhere .*cannot be asked from here"):
-        ingest.open(uri, settings=SETTINGS)
-    ingest.open(uri, settings=SETTINGS, take_over=True).close()
+    with pytest.raises(memwal.Unavailable, match=r"opened by process 12 on elsewhere .*cannot be asked from here"):
+        memwal.open(uri, settings=SETTINGS)
+    memwal.open(uri, settings=SETTINGS, take_over=True).close()
 
 
 def test_a_note_without_an_endpoint_is_no_daemons(script: Callable[..., Any], uri: str) -> None:
@@ -123,7 +123,7 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
 ) -> None:
     config = small_config()
     _first, endpoint = serve(config)
-    with ingest.connect(endpoint) as table:
+    with memwal.connect(endpoint) as table:
         table.put(made.rows(range(4)))
     before = epochs(uri)
     second = memwal("serve", config)
@@ -132,11 +132,11 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
     assert f"served by {endpoint}" in second.error_lines[0]
     assert "memwal serve --take-over" in second.error_lines[0]
     assert epochs(uri) == before, "nothing was claimed"
-    third = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config), "--take-over"])
+    third = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config), "--take-over"])
     taken = third.line_with("serving").rsplit(" ", 1)[1]
     assert taken != endpoint
     assert any("taking over what is served by" in line for line in third.errors)
-    with ingest.connect(taken) as table:
+    with memwal.connect(taken) as table:
         assert table.count() == 4
     assert epochs(uri) == [epoch + 1 for epoch in before]
 
@@ -159,7 +159,7 @@ def test_a_step_of_the_command_line_fences_no_program(
 
 def serving(uri: str, endpoint: str) -> bool:
     """Whether the daemon at `endpoint` owns every region by the newest epoch."""
-    with suppress(ingest.MemWalError), ingest.connect(endpoint) as client:
+    with suppress(memwal.MemWalError), memwal.connect(endpoint) as client:
         return sorted(client.identity["epochs"].values()) == sorted(epochs(uri))
     return False
 
@@ -173,14 +173,14 @@ def test_a_daemon_claims_again_what_a_writer_that_has_gone_took(
     wait_until: Callable[..., Any],
 ) -> None:
     _, endpoint = serve(small_config(daemon={"claim_again": "200ms"}))
-    with ingest.connect(endpoint) as client:
+    with memwal.connect(endpoint) as client:
         client.put(made.rows(range(4)), token="loader:1")
         with open_small(take_over=True) as thief:
             thief.put(made.rows([2], 1))
-            with pytest.raises(ingest.FencedError):
+            with pytest.raises(memwal.FencedError):
                 client.put(made.rows(range(4), 2), token="loader:2")
     wait_until(lambda: serving(uri, endpoint))
-    with ingest.connect(endpoint) as client:
+    with memwal.connect(endpoint) as client:
         client.put(made.rows(range(4, 6)), token="loader:3")
         found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).to_pylist()}
     assert found == {id: f"row {id} v{int(id == 2)}" for id in range(6)}
@@ -208,7 +208,7 @@ def test_a_lancedb_merge_insert_fences_the_daemon_for_a_while_only(
         wal={"format": "arrow"}, daemon={"claim_again": "200ms"}, table={"indexes": {}}, regions={"count": 1}
     )
     _, endpoint = serve(config)
-    with ingest.connect(endpoint) as client:
+    with memwal.connect(endpoint) as client:
         client.put(made.rows(range(4)))
         client.flush()
     theirs = lancedb.connect(str(Path(uri).parent)).open_table(Path(uri).stem)
@@ -218,7 +218,7 @@ def test_a_lancedb_merge_insert_fences_the_daemon_for_a_while_only(
     assert taken == [2], "it claimed the region"
     wait_until(lambda: serving(uri, endpoint))
     assert epochs(uri) == [3]
-    with ingest.connect(endpoint) as client:
+    with memwal.connect(endpoint) as client:
         client.put(made.rows([10]))
         found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).to_pylist()}
     assert found == {**{id: f"row {id} v0" for id in (0, 1, 3, 10)}, 2: "row 2 v1", 9: "row 9 v1"}

@@ -13,15 +13,15 @@ import lance
 import pytest
 from rich.console import Console
 
-import ingest
-from flush.history.actions import read_history
-from flush.verification.runner import verify_table
-from ingest.cli import log as cli_log
-from ingest.cli import verify as cli_verify
-from ingest.cli.app import main
-from ingest.settings.load import load
+import memwal
+from memwal.flush.history.actions import read_history
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.cli import log as cli_log
+from memwal.ingest.cli import verify as cli_verify
+from memwal.ingest.cli.app import main
+from memwal.ingest.settings.load import load
+from memwal.wal import open_store
 from tests.conftest import INDEXES, SCHEMA
-from wal import open_store
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
@@ -43,7 +43,7 @@ def fill(table: Any, made: Any) -> None:
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Path:
     path = tmp_path_factory.mktemp("filled") / "table.lance"
-    with ingest.open(path, schema=SCHEMA, key="id", indexes=INDEXES, regions=2, settings=QUIET) as table:
+    with memwal.open(path, schema=SCHEMA, key="id", indexes=INDEXES, regions=2, settings=QUIET) as table:
         fill(table, made)
     return path
 
@@ -200,7 +200,7 @@ def test_verify_shows_its_progress_on_a_terminal_alone(config: Path) -> None:
 def test_a_table_on_s3_is_clean_and_tells_its_history(s3_table: Any, made: Any) -> None:
     uri, options = s3_table
     arguments: dict[str, Any] = {"schema": SCHEMA, "key": "id", "indexes": {"price": "btree"}, "settings": QUIET}
-    with ingest.open(uri, regions=1, storage_options=options, **arguments) as table:
+    with memwal.open(uri, regions=1, storage_options=options, **arguments) as table:
         fill(table, made)
         store = open_store(uri, options)
         assert verify_table(store, uri, deep=True).findings == ()

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import ingest
-from ingest.daemon.service import FlightService
+import memwal
+from memwal.ingest.daemon.service import FlightService
 from tests.conftest import WIDTH
 
 CHEAP = pc.field("price") > 5
@@ -44,18 +44,18 @@ def tables(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Iterator[list
     """One table as it is in this process, through a daemon, and on storage."""
     uri = str(tmp_path_factory.mktemp("mistakes") / "t.lance")
     with ExitStack() as ends:
-        table = ends.enter_context(ingest.open(uri, schema=made.schema, key="id", indexes={"body": "fts"}))
+        table = ends.enter_context(memwal.open(uri, schema=made.schema, key="id", indexes={"body": "fts"}))
         service = FlightService(table, "grpc://127.0.0.1:0")
         ends.callback(service.shutdown)
-        client = ends.enter_context(ingest.connect(f"grpc://127.0.0.1:{service.port}"))
-        yield [table, client, ingest.open(uri, read_only=True)]
+        client = ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+        yield [table, client, memwal.open(uri, read_only=True)]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_form_of_a_table_says_how_it_is_written(name: str, tables: list[Any]) -> None:
     call, text = CALLS[name]
     for table in tables:
-        with pytest.raises(ingest.Invalid, match=text) as told:
+        with pytest.raises(memwal.Invalid, match=text) as told:
             call(table)
         assert len(str(told.value).splitlines()) == 1
 
@@ -77,7 +77,7 @@ def test_one_column_is_a_list_of_columns(tables: list[Any]) -> None:
     ],
 )
 def test_a_schema_in_any_of_its_forms(schema: Any, uri: str) -> None:
-    with ingest.open(uri, schema=schema, key="id") as table:
+    with memwal.open(uri, schema=schema, key="id") as table:
         assert [(field.name, field.type) for field in table.schema] == [("id", pa.int64()), ("name", pa.string())]
 
 
@@ -100,8 +100,8 @@ def test_a_schema_in_any_of_its_forms(schema: Any, uri: str) -> None:
 )
 def test_opening(arguments: dict[str, Any], text: str, uri: str, made: Any) -> None:
     given = {"uri": uri, "schema": made.schema, "key": "id", **arguments}
-    with pytest.raises(ingest.Invalid, match=text) as told:
-        ingest.open(**given)
+    with pytest.raises(memwal.Invalid, match=text) as told:
+        memwal.open(**given)
     assert len(str(told.value).splitlines()) == 1
     assert not Path(uri).exists()
 
@@ -110,5 +110,5 @@ def test_opening(arguments: dict[str, Any], text: str, uri: str, made: Any) -> N
     ("location", "arguments"), [(None, {}), (5, {}), ("grpc://h:1", {"tls_ca": 5}), ("grpc://h:1", {"tokn": "a"})]
 )
 def test_connecting(location: Any, arguments: dict[str, Any]) -> None:
-    with pytest.raises(ingest.Invalid):
-        ingest.connect(location, **arguments)
+    with pytest.raises(memwal.Invalid):
+        memwal.connect(location, **arguments)

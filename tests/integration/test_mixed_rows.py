@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-import ingest
-import wal
-from ingest.api.tokens import Token
-from ingest.errors import Invalid
-from memtable import TOMBSTONE
+import memwal
+from memwal import wal
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.errors import Invalid
+from memwal.memtable import TOMBSTONE
 
 SCHEMA = pa.schema(
     [
@@ -80,7 +80,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
     @initialize()
     def create(self) -> None:
         settings = {"commit": {"interval": "0s"}, "table": self.choices}
-        self.table = ingest.open(self.uri, schema=SCHEMA, key="k", regions=1, settings=settings)
+        self.table = memwal.open(self.uri, schema=SCHEMA, key="k", regions=1, settings=settings)
 
     @rule(ops=st.lists(OPS, min_size=1, max_size=10), whole=st.booleans())
     def send(self, ops: list[Op], whole: bool) -> None:
@@ -129,7 +129,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         old = self.table
         if not dies:
             old.close()
-        self.table = ingest.open(self.uri, settings={"commit": {"interval": "0s"}})
+        self.table = memwal.open(self.uri, settings={"commit": {"interval": "0s"}})
         if dies:  # fenced by now: whatever it does changes nothing
             old.close()
 
@@ -223,7 +223,7 @@ def test_streams_of_puts_and_deletes_are_what_one_row_after_the_other_is(rules: 
 def merging(tmp_path: Path) -> Any:
     rules = {"upsert": "merge"}
     settings = {"commit": {"interval": "0s"}, "table": rules}
-    with ingest.open(tmp_path / "t.lance", schema=SCHEMA, key="k", regions=1, settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", schema=SCHEMA, key="k", regions=1, settings=settings) as table:
         yield table
 
 
@@ -257,7 +257,7 @@ def test_a_delete_without_a_key_or_a_mark_that_is_none_is_refused_in_one_line(me
         merging.put_region(REGION, rows.set_column(4, TOMBSTONE, pa.array([1])), None)
     with pytest.raises(Invalid, match="key column 'k' is null in row 0"):
         merging.put_region(REGION, rows.set_column(0, "k", pa.nulls(1, pa.string())), None)
-    with ingest.open(tmp_path / "append.lance", schema=SCHEMA, key=(), regions=1) as appends:
+    with memwal.open(tmp_path / "append.lance", schema=SCHEMA, key=(), regions=1) as appends:
         with pytest.raises(Invalid, match="row 0 deletes, but the table has no key") as refused:
             appends.put_region(REGION, rows, None)
         assert len(str(refused.value).splitlines()) == 1

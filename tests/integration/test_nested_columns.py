@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import flush.sst.data
-import ingest
-from ingest.daemon.service import FlightService
+import memwal
+import memwal.flush.sst.data
+from memwal.ingest.daemon.service import FlightService
 
 INNER = pa.struct([("a", pa.int64()), ("text", pa.string()), ("yes", pa.bool_())])
 OUTER = pa.struct([("inner", INNER), ("x", pa.int32())])
@@ -49,7 +49,7 @@ def nested(first: int, count: int, pad: int = 0) -> pa.Table:
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memtable of 15,000 rows is handed to Lance in many slices, as one of some MiB is."""
-    monkeypatch.setattr(flush.sst.data, "SLICE_BYTES", 10_000)
+    monkeypatch.setattr(memwal.flush.sst.data, "SLICE_BYTES", 10_000)
 
 
 def by_id(table: Any, **read: Any) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def by_id(table: Any, **read: Any) -> list[dict[str, Any]]:
 def test_structs_inside_structs_are_flushed_from_slices(tmp_path: Path, wal_format: str) -> None:
     settings = {"commit": {"interval": 0}, "wal": {"format": wal_format}}
     rows = nested(0, 2_000)
-    with ingest.open(tmp_path / "t.lance", schema=NESTED, key="id", regions=1, settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", schema=NESTED, key="id", regions=1, settings=settings) as table:
         table.put(rows.slice(0, 1_500))
         table.put(rows.slice(1_000))  # superseded rows: another way into the SST
         table.flush()
@@ -70,7 +70,7 @@ def test_structs_inside_structs_are_flushed_from_slices(tmp_path: Path, wal_form
         table.flush()
         table.commit()
         assert by_id(table, level="committed") == rows.to_pylist()
-    with ingest.open(tmp_path / "t.lance", settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", settings=settings) as table:
         assert by_id(table) == rows.to_pylist()
         assert by_id(table, filter="doc.inner.a = 300") == [rows.to_pylist()[300]]
 
@@ -81,9 +81,9 @@ def test_structs_inside_structs_are_logged_in_parts(tmp_path: Path, wal_format: 
     settings = {"commit": {"interval": 0}, "wal": {"format": wal_format, "entry_size_max": "1MiB"}}
     rows = nested(0, 2_000, pad=1_000)
     assert rows.nbytes > 2 << 20
-    with ingest.open(tmp_path / "t.lance", schema=NESTED, key="id", regions=1, settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", schema=NESTED, key="id", regions=1, settings=settings) as table:
         table.put(rows)
-    with ingest.open(tmp_path / "t.lance", settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", settings=settings) as table:
         assert by_id(table) == rows.to_pylist()
         assert table.count("doc.inner.a >= 1000") == sum(
             (row["doc"] or {}).get("inner") is not None and row["id"] >= 1_000 for row in rows.to_pylist()
@@ -96,10 +96,10 @@ def test_structs_inside_structs_are_logged_in_parts(tmp_path: Path, wal_format: 
 @pytest.mark.usefixtures("small_slices")
 def test_structs_inside_structs_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key a commit reads an SST in batches, which are slices of Lance's pages."""
-    monkeypatch.setattr("flush.sst.files._BATCH_ROWS", 100)
+    monkeypatch.setattr("memwal.flush.sst.files._BATCH_ROWS", 100)
     rows = nested(0, 2_000)
     settings = {"commit": {"interval": 0}}
-    with ingest.open(tmp_path / "t.lance", schema=NESTED, key=(), regions=1, settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", schema=NESTED, key=(), regions=1, settings=settings) as table:
         table.put(rows)
         table.flush()
         table.commit()
@@ -149,11 +149,11 @@ def test_decimals_that_were_replayed_are_flushed(tmp_path: Path, wal_format: str
     settings = {"commit": {"interval": 0}, "wal": {"format": wal_format}}
     schema, count = pa.schema([PRICES.field("id"), PRICES.field(name)]), 0
     rows = prices(0, 14).select(schema.names)
-    with ingest.open(tmp_path / "t.lance", schema=schema, key="id", regions=1, settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", schema=schema, key="id", regions=1, settings=settings) as table:
         for more in (1, 2, 5, 6):
             table.put(rows.slice(count, more))
             count += more
-    with ingest.open(tmp_path / "t.lance", settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", settings=settings) as table:
         assert by_id(table) == rows.to_pylist()
         table.flush()
         assert by_id(table, level="flushed") == rows.to_pylist()
@@ -165,10 +165,10 @@ def test_decimals_that_were_replayed_are_flushed(tmp_path: Path, wal_format: str
 def test_decimals_come_through_a_daemon(tmp_path: Path, wal_format: str) -> None:
     settings = {"commit": {"interval": 0}, "wal": {"format": wal_format}}
     rows = prices(0, 200)
-    with ingest.open(tmp_path / "t.lance", schema=PRICES, key="id", regions=2, settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", schema=PRICES, key="id", regions=2, settings=settings) as table:
         service = FlightService(table, "grpc://127.0.0.1:0")
         try:
-            with ingest.connect(f"grpc://127.0.0.1:{service.port}") as client:
+            with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
                 for start in range(0, 200, 13):
                     client.put(rows.slice(start, 13))
                 dear = [row for row in rows.to_pylist() if (row["price"] or 0) >= 7]

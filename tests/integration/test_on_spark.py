@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import ingest
+import memwal
 from tests.cluster import ask
 from tests.conftest import Ran, Running, toml
 
@@ -43,7 +43,7 @@ def config(tmp_path: Path, uri: str) -> Callable[..., Path]:
 
 
 def serve(start: Callable[..., Running], config: Path, *options: str) -> Running:
-    return start([sys.executable, "-m", "ingest.cli.app", "serve", str(config), *options])
+    return start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config), *options])
 
 
 def endpoints_in(line: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_an_executor_that_is_killed_costs_no_acked_row_and_sigterm_drains_all_da
     assert other
     assert not one & other
     assert len(one | other) == REGIONS
-    with ingest.connect(before[0]) as table:
+    with memwal.connect(before[0]) as table:
         assert table.put(rows(range(100), 1)).applied
 
     next(executors(driver.process)).kill()
@@ -94,14 +94,14 @@ def test_an_executor_that_is_killed_costs_no_acked_row_and_sigterm_drains_all_da
     started += below(driver.process)
     assert len(after) == 2
     assert not set(before) & set(after)
-    with ingest.connect(after[1]) as table:
+    with memwal.connect(after[1]) as table:
         assert table.get([7, 99]).to_pylist() == rows(range(7, 100, 92), 1)
         table.put(rows(range(50), 2))
 
     driver.process.send_signal(signal.SIGTERM)
     assert driver.wait() == 0
     wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started))
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows(range(50), 2) + rows(
             range(50, 100), 1
         )
@@ -119,7 +119,7 @@ def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     landing.mkdir()
     path.write_text(path.read_text().replace("[source]", f'[source]\npath = "{landing}"'))
     write(landing / "1.parquet", range(100), 1)
-    running = start([sys.executable, "-m", "ingest.cli.app", "run", str(path)])
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(path)])
 
     def names() -> dict[int, str]:
         ran = memwal("query", path, "--format", "json", "--limit", "1000")
@@ -134,7 +134,7 @@ def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     assert names() == expected
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert {row["id"]: row["name"] for row in table.scan().to_pylist()} == expected
 
 

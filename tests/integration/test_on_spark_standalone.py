@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import ingest
+import memwal
 from tests.conftest import Ran, Running, toml
 from tests.s3_server import free_ports
 from tests.spark_cluster import HOSTS, SparkCluster, quick
@@ -52,7 +52,9 @@ def config(cluster: SparkCluster, tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def command(start: Callable[..., Running], tmp_path: Path) -> Callable[..., Running]:
     """Starts a command of memwal where its configuration lies."""
-    return lambda *words: start([sys.executable, "-m", "ingest.cli.app", *map(str, words)], cwd=tmp_path, env=TOKEN)
+    return lambda *words: start(
+        [sys.executable, "-m", "memwal.ingest.cli.app", *map(str, words)], cwd=tmp_path, env=TOKEN
+    )
 
 
 def rows(ids: range, version: int) -> list[dict[str, Any]]:
@@ -81,16 +83,16 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
     together = {"spark.cores.max": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
     driver = command("serve", config(spark=together), "--on-spark", "2")
     before = endpoints_in(driver.line_with("serving"))
-    assert [len(worker.running("ingest.daemon")) for worker in cluster.workers] == [1, 1]
+    assert [len(worker.running("memwal.ingest.daemon")) for worker in cluster.workers] == [1, 1]
     token = TOKEN["TABLE_TOKEN"]
-    with ingest.connect(before[0], token=token) as table:
+    with memwal.connect(before[0], token=token) as table:
         assert table.put(rows(range(100), 1)).applied
 
     cluster.workers[1].kill()
     after = endpoints_in(driver.line_with("serving"))
     assert len(after) == 2
     assert not set(before) & set(after)
-    with ingest.connect(after[1], token=token) as table:
+    with memwal.connect(after[1], token=token) as table:
         assert table.get([7, 99]).to_pylist() == rows(range(7, 100, 92), 1)
         table.put(rows(range(50), 2))
     cluster.add_worker(HOSTS[1])
@@ -98,7 +100,7 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
     driver.process.send_signal(signal.SIGTERM)
     assert driver.wait() == 0
     wait_until(lambda: not cluster.started_by_workers())
-    with ingest.open(str(tmp_path / "table.lance")) as table:
+    with memwal.open(str(tmp_path / "table.lance")) as table:
         found = sorted(table.scan().to_pylist(), key=lambda row: row["id"])
     assert found == rows(range(50), 2) + rows(range(50, 100), 1)
 
@@ -169,7 +171,7 @@ def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
     wait_until(lambda: not cluster.started_by_workers())
-    with ingest.open(str(tmp_path / "table.lance")) as table:
+    with memwal.open(str(tmp_path / "table.lance")) as table:
         assert sorted(table.scan().column("id").to_pylist()) == list(range(300))
     letters = memwal("dlq", "list", path, "--format", "json", cwd=tmp_path)
     assert json.loads(letters.out)["letters"] == 1

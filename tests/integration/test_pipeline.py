@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.errors import Invalid
-from ingest.pipeline.checkpoint import MARKER
-from ingest.pipeline.checks import check
-from ingest.settings.load import load
-from ingest.table.create import find_or_create
+from memwal.ingest.errors import Invalid
+from memwal.ingest.pipeline.checkpoint import MARKER
+from memwal.ingest.pipeline.checks import check
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.create import find_or_create
 
 
 def write_feed(directory: Path, *tables: pa.Table) -> str:
@@ -84,12 +84,12 @@ def test_the_daemon_killed_in_the_middle_costs_time_only(
     fed: Callable[..., Path], uri: str, start: Callable[..., Any]
 ) -> None:
     config = fed(feed_every="700ms")
-    running = start([sys.executable, "-m", "ingest.cli.app", "run", str(config), "--once"])
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config), "--once"])
     running.line_with("micro-batch")
     killed = []
     for child in psutil.Process(running.process.pid).children():
         with suppress(psutil.NoSuchProcess):  # some of Spark's live for a moment only
-            if "ingest.daemon" in " ".join(child.cmdline()):
+            if "memwal.ingest.daemon" in " ".join(child.cmdline()):
                 child.kill()
                 killed.append(child)
     assert len(killed) == 1
@@ -100,7 +100,7 @@ def test_the_daemon_killed_in_the_middle_costs_time_only(
 
 
 def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Callable[..., Any]) -> None:
-    running = start([sys.executable, "-m", "ingest.cli.app", "run", str(fed())])
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(fed())])
     running.line_with("micro-batch")
     below = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGTERM)

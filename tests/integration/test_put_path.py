@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 
 FEW, MANY = 100, 50_000
 A_ROW = {"async": 1, "sync": 4}
@@ -88,7 +88,7 @@ def test_the_put_path_has_no_loop_over_rows(key: str, mode: str, tmp_path: Path,
     most = A_ROW[mode] * (MANY - FEW)
     indexes = {"vector": "ivf_pq", "price": "btree"}
     schema, names = batch(0, 1, key).schema, key.split(",")
-    with ingest.open(tmp_path / "t.lance", schema=schema, key=names, indexes=indexes, settings=settings) as table:
+    with memwal.open(tmp_path / "t.lance", schema=schema, key=names, indexes=indexes, settings=settings) as table:
         table.put(batch(0, 5_000, key))  # imports, training of the vector index
         few, many = batch(10_000, FEW, key), batch(20_000, MANY, key)
         of_few = bytecodes.of(lambda: table.put(few))

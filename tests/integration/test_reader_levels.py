@@ -13,13 +13,12 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-import flush
-import wal
-from ingest.errors import Invalid
-from ingest.read.levels import OverTaken, RegionView
-from ingest.read.reader import Reader
-from ingest.read.stored import views_from_storage
-from memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from memwal import flush, wal
+from memwal.ingest.errors import Invalid
+from memwal.ingest.read.levels import OverTaken, RegionView
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.read.stored import views_from_storage
+from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 
 WIDTH = 8
 WORDS = ("archive", "network", "library", "python", "kernel", "font", "game")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import ingest
-from ingest.client.remote import RemoteTable
-from ingest.table.stored import StoredTable
+import memwal
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.table.stored import StoredTable
 from tests.conftest import INDEXES, SCHEMA
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -35,7 +35,7 @@ def test_every_level_of_a_table_that_is_open_elsewhere(
     writer = open_small()
     expected = layers(writer, made)
     before = tree(Path(uri))
-    with ingest.open(uri, read_only=True) as table:
+    with memwal.open(uri, read_only=True) as table:
         assert isinstance(table, StoredTable)
         assert {level: table.count(level=level) for level in LEVELS} == expected
         assert table.get([15], ["name"]).to_pylist() == [{"name": "row 15 v0"}]
@@ -52,20 +52,20 @@ def test_every_level_of_a_table_that_is_open_elsewhere(
 @pytest.mark.parametrize("call", [("put", []), ("delete", [1]), ("flush",), ("commit",)])
 def test_what_would_write_says_how(call: Any, open_small: Callable[..., Any], uri: str) -> None:
     open_small().close()
-    table = ingest.open(uri, read_only=True)
-    with pytest.raises(ingest.Invalid, match=rf"{call[0]}: the table at .* is read from storage only"):
+    table = memwal.open(uri, read_only=True)
+    with pytest.raises(memwal.Invalid, match=rf"{call[0]}: the table at .* is read from storage only"):
         getattr(table, call[0])(*call[1:])
 
 
 def test_arguments_are_checked_as_for_writing(open_small: Callable[..., Any], uri: str, tmp_path: Path) -> None:
     open_small().close()
-    with pytest.raises(ingest.Invalid, match="key"):
-        ingest.open(uri, key="name", read_only=True)
-    with pytest.raises(ingest.Invalid, match="take_over"):
-        ingest.open(uri, read_only=True, take_over=True)
+    with pytest.raises(memwal.Invalid, match="key"):
+        memwal.open(uri, key="name", read_only=True)
+    with pytest.raises(memwal.Invalid, match="take_over"):
+        memwal.open(uri, read_only=True, take_over=True)
     absent = tmp_path / "absent.lance"
-    with pytest.raises(ingest.Invalid, match=r"absent\.lance"):
-        ingest.open(absent, schema=SCHEMA, key="id", indexes=INDEXES, read_only=True)
+    with pytest.raises(memwal.Invalid, match=r"absent\.lance"):
+        memwal.open(absent, schema=SCHEMA, key="id", indexes=INDEXES, read_only=True)
     assert not absent.exists()
 
 
@@ -74,7 +74,7 @@ def test_daemons_are_found_by_the_address_of_the_table(
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
-    with ingest.connect(uri) as table:
+    with memwal.connect(uri) as table:
         assert isinstance(table, RemoteTable)
         assert table.endpoint == endpoint
         table.put(made.rows(range(3)), durable=False)
@@ -88,22 +88,22 @@ def test_daemons_are_found_by_the_address_of_the_table(
 def test_nobody_serves_it(open_small: Callable[..., Any], made: Any, uri: str) -> None:
     with open_small() as writer:
         expected = layers(writer, made)
-        with pytest.raises(ingest.Unavailable, match=r"no daemon serves .*opened by process .*fallback=\"durable\""):
-            ingest.connect(uri)
-        with closing(ingest.connect(uri, fallback="durable")) as table:
+        with pytest.raises(memwal.Unavailable, match=r"no daemon serves .*opened by process .*fallback=\"durable\""):
+            memwal.connect(uri)
+        with closing(memwal.connect(uri, fallback="durable")) as table:
             assert isinstance(table, StoredTable)
             assert {level: table.count(level=level) for level in LEVELS} == expected
-    with pytest.raises(ingest.Unavailable, match=r"no daemon serves .*: start `memwal serve`"):
-        ingest.connect(uri)
+    with pytest.raises(memwal.Unavailable, match=r"no daemon serves .*: start `memwal serve`"):
+        memwal.connect(uri)
 
 
 def test_a_stale_note_is_not_believed(open_small: Callable[..., Any], made: Any, uri: str) -> None:
     writer = open_small()
     writer.put(made.rows(range(3)))
     writer.announce("grpc://127.0.0.1:1")
-    with pytest.raises(ingest.Unavailable, match=r"served by grpc://127\.0\.0\.1:1"):
-        ingest.connect(uri)
-    assert ingest.connect(uri, fallback="durable").count() == 3
+    with pytest.raises(memwal.Unavailable, match=r"served by grpc://127\.0\.0\.1:1"):
+        memwal.connect(uri)
+    assert memwal.connect(uri, fallback="durable").count() == 3
 
 
 def test_the_command_line_and_the_library_answer_alike(
@@ -112,7 +112,7 @@ def test_the_command_line_and_the_library_answer_alike(
     layers(open_small(), made)
     ran = memwal("query", small_config(), "--limit", "100", "--columns", "id", "--format", "json")
     told = sorted(row["id"] for row in json.loads(ran.out))
-    with ingest.connect(uri, fallback="durable") as table:
+    with memwal.connect(uri, fallback="durable") as table:
         assert told == sorted(table.scan(["id"])["id"].to_pylist()) == list(range(16))
 
 
@@ -127,5 +127,5 @@ def test_the_command_line_and_the_library_answer_alike(
     ],
 )
 def test_locations_that_are_none(location: str, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ingest.Invalid, match=text):
-        ingest.connect(location, **options)
+    with pytest.raises(memwal.Invalid, match=text):
+        memwal.connect(location, **options)

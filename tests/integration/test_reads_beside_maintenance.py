@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
-import wal
-from flush import BaseTable
-from ingest.table.stored import StoredTable
+import memwal
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.table.stored import StoredTable
 from tests.conftest import wait_until
 
 SECONDS = 60.0
@@ -211,7 +211,7 @@ def all_took_part(uri: str, table: Any, stored: StoredTable, notes: Notes, work:
 def test_no_read_misses_doubles_or_goes_back(tmp_path: Path) -> None:
     uri, notes = str(tmp_path / "t.lance"), Notes()
     indexes = {"vector": "ivf_pq", "body": "fts"}
-    with ingest.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=SETTINGS) as table:
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=SETTINGS) as table:
         stored = StoredTable(BaseTable.open(uri), wal.open_store(uri, {}))
         work = work_on(table, stored, notes)
         threads = [notes.thread(name, each) for name, each in work.items()]

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-import ingest
-from ingest.daemon.service import FlightService
-from ingest.rpc.wire import from_flight, pack
-from ingest.settings.load import load
-from ingest.table.embedded import Table
-from ingest.table.open import open_table
+import memwal
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.rpc.wire import from_flight, pack
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.open import open_table
 
 REGIONS = 4
 
@@ -54,7 +54,7 @@ def map_regions(owner: Table) -> list[Any]:
     return [writer.region for writer in owner.regions.writers]
 
 
-def reason(error: ingest.MemWalError) -> Any:
+def reason(error: memwal.MemWalError) -> Any:
     return error.details.get("reason")
 
 
@@ -99,14 +99,14 @@ def test_owners_together_answer_as_one_would(owners: tuple[Table, Table], made: 
 
 def test_a_row_of_a_region_elsewhere_is_refused_and_nothing_is_written(owners: tuple[Table, Table], made: Any) -> None:
     share(owners)
-    with pytest.raises(ingest.Unavailable) as refused:
+    with pytest.raises(memwal.Unavailable) as refused:
         owners[0].put(made.table(range(50)))
     assert reason(refused.value) == "not_owner"
     assert refused.value.details["region"] in map(str, map_regions(owners[1]))
     assert halves(owners)[0].count() == 0
-    with pytest.raises(ingest.Unavailable, match="ask its owner"):
+    with pytest.raises(memwal.Unavailable, match="ask its owner"):
         owners[0].scan()
-    with pytest.raises(ingest.Unavailable, match="ask its owner"):
+    with pytest.raises(memwal.Unavailable, match="ask its owner"):
         owners[0].only(map_regions(owners[1])).count()
 
 
@@ -120,7 +120,7 @@ def test_a_region_handed_over_takes_its_rows_along(owners: tuple[Table, Table], 
     one.put(lingering, durable=False)
     region = one.base.regions[0]
     epoch = one.release(region, flush=flush)
-    with pytest.raises(ingest.Unavailable) as refused:
+    with pytest.raises(memwal.Unavailable) as refused:
         one.put(lingering)
     assert reason(refused.value) == "not_owner"
     assert other.acquire(region) == epoch + 1
@@ -135,7 +135,7 @@ def test_a_region_handed_over_takes_its_rows_along(owners: tuple[Table, Table], 
 def test_a_call_for_a_region_that_is_coming_waits_for_it(
     owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.table.regions.COMING_WITHIN", 90.0)
+    monkeypatch.setattr("memwal.ingest.table.regions.COMING_WITHIN", 90.0)
     one, other = owners
     share(owners)
     region = one.base.regions[0]
@@ -148,8 +148,8 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
             other.acquire(region)
             assert coming[0].result().rows == its.num_rows
             assert coming[1].result() in (0, its.num_rows)
-        monkeypatch.setattr("ingest.table.regions.COMING_WITHIN", 0.01)
-        with one.regions.expecting(region), pytest.raises(ingest.Unavailable) as refused:
+        monkeypatch.setattr("memwal.ingest.table.regions.COMING_WITHIN", 0.01)
+        with one.regions.expecting(region), pytest.raises(memwal.Unavailable) as refused:
             one.put(its)
     assert reason(refused.value) == "not_owner"
 
@@ -157,7 +157,7 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
 def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("ingest.table.regions.REPLAYED_ENTRIES", 5)
+    monkeypatch.setattr("memwal.ingest.table.regions.REPLAYED_ENTRIES", 5)
     one, other = owners
     region = one.base.regions[0]
     one.acquire(region)
@@ -172,7 +172,7 @@ def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     for number in range(4):
         other.put(its, token=f"other:{number}")
     other.release(region)
-    monkeypatch.setattr("ingest.table.regions.FLUSHED_ENTRIES", 5)
+    monkeypatch.setattr("memwal.ingest.table.regions.FLUSHED_ENTRIES", 5)
     one.acquire(region)
     wait_until(lambda: one.regions.writer(region).published == [1, 2])
     assert one.only([region]).count() == its.num_rows

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import ingest
-from flush import resize
-from ingest.cli.app import main
+import memwal
+from memwal.flush import resize
+from memwal.ingest.cli.app import main
+from memwal.wal import FakeClock, SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, wait_until
 from tests.s3_server import free_ports
-from wal import FakeClock, SystemClock, SystemIds, open_store
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_daemon_goes_on_with_the_new_regions(
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
-    with ingest.connect(endpoint) as table:
+    with memwal.connect(endpoint) as table:
         table.put(made.rows(range(100)), token="a:1")
         code, out, err = resized("regions", "resize", config, "--to", 5)
         assert (code, err) == (0, "")
@@ -58,7 +58,7 @@ def test_a_daemon_goes_on_with_the_new_regions(
     assert "5 regions (routing version 2)" in resized("init", config)[1]
     report = json.loads(resized("regions", "resize", config, "--to", 3, "--json")[1])
     assert (report["table"], report["before"], report["regions"], report["routing"]) == (uri, 5, 3, 3)
-    with ingest.connect(endpoint) as table:
+    with memwal.connect(endpoint) as table:
         assert table.count() == 150
     running.process.terminate()
     assert running.wait() == 0
@@ -92,7 +92,7 @@ def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
         store = open_store(uri, {})
         return resize(uri, {}, store, 3, clock=SystemClock(), ids=SystemIds(), on_step=on_step)
 
-    with ingest.connect(endpoint) as table, ThreadPoolExecutor(1) as caller:
+    with memwal.connect(endpoint) as table, ThreadPoolExecutor(1) as caller:
         table.put(made.rows(range(60)), token="a:1")
         with pytest.raises(_Broken):
             again(breaks_off)
@@ -138,11 +138,11 @@ def test_no_table_to_resize(small_config: Callable[..., Path], resized: Callable
 def test_on_s3(s3_table: Any, made: Any) -> None:
     uri, options = s3_table
     new = {"schema": SCHEMA, "key": "id", "indexes": INDEXES, "regions": 2}
-    with ingest.open(uri, storage_options=options, **new) as table:
+    with memwal.open(uri, storage_options=options, **new) as table:
         table.put(made.rows(range(60)), token="a:1")
     report = resize(uri, options, open_store(uri, options), 3, clock=FakeClock(), ids=SystemIds())
     assert (report.regions, report.rows_drained) == (3, 60)
-    with ingest.open(uri, storage_options=options) as table:
+    with memwal.open(uri, storage_options=options) as table:
         assert len(table.status()["regions"]) == 3
         assert not table.put(made.rows(range(60)), token="a:1").applied
         table.put(made.rows(range(50, 90), 1), token="a:2")
@@ -161,7 +161,7 @@ def test_daemons_that_share_a_table_share_the_new_regions(
     cluster = Cluster(uri, endpoints, lambda endpoint: start_daemon(start, config, endpoint))
     running = [cluster.start(endpoint) for endpoint in endpoints]
     wait_until(lambda: running[0].line_with("serving") and running[1].line_with("serving"))
-    before = ingest.connect(endpoints)
+    before = memwal.connect(endpoints)
     before.put(made.rows(range(60)), token="a:1")
     assert resized("regions", "resize", config, "--to", 5)[0] == 0
     with before as table:

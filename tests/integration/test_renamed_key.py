@@ -8,8 +8,8 @@ import lancedb
 import pyarrow as pa
 import pytest
 
-import ingest
-from ingest.table.embedded import Table
+import memwal
+from memwal.ingest.table.embedded import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 
@@ -29,7 +29,7 @@ def found(table: Table) -> dict[int, int]:
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_renamed_key_is_followed(tmp_path: Path, *, committed: bool) -> None:
-    table = ingest.open(
+    table = memwal.open(
         tmp_path / "t.lance", schema=SCHEMA, key="id", regions=2, settings={"commit": {"interval": "0s"}}
     )
     with table:
@@ -42,7 +42,7 @@ def test_a_renamed_key_is_followed(tmp_path: Path, *, committed: bool) -> None:
         put(table, "id", [5], 3)  # nobody has looked yet: the row is acked, and must be found under the new name
 
         assert found(table) == {1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
-        with pytest.raises(ingest.Invalid, match="'id' is called 'key' since version"):
+        with pytest.raises(memwal.Invalid, match="'id' is called 'key' since version"):
             put(table, "id", [6], 4)
         put(table, "key", [2, 6], 5)
         table.delete([1])
@@ -54,5 +54,5 @@ def test_a_renamed_key_is_followed(tmp_path: Path, *, committed: bool) -> None:
         table.commit()
         assert found(table) == now
         put(table, "key", [7], 6)
-    with ingest.open(tmp_path / "t.lance") as again:
+    with memwal.open(tmp_path / "t.lance") as again:
         assert found(again) == {**now, 7: 6}

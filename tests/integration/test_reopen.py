@@ -18,9 +18,9 @@ from typing import Any
 import lance
 import pytest
 
-import ingest
-import wal
-from ingest.table.garbage import Ages
+import memwal
+from memwal import wal
+from memwal.ingest.table.garbage import Ages
 from tests.clean import assert_clean, assert_collected
 
 Model = dict[int, str]
@@ -115,7 +115,7 @@ def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, 
         if opened:
             assert_clean(wal.open_store(uri), uri, deep=False)
     assert opened >= lives // 2, "most lives should get to write"
-    with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
+    with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
         found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
         assert table.count() == len(found)
         promises.check(found, whole=regions == 1)
@@ -137,7 +137,7 @@ def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[...,
         running = script("writer.py", uri, 1, 5, kill_at * 1000, 12, kill_at, "after" if kill_at % 2 else "before")
         follow(running, promises, None, whole=True)
     assert_clean(wal.open_store(uri), uri)
-    with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
+    with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
         promises.check({row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}, whole=True)
 
 
@@ -150,7 +150,7 @@ def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Calla
         acked = False
         while (text := running.line()) is not None:
             acked |= "ack" in json.loads(text)
-        with ingest.open(uri, settings=COMMIT_ON_DEMAND) as table:
+        with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
             outcomes.add(table.count())
             assert table.count() in ((60,) if acked else (0, 60)), f"killed at {kill_at}"
             assert table.put([{"id": 500}]).applied

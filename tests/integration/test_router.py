@@ -16,19 +16,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import ingest
-from ingest.cli import status as cli_status
-from ingest.cli.open import open_for_reading
-from ingest.client.remote import RemoteTable
-from ingest.daemon.service import FlightService, Place
-from ingest.region.writer import RegionWriter
-from ingest.settings.load import load
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.source.columns import BUCKET
-from ingest.table.embedded import Table
-from ingest.table.open import open_table
-from ingest.table.stored import StoredTable
+import memwal
+from memwal.ingest.cli import status as cli_status
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.daemon.service import FlightService, Place
+from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.settings.load import load
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.source.columns import BUCKET
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.open import open_table
+from memwal.ingest.table.stored import StoredTable
 from tests import append_rows
 from tests.routed import placed, shuffled
 
@@ -79,7 +79,7 @@ def pair(small_config: Callable[..., Path], ends: ExitStack) -> Callable[..., tu
 
     def make(**table: str) -> tuple[Pair, RemoteTable]:
         both = Pair(small_config(table=table, regions={"count": REGIONS}), ends)
-        return both, ends.enter_context(ingest.connect(both.endpoints[0]))
+        return both, ends.enter_context(memwal.connect(both.endpoints[0]))
 
     return make
 
@@ -90,7 +90,7 @@ def append_only(tmp_path: Path, ends: ExitStack) -> tuple[Pair, RemoteTable]:
     uri, indexed = str(tmp_path / "rows.lance"), {"indexes": append_rows.INDEXES}
     config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, table=indexed)
     both = Pair(config, ends)
-    return both, ends.enter_context(ingest.connect(both.endpoints[0]))
+    return both, ends.enter_context(memwal.connect(both.endpoints[0]))
 
 
 def ordered(rows: pa.Table) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ def test_rows_without_a_key_are_each_there_once(append_only: tuple[Pair, RemoteT
     client.put(append_rows.rows(range(50, 80)))
     assert append_rows.counted(client) == Counter([*numbers, *range(50, 80)])
     assert client.search("vector", [5.0] * append_rows.WIDTH, 2, columns=["n"]).column("n").to_pylist() == [5, 5]
-    with pytest.raises(ingest.Invalid, match="no key"):
+    with pytest.raises(memwal.Invalid, match="no key"):
         client.delete([1])
 
 
@@ -182,14 +182,14 @@ def test_no_daemon_writes_its_part_where_a_row_of_another_part_is_refused(
     _, client = pair()
     rows = made.rows(range(40))
     rows[17] = bad(rows[17])
-    with pytest.raises(ingest.Invalid, match=said):
+    with pytest.raises(memwal.Invalid, match=said):
         client.put(rows)
     assert client.count() == 0
 
 
 def test_equal_keys_of_one_put_are_settled_before_it_is_split(pair: Callable[..., Any], made: Any) -> None:
     _, client = pair(on_duplicate="fail")
-    with pytest.raises(ingest.Invalid, match=r"the key id = 3 is in row"):
+    with pytest.raises(memwal.Invalid, match=r"the key id = 3 is in row"):
         client.put(made.rows([*range(40), 3]))
     assert client.count() == 0
 
@@ -245,7 +245,7 @@ def test_regions_that_move_are_not_noticed(kind: str, moving: Any, made: Any, wa
         buckets = both.tables[0].base.route(rows)
         for bucket in range(REGIONS):
             part = rows.filter(pa.array(buckets == bucket))
-            opened = client.open_stream(both.regions[bucket], ingest.Token("spark", at))
+            opened = client.open_stream(both.regions[bucket], memwal.Token("spark", at))
             for batch in part.to_batches(max_chunksize=2):
                 opened.write(batch)
             assert opened.finish().applied
@@ -283,7 +283,7 @@ def test_a_region_that_is_let_go_in_the_middle_of_a_put_costs_no_token(
     both, _ = append_only
     both.move(1)
     both.move(3)
-    with ingest.connect(both.endpoints[0]) as client:
+    with memwal.connect(both.endpoints[0]) as client:
         assert client.router.sole is not None
         real, submitted = RegionWriter.submit, list[RegionWriter]()
 
@@ -307,12 +307,12 @@ def test_endpoints_that_are_down_do_no_harm(pair: Callable[..., Any], made: Any)
         taken.bind(("127.0.0.1", 0))
         dead = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
         for location in (f"{dead},{both.endpoints[1]}", [both.endpoints[0], dead]):
-            with ingest.connect(location) as client:
+            with memwal.connect(location) as client:
                 client.put(made.rows(range(40)))
                 assert client.count() == 40
                 assert len(client.status()["regions"]) == REGIONS
-        with pytest.raises(ingest.Unavailable, match="no daemon answers") as refused:
-            ingest.connect([dead, dead.replace("grpc://127.0.0.1", "grpc://localhost")])
+        with pytest.raises(memwal.Unavailable, match="no daemon answers") as refused:
+            memwal.connect([dead, dead.replace("grpc://127.0.0.1", "grpc://localhost")])
         assert len(refused.value.lines) == 1
 
 
@@ -329,7 +329,7 @@ def test_a_lost_daemon_costs_a_resend(pair: Callable[..., Any], made: Any) -> No
     putting.start()
     for region in both.regions:
         both.tables[1].acquire(region)
-    stream = client.open_stream(both.regions[0], ingest.Token("spark", 0), timeout=60)
+    stream = client.open_stream(both.regions[0], memwal.Token("spark", 0), timeout=60)
     stream.write(mine)
     assert stream.finish().rows == mine.num_rows
     putting.join(60)
@@ -352,7 +352,7 @@ def test_columns_that_somebody_adds_reach_both_daemons(pair: Callable[..., Any],
 def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> None:
     """Puts that are larger than all the room there is go one after the other, none fails."""
     both, _ = pair()
-    with ingest.connect(both.endpoints, in_flight_max=1) as client:
+    with memwal.connect(both.endpoints, in_flight_max=1) as client:
         threads = [
             threading.Thread(target=client.put, args=(made.rows(range(at, at + 10)),)) for at in range(0, 100, 10)
         ]

@@ -13,11 +13,11 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-import ingest
-from flush import BaseTable
-from ingest.client import remote as client
-from ingest.client import retry as attempts
-from ingest.client.remote import RemoteTable
+import memwal
+from memwal.flush import BaseTable
+from memwal.ingest.client import remote as client
+from memwal.ingest.client import retry as attempts
+from memwal.ingest.client.remote import RemoteTable
 from tests import append_rows
 from tests.cluster import spread, start_daemon
 from tests.s3_server import free_ports
@@ -64,7 +64,7 @@ class Writers:
         rows = append_rows.rows(numbers)
         buckets = self._base.route(rows)
         for bucket, region in enumerate(self._base.regions):
-            stream = self._table.open_stream(UUID(str(region)), ingest.Token("spark", number), timeout=120)
+            stream = self._table.open_stream(UUID(str(region)), memwal.Token("spark", number), timeout=120)
             for batch in rows.filter(pa.array(buckets == bucket)).to_batches():
                 stream.write(batch)
             stream.finish()
@@ -82,7 +82,7 @@ def test_a_daemon_that_is_killed_costs_time_only(
     running = [start_daemon(start, config, endpoint) for endpoint in endpoints]
     for each in running:
         each.line_with("serving")
-    with ingest.connect(endpoints) as table:
+    with memwal.connect(endpoints) as table:
         writers = Writers(table, uri)
         wait_until(writers.went_on())
         running[0].kill()
@@ -112,13 +112,13 @@ def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
 ) -> None:
     uri = str(tmp_path / "rows.lance")
     endpoints, running = two_that_are_waited_for(tmp_path, uri, start, monkeypatch)
-    with ingest.connect(endpoints) as table:
+    with memwal.connect(endpoints) as table:
         base = BaseTable.open(uri)
         rows = append_rows.rows(range(200))
         buckets = base.route(rows)
         streams = []
         for bucket, region in enumerate(base.regions):
-            streams.append(table.open_stream(region, ingest.Token("spark", 1), timeout=3600))
+            streams.append(table.open_stream(region, memwal.Token("spark", 1), timeout=3600))
             for batch in rows.filter(pa.array(buckets == bucket)).to_batches():
                 streams[-1].write(batch)
         running[0].process.send_signal(signal.SIGSTOP)
@@ -127,7 +127,7 @@ def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
             assert append_rows.counted(table) == Counter(range(200))
         finally:
             running[0].process.send_signal(signal.SIGCONT)
-        late = table.open_stream(base.regions[0], ingest.Token("spark", 1), timeout=120)
+        late = table.open_stream(base.regions[0], memwal.Token("spark", 1), timeout=120)
         for batch in rows.filter(pa.array(buckets == 0)).to_batches():
             late.write(batch)
         assert not late.finish().applied, "its region knows the token, whoever has it by now"
@@ -152,7 +152,7 @@ def test_calls_by_hand_to_a_daemon_that_stands_still_go_to_its_successor(
             running[number].process.send_signal(signal.SIGCONT)
 
     rows, token = append_rows.rows(range(200)), ("by hand", 1)
-    with ingest.connect(endpoints) as table:
+    with memwal.connect(endpoints) as table:
         assert frozen(0, lambda: table.put(rows, token=token, timeout=3600.0)).applied
         assert frozen(1, lambda: append_rows.counted(table)) == Counter(range(200))
         wait_until(lambda: shared(table))
@@ -172,7 +172,7 @@ def test_a_stream_waits_for_the_only_daemon_to_come_back(
         (region,) = BaseTable.open(uri).regions
 
         def streamed(number: int, between: Callable[[], object]) -> bool:
-            stream = table.open_stream(region, ingest.Token("spark", number), timeout=120)
+            stream = table.open_stream(region, memwal.Token("spark", number), timeout=120)
             stream.write(append_rows.rows(range(number * 10, number * 10 + 10)).to_batches()[0])
             between()
             return stream.finish().applied
@@ -183,5 +183,5 @@ def test_a_stream_waits_for_the_only_daemon_to_come_back(
         assert not streamed(2, lambda: None), "it was applied, once"
         assert append_rows.counted(table) == Counter(range(10, 30))
         second[0].kill()
-    with pytest.raises(ingest.Unavailable, match="does not answer"):
-        ingest.connect(endpoint).put(append_rows.rows(range(3)))  # whoever calls by hand is told at once
+    with pytest.raises(memwal.Unavailable, match="does not answer"):
+        memwal.connect(endpoint).put(append_rows.rows(range(3)))  # whoever calls by hand is told at once

@@ -18,9 +18,9 @@ import lance
 import pyarrow.parquet as pq
 import pytest
 
-import ingest
-import wal
-from ingest.cli.app import main
+import memwal
+from memwal import wal
+from memwal.ingest.cli.app import main
 from tests import fault_proxy as faults
 from tests.conftest import INDEXES, SCHEMA, SCRIPTS, Ran, small_sections, toml
 
@@ -37,7 +37,7 @@ def open_s3() -> Iterator[Callable[..., Any]]:
     def open_table(at: Any, *, regions: int = 2, **sections: Any) -> Any:
         settings = {**QUIET, **sections}
         uri, options = at
-        table = ingest.open(
+        table = memwal.open(
             uri,
             schema=SCHEMA,
             key="id",
@@ -51,7 +51,7 @@ def open_s3() -> Iterator[Callable[..., Any]]:
 
     yield open_table
     for table in opened:
-        with suppress(ingest.MemWalError):  # fenced, or its storage was made to fail
+        with suppress(memwal.MemWalError):  # fenced, or its storage was made to fail
             table.close()
 
 
@@ -95,7 +95,7 @@ def ids(rows: Any) -> list[int]:
 
 
 def serve_on(start: Callable[..., Any], path: Path, env: Mapping[str, str | None]) -> tuple[Any, str]:
-    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(path)], env=env)
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(path)], env=env)
     return running, running.line_with("serving").rsplit(" ", 1)[1]
 
 
@@ -145,7 +145,7 @@ def test_the_older_of_two_writers_is_fenced(open_s3: Callable[..., Any], s3_tabl
     older = open_s3(s3_table, regions=1)
     older.put(made.rows(range(10)))
     newer = open_s3(s3_table, regions=1)
-    with pytest.raises(ingest.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+    with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
         older.put(made.rows([10]))
     newer.put(made.rows([11]))
     assert ids(newer.scan(["id"])) == [*range(10), 11]
@@ -165,7 +165,7 @@ def test_a_killed_writer_loses_no_acknowledged_row(start: Callable[..., Any], s3
         acked = said.get("ack", acked)
     process.kill()
     acked = max([acked, *(json.loads(line).get("ack", 0) for line in process.lines)])
-    with ingest.open(s3_table.uri, storage_options=s3_table.storage_options, settings=QUIET) as table:
+    with memwal.open(s3_table.uri, storage_options=s3_table.storage_options, settings=QUIET) as table:
         found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
     assert {1000 + number for number in range(1, acked + 1)} <= set(found)
     assert int(found[0].split("/")[1]) in (acked, acked + 1)
@@ -182,7 +182,7 @@ def test_the_commands_work_on_s3(
     assert (made_now.code, made_now.error_lines) == (0, [])
     assert f"created {s3_table.uri}" in made_now.out
     running, endpoint = serve_on(start, path, env)
-    with ingest.connect(endpoint) as remote:
+    with memwal.connect(endpoint) as remote:
         remote.put(made.rows(range(30)))
         remote.flush()
         remote.put(made.rows([30]))
@@ -329,11 +329,11 @@ def test_storage_that_fails_is_asked_a_bounded_number_of_times(
     table.put(made.rows(range(5)))
     fault_proxy.inject(faults.answers(503, "SlowDown"), times=None)
     fault_proxy.forget()
-    with pytest.raises(ingest.UnknownOutcome):
+    with pytest.raises(memwal.UnknownOutcome):
         table.put(made.rows([5]))
     asked = len(fault_proxy.requests)
     assert 2 <= asked <= 12
-    with pytest.raises(ingest.MemWalError) as refused:
+    with pytest.raises(memwal.MemWalError) as refused:
         table.put(made.rows([6]))
     assert len(str(refused.value).splitlines()) == 1
     fault_proxy.heal()
@@ -350,7 +350,7 @@ def test_a_read_while_storage_is_down_is_unavailable_and_not_corrupt(
     table.flush()
     fault_proxy.inject(faults.answers(503, "SlowDown"), times=None)
     for level in ("committed", "flushed"):
-        with pytest.raises(ingest.Unavailable):
+        with pytest.raises(memwal.Unavailable):
             table.scan(["id"], level=level)
     fault_proxy.heal()
     assert table.count(level="flushed") == 300

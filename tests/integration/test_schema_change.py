@@ -9,7 +9,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 from tests.conftest import Made
 
 
@@ -86,7 +86,7 @@ def test_what_lance_refuses_while_rows_may_be_on_their_way(
 
 def _again(uri: str) -> Any:
 
-    return ingest.open(uri, settings={"commit": {"interval": "0s"}})
+    return memwal.open(uri, settings={"commit": {"interval": "0s"}})
 
 
 def test_a_table_without_its_key_is_refused_in_one_line(open_small: Callable[..., Any], uri: str, made: Made) -> None:
@@ -95,5 +95,5 @@ def test_a_table_without_its_key_is_refused_in_one_line(open_small: Callable[...
     filled(table, made)
     table.close()
     lance.dataset(uri).drop_columns(["id"])
-    with pytest.raises(ingest.Invalid, match="its key columns are gone from version"):
+    with pytest.raises(memwal.Invalid, match="its key columns are gone from version"):
         _again(uri)

@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush
-import ingest
-import wal
-from flush.verification.runner import verify_table
-from ingest.daemon.service import FlightService
-from ingest.table import writes as table_writes
-from ingest.table.stored import StoredTable
+import memwal
+from memwal import flush, wal
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.table import writes as table_writes
+from memwal.ingest.table.stored import StoredTable
 from tests.conftest import ROOT, Made, wait_until
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -64,7 +63,7 @@ def opened(request: Any, open_small: Callable[..., Any], uri: str, made: Made) -
         if request.param == "daemon":
             service = FlightService(table, "grpc://127.0.0.1:0")
             stack.callback(service.shutdown)
-            reader = stack.enter_context(ingest.connect(f"grpc://127.0.0.1:{service.port}"))
+            reader = stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
         if request.param == "storage":
             reader = StoredTable(flush.BaseTable.open(uri), wal.open_store(uri))
         assert len(Open(table, reader, uri, made).there()) == 30
@@ -118,7 +117,7 @@ def test_reads_of_an_open_table_go_on_without_a_dropped_column(opened: Open, dro
         lambda: reader.match(dropped, "harbor"),
     ]
     for read in reads:
-        with pytest.raises(ingest.Invalid, match=told) as refused:
+        with pytest.raises(memwal.Invalid, match=told) as refused:
             read()
         assert "\n" not in str(refused.value)
     assert reader.count() == 30
@@ -141,7 +140,7 @@ def test_a_renamed_column_keeps_its_values_at_every_level(opened: Open, old: str
     for level in LEVELS:
         ids = {"committed": range(10), "flushed": range(20)}.get(level, range(30))
         assert opened.there(level) == {id: expected[id] for id in ids}
-    with pytest.raises(ingest.Invalid, match=f"column '{old}' is called 'other' since version"):
+    with pytest.raises(memwal.Invalid, match=f"column '{old}' is called 'other' since version"):
         opened.reader.scan([old])
     if old == "vector":  # the index goes with its column
         assert opened.reader.search("other", expected[25]["other"], k=1)["id"].to_pylist() == [25]
@@ -187,7 +186,7 @@ def test_a_put_with_a_dropped_column_is_refused_in_one_line_once_it_is_known(ope
     assert len(opened.there()) == 31
     assert opened.table.count() == 31
     told = "column 'price' was dropped from the table in version [0-9]+: leave it out of the rows"
-    with pytest.raises(ingest.Invalid, match=told) as refused:
+    with pytest.raises(memwal.Invalid, match=told) as refused:
         writer(opened).put(made.rows([31]))
     assert "\n" not in str(refused.value)
     writer(opened).put([{name: value for name, value in made.row(31).items() if name != "price"}])
@@ -200,7 +199,7 @@ def test_a_put_with_a_dropped_column_is_refused_in_one_line_once_it_is_known(ope
 
 
 def test_a_column_that_never_was_is_refused_as_before(opened: Open, made: Made) -> None:
-    with pytest.raises(ingest.Invalid, match="column 'grade' is not in the table"):
+    with pytest.raises(memwal.Invalid, match="column 'grade' is not in the table"):
         writer(opened).put([made.row(5) | {"grade": 7}])
 
 
@@ -225,7 +224,7 @@ def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open)
     opened.lance.alter_columns({"path": "price", "name": "cost"}, {"path": "vector", "name": "at"})
     opened.lance.drop_columns(["name"])
     expected = opened.expected(range(30), price="cost", vector="at", name=None)
-    with ingest.open(opened.uri, settings={"commit": {"interval": "0s"}}) as again:  # fences the first owner
+    with memwal.open(opened.uri, settings={"commit": {"interval": "0s"}}) as again:  # fences the first owner
         assert {row["id"]: row for row in again.scan().to_pylist()} == expected
         again.flush()
         again.commit()
@@ -276,7 +275,7 @@ def test_an_older_version_restored_before_its_ssts_were_pruned(
     """The SSTs that it does not hold are still listed: they are read, and committed again."""
     before = opened.lance.version
     with monkeypatch.context() as patched:
-        patched.setattr("flush.commits.committer._prune_all", lambda *_: None)
+        patched.setattr("memwal.flush.commits.committer._prune_all", lambda *_: None)
         opened.drain()
     lance.dataset(opened.uri, version=before).restore()
     assert opened.there() == opened.expected(range(30))
@@ -312,7 +311,7 @@ def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(
     whole = opened.lance.version
     opened.lance.drop_columns(["id"])
     for act in (opened.reader.scan, opened.table.commit):
-        with pytest.raises(ingest.Invalid, match="its key columns are gone from version") as refused:
+        with pytest.raises(memwal.Invalid, match="its key columns are gone from version") as refused:
             act()
         assert "\n" not in str(refused.value)
     opened.table.put(made.rows([30]))  # what is acknowledged is in the log
@@ -375,7 +374,7 @@ def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
     assert opened.there() == opened.expected(range(10), price="cost")
     table.put([{"id": 10, "cost": 1}], durable=False)
     table.close()
-    with ingest.open(uri, settings={"commit": {"interval": "0s"}}) as again:
+    with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as again:
         found = Open(again, again, uri, made).there()
     assert found.pop(10)["cost"] == 1
     assert found == opened.expected(range(10), price="cost")

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import trustme
 
-import ingest
-from ingest.rpc.credentials import Access
-from ingest.rpc.guard import Guard
-from ingest.settings.load import load
+import memwal
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.settings.load import load
 from tests.conftest import PATIENCE
 from tests.integration.test_http_edge import fetch, scraped
 
@@ -64,7 +64,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
     """A daemon with an HTTP edge: the process, its endpoint, its URL."""
-    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=ENV)
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
     return running, running.line_with("serving").rsplit(" ", 1)[1], url
 
@@ -83,25 +83,25 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     assert url.startswith("https://127.0.0.1:")
     ca = certificates.ca.read_bytes()
     for token in (None, "", "another", TOKEN + "x", TOKEN[:-1]):
-        with pytest.raises(ingest.Invalid, match="missing or wrong token") as refused:
-            ingest.connect(endpoint, token=token, tls_ca=ca)
+        with pytest.raises(memwal.Invalid, match="missing or wrong token") as refused:
+            memwal.connect(endpoint, token=token, tls_ca=ca)
         assert len(str(refused.value).splitlines()) == 1
     for location, authority in ((endpoint, None), (endpoint, certificates.stranger.read_bytes())):
-        with pytest.raises(ingest.Unavailable, match=r"127\.0\.0\.1.*tls_ca") as unknown:
-            ingest.connect(location, token=TOKEN, tls_ca=authority)
+        with pytest.raises(memwal.Unavailable, match=r"127\.0\.0\.1.*tls_ca") as unknown:
+            memwal.connect(location, token=TOKEN, tls_ca=authority)
         assert len(str(unknown.value).splitlines()) == 1
-    with pytest.raises(ingest.Unavailable, match="does not answer"):
-        ingest.connect(endpoint.replace("grpc+tls", "grpc"), token=TOKEN)
+    with pytest.raises(memwal.Unavailable, match="does not answer"):
+        memwal.connect(endpoint.replace("grpc+tls", "grpc"), token=TOKEN)
 
-    with pytest.raises(ingest.Invalid, match="no certificate in PEM"):
-        ingest.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
+    with pytest.raises(memwal.Invalid, match="no certificate in PEM"):
+        memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
     doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": str(certificates.stranger)}
     for command in ("status", "flush"):  # a daemon that lives is not taken for one that ended, and fenced
         ran = memwal(command, config, env=doubtful)
         assert (ran.code, len(ran.error_lines)) == (2, 1), ran.err
         assert "tls_ca" in ran.err
 
-    with ingest.connect(endpoint, token=TOKEN, tls_ca=str(certificates.ca)) as table:
+    with memwal.connect(endpoint, token=TOKEN, tls_ca=str(certificates.ca)) as table:
         table.put(made.rows(range(10)))
         assert table.count() == 10
     found = memwal("query", config, "--filter", "id < 3", "--columns", "id", "--format", "json", env=ENV)
@@ -135,9 +135,9 @@ def test_daemons_that_share_a_table_let_each_other_in(
     small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates, made: Any
 ) -> None:
     config = small_config(daemon={"workers": 2, **certificates.settings}, regions={"count": 4}, **QUIET)
-    running = start([sys.executable, "-m", "ingest.cli.app", "serve", str(config)], env=ENV)
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=ENV)
     endpoint = running.line_with("serving").rsplit(" ", 1)[1]
-    with ingest.connect(endpoint, token=TOKEN, tls_ca=certificates.ca.read_bytes()) as table:
+    with memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.ca.read_bytes()) as table:
         table.put(made.rows(range(40)))
         assert table.count() == 40
         status = table.status()
@@ -166,7 +166,7 @@ def test_a_pipeline_reaches_its_daemon_through_both(
         source={"path": str(tmp_path / "in")},
         log={"level": "info", "format": "json"},
     )
-    running = start([sys.executable, "-m", "ingest.cli.app", "run", str(config)], env=ENV)
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
     context, headers = certificates.context, {"Authorization": f"Bearer {TOKEN}"}
 
@@ -200,12 +200,12 @@ def test_an_address_that_others_reach_needs_token_and_tls(
     tree: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    from ingest.daemon.serve import check_addresses
+    from memwal.ingest.daemon.serve import check_addresses
 
     monkeypatch.setenv("MEMWAL_TEST_TOKEN", TOKEN)
     given = {name: certificates.settings[name] for name in secured}
     settings = load(small_config(daemon={"host": "0.0.0.0", **given}), ENV)
-    with pytest.raises(ingest.Invalid, match=r"^daemon\.host: 0\.0\.0\.0 is not a loopback address") as refused:
+    with pytest.raises(memwal.Invalid, match=r"^daemon\.host: 0\.0\.0\.0 is not a loopback address") as refused:
         check_addresses(settings, ENV)
     assert all(name in str(refused.value) for name in ("daemon.token", "daemon.tls_cert", "daemon.tls_key"))
     assert len(str(refused.value).splitlines()) == 1
@@ -214,7 +214,7 @@ def test_an_address_that_others_reach_needs_token_and_tls(
 def test_an_address_that_others_reach_is_served_with_both(
     small_config: Callable[..., Path], certificates: Certificates
 ) -> None:
-    from ingest.daemon.serve import check_addresses
+    from memwal.ingest.daemon.serve import check_addresses
 
     host = "0.0.0.0"
     settings = load(small_config(daemon={"host": host, **certificates.settings}), ENV)
@@ -236,7 +236,7 @@ def test_an_address_that_others_reach_is_served_with_both(
 def test_settings_that_are_wrong_are_refused_and_no_secret_repeated(
     daemon: dict[str, Any], said: str, small_config: Callable[..., Path]
 ) -> None:
-    with pytest.raises(ingest.Invalid) as refused:
+    with pytest.raises(memwal.Invalid) as refused:
         load(small_config(daemon=daemon), {})
     assert said in str(refused.value)
     assert TOKEN not in str(refused.value)
@@ -255,7 +255,7 @@ def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
         ({"tls_cert": str(tmp_path / "none.pem")}, ENV, r"daemon\.tls_cert: .*none\.pem: No such file"),
     ):
         settings = load(small_config(daemon={**certificates.settings, **changes}), {})
-        with pytest.raises(ingest.Invalid, match=said) as refused:
+        with pytest.raises(memwal.Invalid, match=said) as refused:
             Guard.of(settings.daemon, environ)
         assert len(str(refused.value).splitlines()) == 1
 
@@ -270,6 +270,6 @@ def test_a_token_travels_by_reference_and_never_in_clear(
     assert pickle.loads(pickled)[1] == access
     assert access.options(ENV) == {"token": TOKEN, "tls_ca": certificates.ca.read_bytes()}
     assert Access().options({}) == {"token": None, "tls_ca": None}
-    with pytest.raises(ingest.Invalid, match=r"grpc://10\.0\.0\.1:1: the token would travel in clear") as refused:
-        ingest.connect(["grpc://127.0.0.1:1", "grpc://10.0.0.1:1"], token=TOKEN)
+    with pytest.raises(memwal.Invalid, match=r"grpc://10\.0\.0\.1:1: the token would travel in clear") as refused:
+        memwal.connect(["grpc://127.0.0.1:1", "grpc://10.0.0.1:1"], token=TOKEN)
     assert TOKEN not in str(refused.value)

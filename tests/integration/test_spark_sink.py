@@ -15,24 +15,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-import flush
-import ingest
-from ingest.settings.load import Settings, load
-from ingest.sink import foreach_batch as spark_sink
-from ingest.sink.foreach_batch import MemWalSink
-from ingest.sink.prepared import PreparedTask
-from ingest.sink.receipts import BatchReceipt
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.sink.small import OneTask, in_order
-from ingest.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, ROW
-from ingest.source.feed import Feed
-from ingest.source.stream import read_stream
-from ingest.spark.errors import of_spark
-from ingest.spark.session import configuration, start_session
+import memwal
+from memwal import flush
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.sink import foreach_batch as spark_sink
+from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.sink.prepared import PreparedTask
+from memwal.ingest.sink.receipts import BatchReceipt
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.small import OneTask, in_order
+from memwal.ingest.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, ROW
+from memwal.ingest.source.feed import Feed
+from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.session import configuration, start_session
+from memwal.wal import FakeClock, SystemIds, open_store
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports
-from wal import FakeClock, SystemIds, open_store
 
 RESULT_LIMIT = 64 << 10
 """Bytes that tasks may send to the driver: receipts fit, the rows of the test that needs it do not."""
@@ -80,11 +80,11 @@ class Stream:
             query.stop()
 
     def status(self) -> Any:
-        with ingest.connect(self.sink._owner()) as table:
+        with memwal.connect(self.sink._owner()) as table:
             return table.status()
 
     def names(self) -> dict[int, str]:
-        with ingest.connect(self.sink._owner()) as table:
+        with memwal.connect(self.sink._owner()) as table:
             return {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
 
 
@@ -127,7 +127,7 @@ def test_columns_that_a_frame_does_not_have_keep_what_is_stored(stream: Callable
     expected = {id: made.row(id) for id in range(30)}
     for id in range(20, 40):
         expected[id] = {**expected.get(id, dict.fromkeys(made.schema.names) | {"id": id}), "price": 2}
-    with ingest.connect(source.sink._owner()) as table:
+    with memwal.connect(source.sink._owner()) as table:
         assert {row["id"]: row for row in table.scan().to_pylist()} == expected
 
 
@@ -135,7 +135,7 @@ def test_a_micro_batch_that_repeats_a_key_is_refused(stream: Callable[..., Strea
     source = stream(files_per_trigger=2, on_duplicate="fail")
     source.land(made.table(range(30)), made.table(range(29, 50), version=1))
     with pytest.raises(
-        ingest.Invalid, match=r"the key id = 29 is in row .* of one put; .* put each key once"
+        memwal.Invalid, match=r"the key id = 29 is in row .* of one put; .* put each key once"
     ) as raised:
         source.run(made.schema)
     assert len(raised.value.lines) == 1
@@ -178,7 +178,7 @@ def test_a_refused_row_means_that_nothing_of_its_micro_batch_is_written(
     rows = made.rows(range(100, 104))
     rows[2]["id"] = None
     source.land(made.table(range(30, 60)), pa.Table.from_pylist(rows, schema=nullable))
-    with pytest.raises(ingest.Invalid, match=r"key column 'id' is null.*row 2 of 002\.parquet") as raised:
+    with pytest.raises(memwal.Invalid, match=r"key column 'id' is null.*row 2 of 002\.parquet") as raised:
         source.run(made.schema)
     assert len(raised.value.lines) == 1
     assert [region["wal_position"] for region in source.status()["regions"]] == before
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(stream: Callable[..., Stream]
     shutil.rmtree(source.checkpoint)
     shutil.copytree(tmp_path / "copy", source.checkpoint)
     for _ in range(2):
-        with pytest.raises(ingest.Invalid, match=r"checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
+        with pytest.raises(memwal.Invalid, match=r"checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
             source.run(made.schema)
     assert source.names() == {id: f"row {id} v2" for id in range(30)}
 
@@ -234,7 +234,7 @@ def test_of_a_checkpoint_that_was_set_back_no_region_takes_anything(
     source.land(more.filter(pc.equal(buckets, 1)))
     source.sink.close()
     source.sink = MemWalSink(source.config, on_batch=source.batches.append)
-    with pytest.raises(ingest.Invalid, match=r"checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
+    with pytest.raises(memwal.Invalid, match=r"checkpoint is older than the table: .* up to 2 .* micro-batch 1 "):
         source.run(made.schema)
     assert source.names() == before
 
@@ -245,12 +245,12 @@ def test_a_region_that_missed_a_micro_batch_gets_it_from_the_replay(stream: Call
     source.run(made.schema)
     query = next((source.checkpoint / "metadata").open()).split('"')[3]
     source.land(made.table(range(30), version=1))
-    token = ingest.Token(query, 1)
-    with ingest.connect(source.sink._owner()) as table:
+    token = memwal.Token(query, 1)
+    with memwal.connect(source.sink._owner()) as table:
         base = source.sink._table()
         rows = made.table(range(30), version=1)
         part = rows.filter(pa.array(base.route(rows) == 0))
-        from wal import bucket_region
+        from memwal.wal import bucket_region
 
         put = table.open_stream(bucket_region(0), token)
         put.write(part.cast(table.schema).combine_chunks().to_batches()[0])
@@ -337,7 +337,7 @@ def test_two_daemons_are_fed_and_one_that_dies_fails_no_micro_batch(
 
 def test_outside_a_streaming_query_it_says_how_to_use_it(stream: Callable[..., Stream], made: Any) -> None:
     source = stream()
-    with pytest.raises(ingest.Invalid, match="foreachBatch"):
+    with pytest.raises(memwal.Invalid, match="foreachBatch"):
         source.sink(source.spark.range(3), 0)
 
 
@@ -395,7 +395,7 @@ def test_paths_of_files_are_left_out_until_one_is_asked_for(
     rows = made.rows(range(100, 104))
     rows[2]["id"] = None
     source.land(pa.Table.from_pylist(rows, schema=nullable))
-    with pytest.raises(ingest.Invalid, match=r"key column 'id' is null.*row 2 of 010\.parquet"):
+    with pytest.raises(memwal.Invalid, match=r"key column 'id' is null.*row 2 of 010\.parquet"):
         source.run(made.schema)
     assert given[5:] == [True, False]
     assert len(source.names()) == 30

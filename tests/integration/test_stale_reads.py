@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 
 WIDTH = 8
 SCHEMA = pa.schema(
@@ -58,7 +58,7 @@ def ids(found: pa.Table) -> list[int]:
 @pytest.fixture(params=["sync", "async"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     settings = {"commit": {"interval": "0s"}, "memtable": {"index_mode": request.param, "vector_train_rows": 256}}
-    with ingest.open(
+    with memwal.open(
         tmp_path / "t.lance", schema=SCHEMA, key="id", regions=2, indexes=INDEXES, settings=settings
     ) as opened:
         yield opened

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import flush
-import ingest
-import wal
-from ingest.errors import Invalid, Unavailable, UnknownOutcome
-from ingest.region.state import RegionLevels
+import memwal
+from memwal import flush, wal
+from memwal.ingest.errors import Invalid, Unavailable, UnknownOutcome
+from memwal.ingest.region.state import RegionLevels
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
@@ -24,7 +23,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa
 
 def _open(path: Path, **sections: Any) -> Any:
     settings = {"commit": {"interval": 0}, **sections}
-    return ingest.open(path / "t.lance", schema=SCHEMA, key="id", settings=settings)
+    return memwal.open(path / "t.lance", schema=SCHEMA, key="id", settings=settings)
 
 
 def test_no_answer_is_an_unknown_outcome_and_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 Model = dict[int, dict[str, Any]]
@@ -25,10 +25,10 @@ def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
     opened: list[Any] = []
 
     def through_flight(table: Any) -> Any:
-        from ingest.daemon.service import FlightService
+        from memwal.ingest.daemon.service import FlightService
 
         service = FlightService(table, "grpc://127.0.0.1:0")
-        client = ingest.connect(f"grpc://127.0.0.1:{service.port}")
+        client = memwal.connect(f"grpc://127.0.0.1:{service.port}")
         opened.extend([client.close, service.shutdown])
         return client
 
@@ -258,7 +258,7 @@ def test_a_token_is_applied_once(table: Any, made: Any) -> None:
     assert (again.rows, again.applied) == (10, False)
     assert table.put(made.rows(range(10), 9), token=("loader", 0)).applied is False
     assert by_id(table.scan()) == by_id(made.table(range(10), 0))
-    assert table.put(made.rows([3], 1), token=ingest.Token("loader", 2)).applied is True
+    assert table.put(made.rows([3], 1), token=memwal.Token("loader", 2)).applied is True
     assert table.put(made.rows([3], 2), token="other:1").applied is True
     assert table.get(3).to_pylist() == made.rows([3], 2)
     assert table.delete([3], token="other:2").applied is True
@@ -295,7 +295,7 @@ def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
     rows, named = BAD_ROWS[case]
     table.put(made.rows(range(3)))
     before = tree(Path(uri))
-    with pytest.raises(ingest.Invalid) as refused:
+    with pytest.raises(memwal.Invalid) as refused:
         table.put(rows)
     assert len(str(refused.value).splitlines()) == 1
     for name in named:
@@ -326,7 +326,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 def test_bad_calls_are_refused_in_one_line_that_names_what_is_wrong(case: str, table: Any, made: Any) -> None:
     call, named = BAD_CALLS[case]
     table.put(made.rows(range(3)))
-    with pytest.raises(ingest.Invalid) as refused:
+    with pytest.raises(memwal.Invalid) as refused:
         call(table)
     assert len(str(refused.value).splitlines()) == 1
     for name in named:

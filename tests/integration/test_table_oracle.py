@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import ingest
+import memwal
 
 WORDS = ("harbor", "copper", "violet", "meadow")
 SCHEMA = pa.schema(
@@ -60,7 +60,7 @@ class TableAgainstDict(RuleBasedStateMachine):
     @initialize(regions=st.sampled_from([1, 2]))
     def create(self, regions: int) -> None:
         indexes = {"vector": "ivf_pq", "text": "fts", "n": "btree"}
-        self.table = ingest.open(
+        self.table = memwal.open(
             self.uri,
             schema=SCHEMA,
             key="k",
@@ -117,7 +117,7 @@ class TableAgainstDict(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.table.close()
-        self.table = ingest.open(self.uri, settings=self.sections)
+        self.table = memwal.open(self.uri, settings=self.sections)
 
     @rule(asked=st.lists(st.one_of(KEYS, st.just("absent")), max_size=8, unique=True))
     def get(self, asked: list[str]) -> None:

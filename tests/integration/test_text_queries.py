@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ingest
-from flush import BaseTable
-from ingest.errors import Invalid
-from ingest.read.base import BaseReads
-from memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
-from memtable.text.query import TextParser
+import memwal
+from memwal.flush import BaseTable
+from memwal.ingest.errors import Invalid
+from memwal.ingest.read.base import BaseReads
+from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
+from memwal.memtable.text.query import TextParser
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("body", pa.string())])
 ROWS = row_schema(SCHEMA, ["id"])
@@ -127,7 +127,7 @@ def test_both_sides_find_the_same_rows_by_prefix(sides: Sides, text: str, filter
 
 def test_a_prefix_of_the_base_is_looked_for_in_parts(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sides.base_answer("lib*", COUNT, None)
-    monkeypatch.setattr("ingest.read.base.ROWS_PER_INDEX", 100)
+    monkeypatch.setattr("memwal.ingest.read.base.ROWS_PER_INDEX", 100)
     assert sides.base_answer("lib*", COUNT, None) == whole
     assert len(whole) > 100
     assert len(sides.base_answer("lib*", 7, None)) == 7
@@ -164,7 +164,7 @@ def test_scores_are_those_of_lance_where_it_indexed_every_row(tmp_path: Path, te
 def leveled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
     """A table with rows at the level named, and the newest versions of some of them there too."""
     rows = {1: "web server", 2: "server of the web", 3: "a library", 4: "web library", 5: "gone web server"}
-    with ingest.open(
+    with memwal.open(
         str(tmp_path_factory.mktemp("leveled") / "t.lance"),
         schema=SCHEMA,
         key="id",
@@ -216,7 +216,7 @@ def test_every_level_answers_alike(leveled: tuple[Any, str], text: str, found: s
 def test_what_cannot_be_asked_is_refused_in_one_line_and_the_table_lives_on(
     tmp_path: Path, text: Any, named: str
 ) -> None:
-    with ingest.open(str(tmp_path / "t.lance"), schema=SCHEMA, key="id", regions=1, indexes={"body": "fts"}) as table:
+    with memwal.open(str(tmp_path / "t.lance"), schema=SCHEMA, key="id", regions=1, indexes={"body": "fts"}) as table:
         table.put([{"id": 1, "body": "web server"}])
         with pytest.raises(Invalid, match=named) as caught:
             table.match("body", text)
@@ -241,7 +241,7 @@ BAD = {
 @pytest.mark.parametrize("level", ["latest", "flushed", "committed"])
 def test_texts_that_could_break_an_index_are_kept_and_found(tmp_path: Path, level: str) -> None:
     holding = {number for number, text in enumerate(BAD.values()) if text and "needle" in text}
-    with ingest.open(
+    with memwal.open(
         str(tmp_path / "t.lance"),
         schema=SCHEMA,
         key="id",

@@ -14,9 +14,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-import ingest
-from flush import FlushOutOfOrder, SstInvalid
-from memtable import IndexSpec, MemTable, row_schema, with_tombstone
+import memwal
+from memwal.flush import FlushOutOfOrder, SstInvalid
+from memwal.memtable import IndexSpec, MemTable, row_schema, with_tombstone
+from memwal.wal import FakeClock, LocalStore, StoreRefused, open_store
+from memwal.wal.layout import manifest_key
 from tests.failure_matrix import FAULTS, Call, FaultyStore
 from tests.fault_proxy import (
     Fault,
@@ -30,8 +32,6 @@ from tests.fault_proxy import (
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
 from tests.table_stages import REGION, SCHEMA, Owner, read
-from wal import FakeClock, LocalStore, StoreRefused, open_store
-from wal.layout import manifest_key
 
 ENTRY = r"/wal/[01]{64}\."
 MANIFEST = r"/manifest/[01]{64}\."
@@ -47,7 +47,7 @@ def open_through(s3_table_through_proxy: S3Table) -> Iterator[Callable[..., Any]
     def open_table(**sections: Any) -> Any:
         uri, options = s3_table_through_proxy.uri, s3_table_through_proxy.storage_options
         settings = {"commit": {"interval": 0}, "gc": {"interval": 0}, **sections}
-        opened.append(ingest.open(uri, schema=TABLE, key="id", regions=1, storage_options=options, settings=settings))
+        opened.append(memwal.open(uri, schema=TABLE, key="id", regions=1, storage_options=options, settings=settings))
         return opened[-1]
 
     yield open_table
@@ -210,7 +210,7 @@ def test_a_committed_sst_still_listed_does_not_shadow_a_newer_base_row(
     assert [sst.generation for sst in owner.claim().manifest.ssts] == [2, 3]  # committed, and listed all the same
     stranger = lance.dataset(uri).merge_insert("id").when_matched_update_all()
     stranger.execute(pa.table({"id": [3, 5], "n": [300, 500]}, schema=SCHEMA))
-    with ingest.open(uri, settings={"commit": {"interval": 0}, "gc": {"interval": 0}}) as table:
+    with memwal.open(uri, settings={"commit": {"interval": 0}, "gc": {"interval": 0}}) as table:
         found = {row["id"]: row["n"] for row in table.scan(level=level).to_pylist()}
         assert {id: found[id] for id in (3, 5)} == {3: 300, 5: 500}
         table.commit()

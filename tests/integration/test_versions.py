@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 
-import ingest
-import wal
-from ingest.daemon.service import FlightService
-from ingest.errors import Invalid
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.source.columns import BUCKET, DELETE
-from ingest.table.create import initialise
-from memtable import TOMBSTONE
+import memwal
+from memwal import wal
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.errors import Invalid
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.source.columns import BUCKET, DELETE
+from memwal.ingest.table.create import initialise
+from memwal.memtable import TOMBSTONE
 from tests.lance_scan import snapshots
 from tests.routed import placed, shuffled
 
@@ -34,9 +34,9 @@ Row = tuple[int, int | None, str | None]
 def opened(path: Path, *, wal_format: str = "lance", **rules: str) -> Any:
     settings: dict[str, Any] = {"commit": {"interval": "0s"}, "wal": {"format": wal_format}}
     if (path / "t.lance").exists():
-        return ingest.open(path / "t.lance", settings=settings)
+        return memwal.open(path / "t.lance", settings=settings)
     settings["table"] = {"version": "at", **rules}
-    return ingest.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, indexes={"at": "btree"}, settings=settings)
+    return memwal.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, indexes={"at": "btree"}, settings=settings)
 
 
 def rows(*given: Row) -> pa.Table:
@@ -129,7 +129,7 @@ def test_the_column_is_followed_when_it_is_renamed_and_rows_of_before_know_none(
     old = rows((1, None, "old"), (2, 50, "two")).drop_columns(TOMBSTONE)
     lance.write_dataset(old, tmp_path / "t.lance")
     config = {"commit": {"interval": "0s"}, "table": {"uri": str(tmp_path / "t.lance"), "key": ["id"], "version": "at"}}
-    adopted = initialise(ingest.settings.load.load({**config, "regions": {"count": 1}}, {}), {})[0]
+    adopted = initialise(memwal.ingest.settings.load.load({**config, "regions": {"count": 1}}, {}), {})[0]
     assert adopted.rules.version == "at"
     with opened(tmp_path) as table:
         assert send(table, (1, 1, "first"), (2, 40, "late")) == 1
@@ -198,6 +198,6 @@ def test_another_version_column_than_the_tables_is_refused(
     config = small_config("versioned.toml", table={"version": "price"})
     assert "version price" in memwal("init", config).out
     with pytest.raises(Invalid, match=r'\[table\] version = "id" but the table .* has "price"'):
-        ingest.open(uri, settings={"table": {"version": "id"}})
-    with ingest.open(uri) as table:
+        memwal.open(uri, settings={"table": {"version": "id"}})
+    with memwal.open(uri) as table:
         assert table.base.rules.version == "price"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from wal import Entry, LanceCodec, LocalStore, SystemClock, WalOptions, WalTailer, bucket_region
-from wal.layout import wal_prefix
+from memwal.wal import Entry, LanceCodec, LocalStore, SystemClock, WalOptions, WalTailer, bucket_region
+from memwal.wal.layout import wal_prefix
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
 REGION = bucket_region(0)

@@ -8,20 +8,21 @@ import lance
 import pyarrow as pa
 import pytest
 
-import ingest
+import memwal
+from memwal.ingest.table.embedded import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 RESTORE = r"restore version (\d+) .*Do not copy its rows elsewhere"
 
 
-def put(table: ingest.Table, ids: range, v: int) -> None:
+def put(table: Table, ids: range, v: int) -> None:
     table.put(pa.table({"id": pa.array(ids), "v": [v] * len(ids)}, schema=SCHEMA))
 
 
 def test_restoring_the_version_that_is_named_brings_every_acked_row_back(tmp_path: Path) -> None:
     uri = tmp_path / "t.lance"
     settings = {"commit": {"interval": "0s"}}
-    with ingest.open(uri, schema=SCHEMA, key="id", regions=2, settings=settings) as table:
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=2, settings=settings) as table:
         put(table, range(10), 1)
         table.flush()
         table.commit()
@@ -31,17 +32,17 @@ def test_restoring_the_version_that_is_named_brings_every_acked_row_back(tmp_pat
         good = lance.dataset(uri).version - 1
         lance.write_dataset(pa.table({"id": [99], "v": [9]}, schema=SCHEMA), uri, mode="append")
         put(table, range(14, 20), 3)  # nobody has looked yet
-        with pytest.raises(ingest.MemWalError, match=RESTORE):
+        with pytest.raises(memwal.MemWalError, match=RESTORE):
             table.count()
-        with pytest.raises(ingest.MemWalError, match=RESTORE):
+        with pytest.raises(memwal.MemWalError, match=RESTORE):
             table.commit()
         assert f"restore version {good} " in table.upkeep.failures[0]["error"]
 
     for opening in ({}, {"schema": SCHEMA, "key": "id", "regions": 2}):
-        with pytest.raises(ingest.MemWalError, match=RESTORE):
-            ingest.open(uri, settings=settings, **opening)
+        with pytest.raises(memwal.MemWalError, match=RESTORE):
+            memwal.open(uri, settings=settings, **opening)
     lance.dataset(uri, version=good).restore()
-    with ingest.open(uri, settings=settings) as table:
+    with memwal.open(uri, settings=settings) as table:
         wanted = dict.fromkeys(range(5), 1) | dict.fromkeys(range(5, 14), 2) | dict.fromkeys(range(14, 20), 3)
         found = table.scan()
         assert dict(zip(found.column("id").to_pylist(), found.column("v").to_pylist(), strict=True)) == wanted

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
-import wal
-from ingest.daemon.service import FlightService
-from ingest.errors import Invalid, Unavailable
-from ingest.table.embedded import Table
+import memwal
+from memwal import wal
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.table.embedded import Table
 
 SCHEMA = pa.schema(
     [
@@ -38,8 +38,8 @@ def opened(path: Path, upsert: str = "replace", on_duplicate: str = "last", **se
     table = {"upsert": upsert, "on_duplicate": on_duplicate}
     settings = {"commit": {"interval": "0s"}, "table": table, **sections}
     if (path / "t.lance").exists():
-        return ingest.open(path / "t.lance", settings=settings)
-    return ingest.open(path / "t.lance", schema=SCHEMA, key=["k", "n"], regions=2, indexes=INDEXES, settings=settings)
+        return memwal.open(path / "t.lance", settings=settings)
+    return memwal.open(path / "t.lance", schema=SCHEMA, key=["k", "n"], regions=2, indexes=INDEXES, settings=settings)
 
 
 def row(n: int, version: int = 0) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
         def through_flight(table: Any) -> Any:
             service = FlightService(table, "grpc://127.0.0.1:0")
             ends.callback(service.shutdown)
-            return ends.enter_context(ingest.connect(f"grpc://127.0.0.1:{service.port}"))
+            return ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
 
         yield through_flight if request.param == "flight" else lambda table: table
 
@@ -302,7 +302,7 @@ def test_a_takeover_replays_whole_rows(tmp_path: Path) -> None:
         again = newer.put([{"k": row(n)["k"], "n": n, "m": 0} for n in range(5)], token=("p", 1))
         assert (again.applied, again.skipped) == (False, 0)
         assert found(newer) == {n: {**row(n), "m": -n} for n in range(5)}
-        with pytest.raises(ingest.FencedError):
+        with pytest.raises(memwal.FencedError):
             older.put([{"k": row(0)["k"], "n": 0, "m": 666}])
         newer.put([{"k": row(0)["k"], "n": 0, "text": "newer"}])
         assert found(newer)[0] == {**row(0), "m": 0, "text": "newer"}
@@ -393,9 +393,9 @@ def test_a_rule_that_contradicts_the_table_is_refused(tmp_path: Path) -> None:
     opened(tmp_path, "insert", "fail").close()
     for name, wrong, there in (("upsert", "merge", "insert"), ("on_duplicate", "last", "fail")):
         with pytest.raises(Invalid, match=rf'\[table\] {name} = "{wrong}" but .* has "{there}"') as refused:
-            ingest.open(tmp_path / "t.lance", settings={"table": {name: wrong}})
+            memwal.open(tmp_path / "t.lance", settings={"table": {name: wrong}})
         assert len(str(refused.value).splitlines()) == 1
-    with ingest.open(tmp_path / "t.lance") as table:  # the defaults are for new tables
+    with memwal.open(tmp_path / "t.lance") as table:  # the defaults are for new tables
         table.put(rows([1]))
         assert table.put(rows([1], 1)).skipped == 1
 
@@ -425,7 +425,7 @@ def test_init_adopts_a_table_with_its_rules(
     assert (ran.code, ran.err) == (0, "")
     assert "adopted" in ran.out
     assert "upsert insert" in ran.out
-    with ingest.open(uri) as table:
+    with memwal.open(uri) as table:
         assert table.put([{"id": 2, "name": "other"}, {"id": 3, "name": "c"}]).skipped == 1
         assert table.scan().sort_by("id")["name"].to_pylist() == ["a", "b", "c"]
 
@@ -434,7 +434,7 @@ def test_a_daemon_merges_what_its_clients_give(
     small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
 ) -> None:
     running, endpoint = serve(small_config(table={"upsert": "merge", "on_duplicate": "fail"}))
-    with ingest.connect(endpoint) as table:
+    with memwal.connect(endpoint) as table:
         assert table.upsert == "merge"
         table.put(made.table(range(30)))
         table.put(pa.table({"id": range(10, 40), "price": range(30)}), token="prices:1")

@@ -11,7 +11,7 @@ import sys
 
 import pyarrow as pa
 
-from wal import Fenced, LanceCodec, SystemClock, SystemIds, WalAppender, bucket_region, claim, open_store
+from memwal.wal import Fenced, LanceCodec, SystemClock, SystemIds, WalAppender, bucket_region, claim, open_store
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
 

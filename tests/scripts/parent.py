@@ -11,8 +11,8 @@ import json
 import os
 import sys
 
-from ingest.daemon.child import start_child
-from ingest.settings.load import load
+from memwal.ingest.daemon.child import start_child
+from memwal.ingest.settings.load import load
 
 
 def main() -> None:

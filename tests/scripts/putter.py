@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-import ingest
+import memwal
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
@@ -34,14 +34,14 @@ def put_until(table: Any, first: int, stop: threading.Event) -> bool:
         say(**{"try": number})
         try:
             table.put(rows)
-        except ingest.MemWalError as error:
+        except memwal.MemWalError as error:
             say(error=[type(error).__name__, str(error), error.details])
             return True
         say(ack=number)
         if number % 20 == 0:
             try:
                 table.flush()
-            except ingest.MemWalError as error:
+            except memwal.MemWalError as error:
                 say(error=[type(error).__name__, str(error), error.details])
                 return True
     return False
@@ -51,14 +51,14 @@ def main() -> None:
     """See the module's text."""
     uri, first = sys.argv[1], int(sys.argv[2])
     stop = threading.Event()
-    ingest.open  # noqa: B018 - the slow imports, before the start
+    memwal.open  # noqa: B018 - the slow imports, before the start
     say(ready=True)
     sys.stdin.readline()
     threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
     try:
         quiet = {"commit": {"interval": "0s"}}
-        table = ingest.open(uri, schema=SCHEMA, key="id", regions=1, settings=quiet, take_over=True)
-    except ingest.FencedError as error:  # a third process came between, as it may
+        table = memwal.open(uri, schema=SCHEMA, key="id", regions=1, settings=quiet, take_over=True)
+    except memwal.FencedError as error:  # a third process came between, as it may
         say(open=None, error=[type(error).__name__, str(error), error.details])
         return
     say(open=[region["epoch"] for region in table.status()["regions"]])

@@ -16,14 +16,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-import ingest
+import memwal
 
 
 def main() -> None:
     """See the module's text."""
     endpoint, region, producer, sequence, name, *ids = sys.argv[1:]
-    table = ingest.connect(endpoint)
-    stream = table.open_stream(UUID(region), ingest.Token(producer, int(sequence)))
+    table = memwal.connect(endpoint)
+    stream = table.open_stream(UUID(region), memwal.Token(producer, int(sequence)))
     rows = pa.Table.from_pylist([{"id": int(id), "name": name} for id in ids], schema=table.schema)
     for batch in rows.to_batches(max_chunksize=2):
         stream.write(batch)

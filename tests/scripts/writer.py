@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-import ingest
-import wal
+import memwal
+from memwal import wal
 
 SCHEMA = pa.schema(
     [
@@ -110,7 +110,7 @@ def main() -> None:
         really_open, kill_at, when = wal.open_store, int(sys.argv[6]), sys.argv[7]
         wal.open_store = lambda *at, **named: Mortal(really_open(*at, **named), kill_at, when)
     indexes = {"vector": "ivf_pq", "body": "fts"}
-    with ingest.open(uri, schema=SCHEMA, key="id", regions=regions, indexes=indexes, settings=SETTINGS) as table:
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=regions, indexes=indexes, settings=SETTINGS) as table:
         say(state={row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}, rows=table.count())
         for op in ops:
             say(**{"try": op})

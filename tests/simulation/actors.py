@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 
-import flush
-import wal
-from ingest.api.reads import Level
-from ingest.errors import Unavailable
-from ingest.table.stored import StoredTable
+from memwal import flush, wal
+from memwal.ingest.api.reads import Level
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.table.stored import StoredTable
+from memwal.wal.layout import manifest_key
 from tests.simulation.oracle import Floors, Order, Wrong
 from tests.simulation.process import EXPECTED, pairs
 from tests.simulation.scheduler import Host, SimulatedClock
 from tests.simulation.storage import OUTAGES, SimulatedStore
-from wal.layout import manifest_key
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process

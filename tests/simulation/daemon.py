@@ -14,17 +14,16 @@ from uuid import UUID
 
 import pyarrow as pa
 
-import flush
-import wal
-from flush.resizing.routing import decided
-from ingest.errors import Unavailable
-from ingest.read.levels import RegionView
-from ingest.read.reader import Reader
-from ingest.refusals import expect_routing
-from ingest.region.context import RegionContext
-from ingest.region.core import RETRY_FLUSH, RegionCore
-from ingest.region.write_queue import Write
-from memtable import TOMBSTONE
+from memwal import flush, wal
+from memwal.flush.resizing.routing import decided
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.refusals import expect_routing
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.core import RETRY_FLUSH, RegionCore
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import TOMBSTONE
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import EXPECTED
 from tests.simulation.scheduler import Host, SimulatedClock

@@ -11,15 +11,15 @@ from uuid import UUID
 
 import pyarrow as pa
 
-import ingest.region.core
-import wal.garbage
-from flush.resizing.carried import PREFIX, carried
-from ingest.region.write_queue import Write
+import memwal.ingest.region.core
+import memwal.wal.garbage
+from memwal.flush.resizing.carried import PREFIX, carried
+from memwal.ingest.region.write_queue import Write
+from memwal.wal import ObjectInfo, ObjectStore
+from memwal.wal.applied import AppliedMap
+from memwal.wal.layout import parse_snapshot_key, snapshot_prefix
 from tests.simulation.daemon_world import DaemonWorld
 from tests.simulation.world import SeedFailed, simulate
-from wal import ObjectInfo, ObjectStore
-from wal.applied import AppliedMap
-from wal.layout import parse_snapshot_key, snapshot_prefix
 
 Planted = AbstractContextManager[Any]
 
@@ -35,7 +35,7 @@ def cuts_the_rows_and_not_what_deletes() -> Planted:
 
 def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], dict[str, int]]) -> Planted:
     return patch.object(
-        import_module("flush.resizing.steps"), "begun_with", lambda maps: AppliedMap(change(maps, carried(maps)))
+        import_module("memwal.flush.resizing.steps"), "begun_with", lambda maps: AppliedMap(change(maps, carried(maps)))
     )
 
 
@@ -62,9 +62,9 @@ def claims_with_an_empty_map() -> Iterator[None]:
         claimed.applied.clear()
         return claimed
 
-    claim = ingest.region.core.wal.claim
+    claim = memwal.ingest.region.core.wal.claim
     with ExitStack() as patches:
-        patches.enter_context(patch.object(ingest.region.core.wal, "claim", forgetting))
+        patches.enter_context(patch.object(memwal.ingest.region.core.wal, "claim", forgetting))
         yield
 
 
@@ -76,7 +76,7 @@ def _snapshots_collected(fits: Callable[[str, int, str], bool]) -> Iterator[None
         found = ((each, parse_snapshot_key(each.key)) for each in store.describe(snapshot_prefix(region)))
         return [each for each, name in found if name and fits(name, position, named)]
 
-    with patch.object(wal.garbage, "superseded", superseded):
+    with patch.object(memwal.wal.garbage, "superseded", superseded):
         yield
 
 

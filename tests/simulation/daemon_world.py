@@ -24,14 +24,13 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-import flush
-import wal
-from ingest.api.tokens import Token
-from ingest.errors import Unavailable
-from ingest.region.core import RETRY_FLUSH
-from ingest.region.write_queue import Write
-from ingest.table.stored import StoredTable
-from memtable import TOMBSTONE, row_schema
+from memwal import flush, wal
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.region.core import RETRY_FLUSH
+from memwal.ingest.region.write_queue import Write
+from memwal.ingest.table.stored import StoredTable
+from memwal.memtable import TOMBSTONE, row_schema
 from tests.simulation.actors import Chaos, Visitor
 from tests.simulation.daemon import Daemon
 from tests.simulation.oracle import Wrong

@@ -15,14 +15,14 @@ import lance
 import pyarrow as pa
 from lance.dataset import MergeInsertBuilder
 
-import flush.commits.append_pass
-import flush.commits.changes
-import flush.commits.committer
-import flush.sst.files
-import ingest.read.stored
+import memwal.flush.commits.append_pass
+import memwal.flush.commits.changes
+import memwal.flush.commits.committer
+import memwal.flush.sst.files
+import memwal.ingest.read.stored
+from memwal.wal import ArrowCodec, EntryCodec, LanceCodec, SystemClock, SystemIds, WalOptions
 from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
 from tests.simulation.storage import Weather
-from wal import ArrowCodec, EntryCodec, LanceCodec, SystemClock, SystemIds, WalOptions
 
 _FAULTS = ("error before", "error before", "error after", "error after", "kill before", "kill after")
 _READ_FAULTS = ("error before",)
@@ -58,19 +58,19 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
                 patches.enter_context(patch.object(codec, name, _remembering(getattr(codec, name))))
         # More readers than one are threads, and nobody can say in which order threads run.
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
-        patches.enter_context(patch.object(ingest.read.stored, "_READ_OPTIONS", one_reader))
-        patches.enter_context(patch.object(flush.commits.changes, "_READERS", 1))
-        patches.enter_context(patch.object(flush.commits.append_pass.AppendedRows, "_reader", _read_before))
+        patches.enter_context(patch.object(memwal.ingest.read.stored, "_READ_OPTIONS", one_reader))
+        patches.enter_context(patch.object(memwal.flush.commits.changes, "_READERS", 1))
+        patches.enter_context(patch.object(memwal.flush.commits.append_pass.AppendedRows, "_reader", _read_before))
         for owner, attribute, faults in (
             (lance, "dataset", _READ_FAULTS),
             (lance, "write_dataset", _FAULTS),
-            (flush.commits.append_pass, "write_fragments", _FAULTS),
+            (memwal.flush.commits.append_pass, "write_fragments", _FAULTS),
             (lance.LanceDataset, "commit", _FAULTS),
             (MergeInsertBuilder, "execute", _FAULTS),
             (MergeInsertBuilder, "execute_uncommitted", _READ_FAULTS),
-            (flush.sst.files, "write_key_sidecar", _FAULTS),
-            (flush.sst.files, "sync_tree", ("error before",)),
-            (flush.commits.committer, "sync_table", ("error before",)),
+            (memwal.flush.sst.files, "write_key_sidecar", _FAULTS),
+            (memwal.flush.sst.files, "sync_tree", ("error before",)),
+            (memwal.flush.commits.committer, "sync_table", ("error before",)),
             *more,
         ):
             replacement = wrapped(f"lance {attribute}", getattr(owner, attribute), faults)
@@ -78,7 +78,7 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
         yield
 
 
-def _read_before(rows: flush.commits.append_pass.AppendedRows) -> pa.RecordBatchReader:
+def _read_before(rows: memwal.flush.commits.append_pass.AppendedRows) -> pa.RecordBatchReader:
     """All rows first, in the actor's own thread: Lance pulls them from one of its own, where no actor may pause."""
     return pa.Table.from_batches(list(rows._batches()), rows._base.schema).to_reader()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from ingest.region.core import RegionCore
+from memwal.ingest.region.core import RegionCore
 from tests.simulation.actors import Visitor
 from tests.simulation.process import EXPECTED
 from tests.simulation.storage import Weather

@@ -13,22 +13,20 @@ from unittest.mock import patch
 
 import lance
 
-import flush.base.swap
-import flush.sst.flusher
-import wal.appender
-import wal.fence
-import wal.slot
-import wal.store.local
-from flush import BaseTable, FlushAttempts, SstCollector
-from flush.commits.append_pass import AppendedRows, mark
-from flush.commits.merge_passes import Written
-from flush.garbage.ssts import Verdict
-from flush.sst.files import discard
-from ingest.region.core import RegionCore
-from ingest.region.state import RegionLevels
-from tests.simulation.lease_world import LeaseWorld
-from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
-from wal import (
+import memwal.flush.base.swap
+import memwal.flush.sst.flusher
+import memwal.wal.appender
+import memwal.wal.fence
+import memwal.wal.slot
+import memwal.wal.store.local
+from memwal.flush import BaseTable, FlushAttempts, SstCollector
+from memwal.flush.commits.append_pass import AppendedRows, mark
+from memwal.flush.commits.merge_passes import Written
+from memwal.flush.garbage.ssts import Verdict
+from memwal.flush.sst.files import discard
+from memwal.ingest.region.core import RegionCore
+from memwal.ingest.region.state import RegionLevels
+from memwal.wal import (
     EntryHeader,
     LocalStore,
     ManifestStore,
@@ -41,10 +39,12 @@ from wal import (
     WalCollector,
     WalGarbage,
 )
-from wal.assembler import BatchAssembler
-from wal.entry_reader import EntryReader
-from wal.fences import Fences
-from wal.layout import entry_key
+from memwal.wal.assembler import BatchAssembler
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.fences import Fences
+from memwal.wal.layout import entry_key
+from tests.simulation.lease_world import LeaseWorld
+from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 
 Planted = AbstractContextManager[Any]
 
@@ -53,7 +53,7 @@ def _settle(store: ObjectStore, key: str, data: bytes, *taken_for_ours: PutOutco
     """`wal.slot.settle` that takes some answers of the first attempt for success."""
     if store.put_if_absent(key, data) in (PutOutcome.CREATED, *taken_for_ours):
         return None
-    return wal.slot.settle(store, key, data, **rest)
+    return memwal.wal.slot.settle(store, key, data, **rest)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def skips_the_slot_after_a_conflict() -> Iterator[None]:
 def acks_before_the_put_is_known() -> Planted:
     """No answer: call it written."""
     return patch.object(
-        wal.appender, "settle", lambda *args, **rest: _settle(*args, PutOutcome.OUTCOME_UNKNOWN, **rest)
+        memwal.wal.appender, "settle", lambda *args, **rest: _settle(*args, PutOutcome.OUTCOME_UNKNOWN, **rest)
     )
 
 
@@ -84,17 +84,17 @@ def claims_without_a_sentinel() -> Planted:
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
-    return patch.object(wal.fence, "settle", nothing)
+    return patch.object(memwal.wal.fence, "settle", nothing)
 
 
 def takes_its_own_entry_for_a_strangers() -> Planted:
     """ALREADY_EXISTS is another's, always: what our own retry left there too."""
-    return patch.object(wal.slot, "_read_back", lambda store, data, attempts: (True, store.get(attempts.key)))
+    return patch.object(memwal.wal.slot, "_read_back", lambda store, data, attempts: (True, store.get(attempts.key)))
 
 
 def takes_a_strangers_entry_for_its_own() -> Planted:
     """ALREADY_EXISTS is ours, always."""
-    return patch.object(wal.slot, "_read_back", lambda store, data, attempts: (True, None))
+    return patch.object(memwal.wal.slot, "_read_back", lambda store, data, attempts: (True, None))
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def replay_skips_holes() -> Iterator[None]:
         return (entry for entry in original(self, positions) if entry is not None)
 
     original = EntryReader.each
-    with patch.object(EntryReader, "each", each), patch("wal.replay.closing", _unclosed):
+    with patch.object(EntryReader, "each", each), patch("memwal.wal.replay.closing", _unclosed):
         yield
 
 
@@ -147,7 +147,7 @@ def tells_fences_by_their_size() -> Iterator[None]:
 
 def forgets_the_applied_map() -> Planted:
     """A claim begins with an empty map."""
-    return patch.object(wal.fence, "newest_applied", lambda *_: {})
+    return patch.object(memwal.wal.fence, "newest_applied", lambda *_: {})
 
 
 def replays_open_batches() -> Planted:
@@ -184,7 +184,7 @@ def _looks_behind_the_link(self: LocalStore, directory: Any, name: str, data: by
     """`LocalStore._create` that looks only behind the link whether the directory is in its place."""
     with patch.object(type(directory), "check_in_place", lambda _: None):
         outcome = _create(self, directory, name, data)
-    wal.store.local._Directory.check_in_place(directory)
+    memwal.wal.store.local._Directory.check_in_place(directory)
     return outcome
 
 
@@ -211,10 +211,10 @@ def removes_an_sst_whose_publication_was_refused() -> Iterator[None]:
             kept.sst = None
             raise
 
-    original = flush.sst.flusher._publish
+    original = memwal.flush.sst.flusher._publish
     with ExitStack() as both:
         both.enter_context(patch.object(LocalStore, "_create", create))
-        both.enter_context(patch.object(flush.sst.flusher, "_publish", publish))
+        both.enter_context(patch.object(memwal.flush.sst.flusher, "_publish", publish))
         yield
 
 
@@ -252,7 +252,7 @@ def appends_without_the_swap() -> Planted:
 
 def appends_without_progress() -> Planted:
     """The rows are in one version, that they are committed in the next."""
-    return patch.object(flush.base.swap, "_with_metadata", lambda dataset, _: dataset.lance_schema)
+    return patch.object(memwal.flush.base.swap, "_with_metadata", lambda dataset, _: dataset.lance_schema)
 
 
 PLANTED: dict[str, Callable[[], Planted]] = {

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-import wal
-from ingest.api.reads import Level
-from ingest.errors import FencedError, Unavailable, UnknownOutcome
-from ingest.read.levels import RegionView
-from ingest.read.local import LevelReads
-from ingest.read.reader import Reader
-from ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
-from ingest.region.write_queue import Write
+from memwal import wal
+from memwal.ingest.api.reads import Level
+from memwal.ingest.errors import FencedError, Unavailable, UnknownOutcome
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.read.local import LevelReads
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
+from memwal.ingest.region.write_queue import Write
 from tests.simulation.oracle import Attempt, Floors, Order
 from tests.simulation.scheduler import Host, SimulatedClock
 from tests.simulation.storage import SimulatedStore

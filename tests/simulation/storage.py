@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 from unittest.mock import patch
 
-import wal.store.local
+import memwal.wal.store.local
+from memwal.wal import LocalStore, ObjectInfo, PutOutcome, StoreRefused, StoreUnavailable
+from memwal.wal.layout import parse_entry_key, parse_manifest_key, parse_rev, regions
 from tests.simulation.scheduler import START, Host, Killed, Scheduler
-from wal import LocalStore, ObjectInfo, PutOutcome, StoreRefused, StoreUnavailable
-from wal.layout import parse_entry_key, parse_manifest_key, parse_rev, regions
 
 PUT_FAULTS = (
     "conflict",
@@ -287,7 +287,9 @@ class _FailingSystemCall:
 def _failing_system_call(fault: str) -> AbstractContextManager[Any]:
     if not fault.endswith("fails after"):
         return nullcontext()
-    return patch.object(wal.store.local, "os", _FailingSystemCall("link" if fault.startswith("link") else "stat"))
+    return patch.object(
+        memwal.wal.store.local, "os", _FailingSystemCall("link" if fault.startswith("link") else "stat")
+    )
 
 
 def short(key: str) -> str:

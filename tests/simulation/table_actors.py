@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, cast
 import lance
 import pyarrow as pa
 
-import flush
-import wal
-from flush.commits.maintenance import clean_up, compact, merge_segments
+from memwal import flush, wal
+from memwal.flush.commits.maintenance import clean_up, compact, merge_segments
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import EXPECTED

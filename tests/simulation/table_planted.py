@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import flush.commits.changes
-import flush.commits.committer
-import flush.sst.files
-import flush.sst.flusher
-from flush import SstCollector
-from flush.commits.changes import Newest, newest_per_key
-from flush.commits.plan import RegionPlan
-from flush.garbage.ssts import Verdict
+import memwal.flush.commits.changes
+import memwal.flush.commits.committer
+import memwal.flush.sst.files
+import memwal.flush.sst.flusher
+from memwal.flush import SstCollector
+from memwal.flush.commits.changes import Newest, newest_per_key
+from memwal.flush.commits.plan import RegionPlan
+from memwal.flush.garbage.ssts import Verdict
+from memwal.wal import RegionManifest
 from tests.simulation.planted import Planted
 from tests.simulation.table_world import TableWorld
 from tests.simulation.world import SeedFailed, simulate
-from wal import RegionManifest
 
 
 @contextmanager
@@ -31,20 +31,20 @@ def prunes_before_the_sync() -> Iterator[None]:
 
     def prune_all(store: Any, base: Any, clock: Any, ids: Any) -> None:
         waiting: list[Any] = []
-        with patch.object(flush.commits.committer, "sync_table", waiting.append):
+        with patch.object(memwal.flush.commits.committer, "sync_table", waiting.append):
             original(store, base, clock, ids)
         for dataset in waiting:
-            flush.commits.committer.sync_table(dataset)
+            memwal.flush.commits.committer.sync_table(dataset)
 
-    original = flush.commits.committer._prune_all
-    with patch.object(flush.commits.committer, "_prune_all", prune_all):
+    original = memwal.flush.commits.committer._prune_all
+    with patch.object(memwal.flush.commits.committer, "_prune_all", prune_all):
         yield
 
 
 def prunes_one_generation_too_many() -> Planted:
     """Off by one: the first generation that is not committed goes too."""
-    original = flush.commits.committer._without
-    return patch.object(flush.commits.committer, "_without", lambda manifest, done: original(manifest, done + 1))
+    original = memwal.flush.commits.committer._without
+    return patch.object(memwal.flush.commits.committer, "_without", lambda manifest, done: original(manifest, done + 1))
 
 
 @contextmanager
@@ -64,12 +64,15 @@ def marker_on_the_deletes_pass() -> Iterator[None]:
     def upsert(dataset: Any, rows: Any, key: Any, marker: Mapping[Any, int]) -> Any:
         return upsert_original(dataset, rows, key, markers[-1])
 
-    write_original = flush.commits.committer._Rounds._write
-    delete_original, upsert_original = flush.commits.committer.delete_pass, flush.commits.committer.upsert_pass
+    write_original = memwal.flush.commits.committer._Rounds._write
+    delete_original, upsert_original = (
+        memwal.flush.commits.committer.delete_pass,
+        memwal.flush.commits.committer.upsert_pass,
+    )
     with ExitStack() as patches:
-        patches.enter_context(patch.object(flush.commits.committer._Rounds, "_write", write))
-        patches.enter_context(patch.object(flush.commits.committer, "delete_pass", delete))
-        patches.enter_context(patch.object(flush.commits.committer, "upsert_pass", upsert))
+        patches.enter_context(patch.object(memwal.flush.commits.committer._Rounds, "_write", write))
+        patches.enter_context(patch.object(memwal.flush.commits.committer, "delete_pass", delete))
+        patches.enter_context(patch.object(memwal.flush.commits.committer, "upsert_pass", upsert))
         yield
 
 
@@ -80,8 +83,8 @@ def commits_without_the_first_generation() -> Iterator[None]:
     def read(store: Any, plans: Sequence[RegionPlan], *rest: Any) -> Any:
         return original(store, [replace(plan, ssts=plan.ssts[-1:]) for plan in plans], *rest)
 
-    original = flush.commits.committer.read_changes
-    with patch.object(flush.commits.committer, "read_changes", read):
+    original = memwal.flush.commits.committer.read_changes
+    with patch.object(memwal.flush.commits.committer, "read_changes", read):
         yield
 
 
@@ -91,12 +94,12 @@ def commits_the_oldest_row_of_each_key() -> Planted:
     def reversed_order(generations: Sequence[Any], key: Sequence[str]) -> list[Newest]:
         return newest_per_key(generations[::-1], key)[::-1]
 
-    return patch.object(flush.commits.changes, "newest_per_key", reversed_order)
+    return patch.object(memwal.flush.commits.changes, "newest_per_key", reversed_order)
 
 
 def leaves_out_the_deletes_of_a_second_try() -> Planted:
     """After a conflict the deletes are taken for done."""
-    return patch.object(flush.commits.committer, "rows_to_delete", lambda *_: 0)
+    return patch.object(memwal.flush.commits.committer, "rows_to_delete", lambda *_: 0)
 
 
 @contextmanager
@@ -111,15 +114,15 @@ def publishes_before_the_sidecar() -> Iterator[None]:
         manifest = original(store, manifests, guard, *args, **rest)
         for sst in manifest.ssts:
             if sst.path in waiting:
-                flush.sst.files.sync_tree("")  # takes its time
+                memwal.flush.sst.files.sync_tree("")  # takes its time
                 waiting.pop(sst.path)()
         return manifest
 
-    write, original = flush.sst.files.write_key_sidecar, flush.flush
+    write, original = memwal.flush.sst.files.write_key_sidecar, memwal.flush.flush
     with ExitStack() as patches:
-        patches.enter_context(patch.object(flush.sst.files, "write_key_sidecar", write_later))
-        patches.enter_context(patch.object(flush.sst.files, "verify", lambda *_: None))
-        patches.enter_context(patch.object(flush, "flush", flushed))
+        patches.enter_context(patch.object(memwal.flush.sst.files, "write_key_sidecar", write_later))
+        patches.enter_context(patch.object(memwal.flush.sst.files, "verify", lambda *_: None))
+        patches.enter_context(patch.object(memwal.flush, "flush", flushed))
         yield
 
 

@@ -30,11 +30,11 @@ import pyarrow as pa
 from lance.dataset import DatasetOptimizer, LanceDataset
 from lance.mem_wal import LsmScanner
 
-import flush.commits.committer
-import wal
-from flush.verification.runner import verify_table
-from ingest.table.stored import StoredTable
-from memtable.index_spec import IndexKind
+import memwal.flush.commits.committer
+from memwal import wal
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.table.stored import StoredTable
+from memwal.memtable.index_spec import IndexKind
 from tests.lance_scan import snapshots
 from tests.simulation.actors import Driver, StorageReader, Visitor
 from tests.simulation.lance_calls import FAULTS, Points, simulated_machine
@@ -46,7 +46,7 @@ from tests.simulation.table_actors import EagerCommitter, HungryCollector, Inspe
 from tests.simulation.world import Shape, World
 
 _POINTS: Points = (
-    (flush.commits.committer, "catch_up", FAULTS),
+    (memwal.flush.commits.committer, "catch_up", FAULTS),
     (DatasetOptimizer, "optimize_indices", FAULTS),
     (DatasetOptimizer, "compact_files", FAULTS),
     (LanceDataset, "create_scalar_index", FAULTS),
@@ -114,7 +114,7 @@ class TableWorld(World):
     def _machine(self) -> Iterator[None]:
         held: dict[int, Mapping[UUID, int]] = {}
 
-        def pruning(store: wal.ObjectStore, base: flush.BaseTable, *rest: Any) -> None:
+        def pruning(store: wal.ObjectStore, base: memwal.flush.BaseTable, *rest: Any) -> None:
             held[id(base.dataset)] = base.committed
             prune_all(store, base, *rest)
 
@@ -123,10 +123,10 @@ class TableWorld(World):
             for region, generation in held[id(dataset)].items():
                 self.synced[region] = max(generation, self.synced.get(region, 0))
 
-        sync, prune_all = flush.commits.committer.sync_table, flush.commits.committer._prune_all
+        sync, prune_all = memwal.flush.commits.committer.sync_table, memwal.flush.commits.committer._prune_all
         with ExitStack() as patches:
-            patches.enter_context(patch.object(flush.commits.committer, "sync_table", synced))
-            patches.enter_context(patch.object(flush.commits.committer, "_prune_all", pruning))
+            patches.enter_context(patch.object(memwal.flush.commits.committer, "sync_table", synced))
+            patches.enter_context(patch.object(memwal.flush.commits.committer, "_prune_all", pruning))
             patches.enter_context(simulated_machine(self.scheduler, self.weather, _POINTS))
             yield
 
@@ -181,10 +181,10 @@ class TableWorld(World):
     def _settle(self) -> None:
         super()._settle()
         clock = SimulatedClock(self.scheduler, skew=1e12)
-        found = flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0)
+        found = memwal.flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0)
         self.say("orphans collected")
         self._check("the base table without orphans", StoredTable(self.base, self.disk.inner), "latest")
-        if again := flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0).files:
+        if again := memwal.flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0).files:
             raise Wrong(f"orphans {again[:3]} are left over after {len(found.files)} were deleted")
 
 

@@ -27,15 +27,16 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-import flush
-import wal
-from ingest.api.tokens import Token
-from ingest.region.context import Limits, RegionContext
-from ingest.region.core import RegionCore
-from ingest.region.write_queue import Write
-from ingest.table.stored import StoredTable
-from memtable import TOMBSTONE, IndexSpec, row_schema
-from memtable.index_spec import IndexKind
+from memwal import flush, wal
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.region.context import Limits, RegionContext
+from memwal.ingest.region.core import RegionCore
+from memwal.ingest.region.write_queue import Write
+from memwal.ingest.table.stored import StoredTable
+from memwal.memtable import TOMBSTONE, IndexSpec, row_schema
+from memwal.memtable.index_spec import IndexKind
+from memwal.wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
+from memwal.wal.manifest_garbage import pruned_below
 from tests.simulation.actors import (
     Chaos,
     Client,
@@ -53,8 +54,6 @@ from tests.simulation.oracle import Attempt, Oracle, Wrong
 from tests.simulation.process import Process, pairs
 from tests.simulation.scheduler import Host, Scheduler, SimulatedClock, Trace
 from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Disk, SimulatedStore, Weather
-from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
-from wal.manifest_garbage import pruned_below
 
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 _RAM_DISK = Path("/dev/shm")
@@ -165,8 +164,8 @@ class World:
         with ExitStack() as patches:
             patches.enter_context(self.calls())
             if self._short_maps:
-                patches.enter_context(patch("wal.applied._INLINE_MAX", 40))
-                patches.enter_context(patch("wal.applied._OF_A_NAME", 1))
+                patches.enter_context(patch("memwal.wal.applied._INLINE_MAX", 40))
+                patches.enter_context(patch("memwal.wal.applied._OF_A_NAME", 1))
             yield
 
     def calls(self) -> AbstractContextManager[None]:

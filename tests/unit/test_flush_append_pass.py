@@ -11,15 +11,15 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable, CommitConflict, CountMismatch
-from flush.commits import append_pass, committer
-from flush.garbage.orphans import collect_orphans
-from flush.history.actions import read_history
-from flush.verification.runner import verify_table
-from memtable import IndexSpec
+from memwal.flush import BaseTable, CommitConflict, CountMismatch
+from memwal.flush.commits import append_pass, committer
+from memwal.flush.garbage.orphans import collect_orphans
+from memwal.flush.history.actions import read_history
+from memwal.flush.verification.runner import verify_table
+from memwal.memtable import IndexSpec
+from memwal.wal import Corrupt, FakeClock, bucket_region
 from tests.append_world import AppendWorld
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
-from wal import Corrupt, FakeClock, bucket_region
 
 LANCES = ("mark", "catch_up", "sync_table")
 

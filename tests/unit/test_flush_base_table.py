@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-from flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules
-from flush.base import create as table_creation
-from flush.base.field_ids import column_ids, first_ids
-from flush.base.open import open_dataset
-from memtable import IndexSpec, InvalidRows
-from wal import Corrupt, bucket_region
+from memwal.flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules
+from memwal.flush.base import create as table_creation
+from memwal.flush.base.field_ids import column_ids, first_ids
+from memwal.flush.base.open import open_dataset
+from memwal.memtable import IndexSpec, InvalidRows
+from memwal.wal import Corrupt, bucket_region
 
 SCHEMA = pa.schema(
     [

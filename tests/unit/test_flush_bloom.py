@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flush.sst.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
+from memwal.flush.sst.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
 
 
 def keys(first: int, count: int) -> pa.Table:

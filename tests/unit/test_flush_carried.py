@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.resizing.carried import carried, left_over, settle, with_exceptions
+from memwal.flush.resizing.carried import carried, left_over, settle, with_exceptions
 
 KEYS = pa.table({"key": list(range(24))})
 

@@ -10,12 +10,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import CommitReport
-from flush.commits import committer
+from memwal.flush import CommitReport
+from memwal.flush.commits import committer
+from memwal.wal import FakeClock, LocalStore
 from tests.clean import assert_clean, assert_collected
 from tests.commit_world import World
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
-from wal import FakeClock, LocalStore
 
 LANCES = ("delete_pass", "upsert_pass", "catch_up", "sync_table")
 

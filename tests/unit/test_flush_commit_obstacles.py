@@ -11,11 +11,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable
-from flush.commits import committer
-from flush.commits.foreign_writes import Beside, look_back
-from flush.garbage.retained import _tags
-from memtable import IndexSpec, with_tombstone
+from memwal.flush import BaseTable
+from memwal.flush.commits import committer
+from memwal.flush.commits.foreign_writes import Beside, look_back
+from memwal.flush.garbage.retained import _tags
+from memwal.memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World, before_writing
 
 

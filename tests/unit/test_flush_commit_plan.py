@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.commits.plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
-from wal import (
+from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
+from memwal.wal import (
     Corrupt,
     FakeClock,
     MemoryStore,

@@ -11,11 +11,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush
-from flush import CommitReport, CountMismatch
-from flush.commits import changes, committer, merge_passes
+from memwal import flush
+from memwal.flush import CommitReport, CountMismatch
+from memwal.flush.commits import changes, committer, merge_passes
+from memwal.wal import FakeClock, SystemClock
 from tests.commit_world import World
-from wal import FakeClock, SystemClock
 
 
 @pytest.fixture

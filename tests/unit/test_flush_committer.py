@@ -11,15 +11,15 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush
-from flush import BaseTable, CommitConflict, CommitReport, CountMismatch
-from flush.commits import committer
-from flush.commits.changes import read_changes
-from flush.commits.merge_passes import Written, delete_pass, upsert_pass
-from flush.commits.plan import agree, uncommitted
-from memtable import IndexSpec
+from memwal import flush
+from memwal.flush import BaseTable, CommitConflict, CommitReport, CountMismatch
+from memwal.flush.commits import committer
+from memwal.flush.commits.changes import read_changes
+from memwal.flush.commits.merge_passes import Written, delete_pass, upsert_pass
+from memwal.flush.commits.plan import agree, uncommitted
+from memwal.memtable import IndexSpec
+from memwal.wal import Corrupt, FakeClock, bucket_region
 from tests.commit_world import World, before_writing, crash
-from wal import Corrupt, FakeClock, bucket_region
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush.base.fsync import sync_table
+from memwal.flush.base.fsync import sync_table
 from tests.conftest import Made
 
 

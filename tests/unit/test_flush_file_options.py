@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
-from flush import FileOptions, InvalidFileOptions, read_sst, write_sst
-from ingest.errors import Invalid
-from ingest.settings.load import load
-from memtable import MemTable, row_schema, with_tombstone
-from wal import LocalStore, SeededIds, SsTable, bucket_region
+from memwal.flush import FileOptions, InvalidFileOptions, read_sst, write_sst
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import load
+from memwal.memtable import MemTable, row_schema, with_tombstone
+from memwal.wal import LocalStore, SeededIds, SsTable, bucket_region
 
 REGION, COUNT = bucket_region(0), 6_000
 SCHEMA = pa.schema(

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import flush
-from flush import FlushAttempts, FlushOutOfOrder, read_sst
-from flush.sst.files import discard
-from memtable import MemTable, row_schema, with_tombstone
-from wal import (
+from memwal import flush
+from memwal.flush import FlushAttempts, FlushOutOfOrder, read_sst
+from memwal.flush.sst.files import discard
+from memwal.memtable import MemTable, row_schema, with_tombstone
+from memwal.wal import (
     Claim,
     FakeClock,
     Fenced,
@@ -35,7 +35,7 @@ from wal import (
     bucket_region,
     claim,
 )
-from wal.layout import sst_key
+from memwal.wal.layout import sst_key
 
 REGION = bucket_region(0)
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])

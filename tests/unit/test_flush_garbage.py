@@ -10,11 +10,20 @@ from uuid import UUID
 
 import pytest
 
-from flush import BaseNeeds, BaseTable, SstCollector, SstGarbage, base_needs
+from memwal.flush import BaseNeeds, BaseTable, SstCollector, SstGarbage, base_needs
+from memwal.wal import (
+    FakeClock,
+    LocalStore,
+    ManifestStore,
+    MemoryStore,
+    ObjectStore,
+    RegionManifest,
+    SeededIds,
+    SsTable,
+)
+from memwal.wal.layout import bucket_region, manifest_prefix, region_prefix, sst_key
 from tests import commit_world
 from tests.clean import assert_clean, assert_collected
-from wal import FakeClock, LocalStore, ManifestStore, MemoryStore, ObjectStore, RegionManifest, SeededIds, SsTable
-from wal.layout import bucket_region, manifest_prefix, region_prefix, sst_key
 
 REGION = bucket_region(0)
 AGE = 600.0

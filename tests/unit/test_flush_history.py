@@ -12,11 +12,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush.history.actions
-from flush.base.state import Fragment, TableState, Transaction, read_state, versions
-from flush.history.actions import Change, History, change, read_history
-from flush.history.diff import diff_versions
-from wal import Corrupt, bucket_region, open_store
+import memwal.flush.history.actions
+from memwal.flush.base.state import Fragment, TableState, Transaction, read_state, versions
+from memwal.flush.history.actions import Change, History, change, read_history
+from memwal.flush.history.diff import diff_versions
+from memwal.wal import Corrupt, bucket_region, open_store
 
 ONE, TWO = str(bucket_region(0)), str(bucket_region(1))
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -191,7 +191,7 @@ def test_a_version_that_is_cleaned_up_while_it_is_read_is_named(uri: str, monkey
             next(Path(uri).glob(f"_versions/*{2**64 - 3}.manifest")).unlink()
         return read_state(store, version)
 
-    monkeypatch.setattr(flush.history.actions, "read_state", read)
+    monkeypatch.setattr(memwal.flush.history.actions, "read_state", read)
     history = read_history(store)
     assert history.gone == (2,)
     assert [each.state.version for each in history.changes] == [5, 4, 3, 1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flush.commits.index_catchup import ivf_pq_parameters, sub_vectors
-from memtable import IndexSpec
+from memwal.flush.commits.index_catchup import ivf_pq_parameters, sub_vectors
+from memwal.memtable import IndexSpec
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.sst.key_encoding import hash_form, sort_form
+from memwal.flush.sst.key_encoding import hash_form, sort_form
 
 KEYS = st.tuples(
     st.integers(-(2**63), 2**63 - 1),

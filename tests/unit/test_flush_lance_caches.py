@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable
-from flush.base import caches as lance_caches
-from flush.base.caches import LanceCaches
-from memtable import IndexSpec
+from memwal.flush import BaseTable
+from memwal.flush.base import caches as lance_caches
+from memwal.flush.base.caches import LanceCaches
+from memwal.memtable import IndexSpec
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())])
 MERGED = 4

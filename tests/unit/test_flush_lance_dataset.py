@@ -8,9 +8,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable
-from flush.base.open import open_dataset, read_again
-from wal import Corrupt, LocalStore, MemoryStore, StoreUnavailable
+from memwal.flush import BaseTable
+from memwal.flush.base.open import open_dataset, read_again
+from memwal.wal import Corrupt, LocalStore, MemoryStore, StoreUnavailable
 
 ROWS = pa.table({"id": [1, 2, 3]})
 

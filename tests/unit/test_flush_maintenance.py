@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-from flush import BaseTable
-from flush.commits.index_catchup import catch_up
-from flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, together
-from ingest.table import maintenance as base_upkeep
-from ingest.table.maintenance import BaseUpkeep
-from memtable import IndexSpec
-from wal import FakeClock, bucket_region
+from memwal.flush import BaseTable
+from memwal.flush.commits.index_catchup import catch_up
+from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, together
+from memwal.ingest.table import maintenance as base_upkeep
+from memwal.ingest.table.maintenance import BaseUpkeep
+from memwal.memtable import IndexSpec
+from memwal.wal import FakeClock, bucket_region
 
 WIDTH = 8
 SCHEMA = pa.schema(

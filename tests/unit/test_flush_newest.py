@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.commits.changes import newest_per_key
-from memtable import TOMBSTONE
+from memwal.flush.commits.changes import newest_per_key
+from memwal.memtable import TOMBSTONE
 
 ROWS = st.lists(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("ab"), st.booleans()), max_size=8), max_size=5)
 

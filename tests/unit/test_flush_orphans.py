@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from lance.fragment import LanceFragment
 
-import ingest
-from flush import BaseTable, OrphanGarbage, base_needs, collect_orphans
-from wal import FakeClock, LocalStore
-from wal.layout import PROBE_PREFIX, bucket_region
+import memwal
+from memwal.flush import BaseTable, OrphanGarbage, base_needs, collect_orphans
+from memwal.wal import FakeClock, LocalStore
+from memwal.wal.layout import PROBE_PREFIX, bucket_region
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])
 REGION = bucket_region(0)
@@ -189,7 +189,7 @@ def test_a_crash_in_the_middle_and_a_second_collector_do_no_harm(case: Case) -> 
 def table(tmp_path: Path) -> Any:
     settings = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
     uri = str(tmp_path / "t.lance")
-    with ingest.open(uri, schema=SCHEMA, key="id", regions=1, indexes={"price": "btree"}, settings=settings) as opened:
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=1, indexes={"price": "btree"}, settings=settings) as opened:
         yield opened
 
 
@@ -225,7 +225,7 @@ def test_an_index_counts_while_it_lags(table: Any, monkeypatch: pytest.MonkeyPat
     fill(table, 1, 2)
     assert needs(table.base.uri, 3e9).indexed == {}
     with monkeypatch.context() as crashing:
-        crashing.setattr("flush.commits.committer.catch_up", lambda *_: False)
+        crashing.setattr("memwal.flush.commits.committer.catch_up", lambda *_: False)
         fill(table, 3)
     found = needs(table.base.uri, 3e9)
     assert found.indexed == {"price_idx": {REGION: 2}}

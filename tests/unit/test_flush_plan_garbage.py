@@ -8,13 +8,13 @@ from typing import Any
 import lance
 import pytest
 
-from flush import PlanCollector, PlanGarbage
-from flush.base.manifest import compacted_generations, set_up_generations
-from flush.commits import committer
-from flush.commits import plan as commit_plan
-from flush.commits.plan import parse_plan_key, plan_key, plan_prefix
+from memwal.flush import PlanCollector, PlanGarbage
+from memwal.flush.base.manifest import compacted_generations, set_up_generations
+from memwal.flush.commits import committer
+from memwal.flush.commits import plan as commit_plan
+from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
+from memwal.wal import Corrupt, FakeClock, LocalStore, StoreUnavailable, bucket_region
 from tests.commit_world import World
-from wal import Corrupt, FakeClock, LocalStore, StoreUnavailable, bucket_region
 
 REGION = bucket_region(0)
 
@@ -104,7 +104,7 @@ def test_a_collector_that_goes_on_reads_each_version_once(world: World, monkeypa
         reads.append(version)
         return set_up_generations(store, version)
 
-    monkeypatch.setattr("flush.garbage.plans.set_up_generations", read)
+    monkeypatch.setattr("memwal.flush.garbage.plans.set_up_generations", read)
     collector.collect(REGION)
     first = len(reads)
     collector.collect(REGION)
@@ -123,7 +123,7 @@ def test_a_version_that_is_cleaned_up_meanwhile_counts_no_more(world: World, mon
         return set_up_generations(store, version)
 
     collector = PlanCollector(world.store)
-    monkeypatch.setattr("flush.garbage.plans.set_up_generations", slow)
+    monkeypatch.setattr("memwal.flush.garbage.plans.set_up_generations", slow)
     collector.collect(REGION)
     assert collector.collect(REGION).needed == 0
     assert starts(world) == []

@@ -17,19 +17,19 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush
-import ingest
-import wal
-from flush import BaseTable, ResizeReport, being_resized, resize
-from flush.resizing import routing
-from flush.resizing.routing import routing_key
-from flush.verification.runner import verify_table
-from ingest.table import open as opening
-from ingest.table.stored_status import status_from_storage
+import memwal
+from memwal import flush, wal
+from memwal.flush import BaseTable, ResizeReport, being_resized, resize
+from memwal.flush.resizing import routing
+from memwal.flush.resizing.routing import routing_key
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.table import open as opening
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.stored_status import status_from_storage
+from memwal.wal import FakeClock, LocalStore, ManifestStore, RegionStatus, SystemIds
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
-from wal import FakeClock, LocalStore, ManifestStore, RegionStatus, SystemIds
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 QUIET: dict[str, Any] = {"commit": {"interval": 0}, "gc": {"interval": 0}, "wal": {"retry_budget": "10s"}}
@@ -44,12 +44,12 @@ class Resized:
     append: bool = False
     oracle: dict[int, int] = field(default_factory=dict)
 
-    def open(self, regions: int | None = None) -> ingest.Table:
+    def open(self, regions: int | None = None) -> Table:
         new: dict[str, Any] = {"schema": SCHEMA, "key": () if self.append else "id"} if regions else {}
         settings = QUIET | {"wal": QUIET["wal"] | ({"format": self.wal_format} if regions else {})}
-        return ingest.open(self.uri, regions=regions, settings=settings, **new)
+        return memwal.open(self.uri, regions=regions, settings=settings, **new)
 
-    def put(self, table: ingest.Table, ids: range, n: int, token: str | None = None) -> bool:
+    def put(self, table: Table, ids: range, n: int, token: str | None = None) -> bool:
         self.oracle |= dict.fromkeys(ids, n)
         return table.put([{"id": id, "n": n} for id in ids], token=token).applied
 
@@ -69,7 +69,7 @@ class Resized:
         found = (ManifestStore(self.store, region).latest() for region in wal.regions(self.store))
         return [each for each in found if each is not None]
 
-    def expect(self, table: ingest.Table | None = None) -> None:
+    def expect(self, table: Table | None = None) -> None:
         """The rows are there, each once: in the base table, or as `table` shows them."""
         rows = (lance.dataset(self.uri).to_table() if table is None else table.scan()).to_pylist()
         assert sorted((row["id"], row["n"]) for row in rows) == sorted(self.oracle.items())
@@ -115,7 +115,7 @@ def test_grown_shrunk_and_grown_again(world: Resized) -> None:
 
 def test_a_long_map_is_in_snapshots_over_a_resize_and_what_was_retired_stays_so(world: Resized) -> None:
     """Every sentinel of a resize would hold it whole."""
-    with patch("wal.applied._INLINE_MAX", 200), patch("wal.applied.NAMES_MAX", 60):
+    with patch("memwal.wal.applied._INLINE_MAX", 200), patch("memwal.wal.applied.NAMES_MAX", 60):
         with world.open(2) as table:
             for number in range(90):
                 world.put(table, range(100 * number, 100 * number + 6), number, f"file {number:03}:1")
@@ -125,13 +125,13 @@ def test_a_long_map_is_in_snapshots_over_a_resize_and_what_was_retired_stays_so(
         world.expect()
         with world.open() as table:
             assert not world.put(table, range(8900, 8906), 89, "file 089:1")  # each row was applied
-            with pytest.raises(ingest.Invalid, match="retired 'file 000'"):
+            with pytest.raises(memwal.Invalid, match="retired 'file 000'"):
                 table.put([{"id": id, "n": 0} for id in range(6)], token="file 000:1")
             world.put(table, range(20_000, 20_040), 7, "file 090:1")
             world.expect(table)
         world.resize(2)
         world.expect()
-        with world.open() as table, pytest.raises(ingest.Invalid, match="retired 'file 000'"):
+        with world.open() as table, pytest.raises(memwal.Invalid, match="retired 'file 000'"):
             table.put([{"id": id, "n": 0} for id in range(6)], token="file 000:1")
         assert_clean(world.store, world.uri)
 
@@ -210,13 +210,13 @@ def prepared(tmp_path: Path) -> Resized:
 HALF = pa.table({"id": list(range(100, 130)), "n": [2] * 30}, schema=SCHEMA)
 
 
-def send(table: ingest.Table, rows: pa.Table, *, first_only: bool = False) -> int:
+def send(table: Table, rows: pa.Table, *, first_only: bool = False) -> int:
     """Batch 7 of a query as its tasks send it, or only the first of them; returns how many regions applied it."""
     buckets, applied = table.base.route(rows), 0
     for bucket, region in enumerate(table.base.regions[: 1 if first_only else None]):
         part = rows.filter(pa.array(buckets == bucket))
         if part.num_rows:
-            ack = table.put_region(region, part, ingest.Token("query", 7), table.base.routing_version)
+            ack = table.put_region(region, part, memwal.Token("query", 7), table.base.routing_version)
             applied += ack.applied
     return applied
 
@@ -332,7 +332,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
     def write() -> None:
         number = 0
         while not stop.is_set():
-            with suppress(ingest.MemWalError), world.open() as table:
+            with suppress(memwal.MemWalError), world.open() as table:
                 while not stop.is_set():
                     rows = [{"id": 10 * number + each, "n": number} for each in range(10)]
                     table.put(rows, token=f"writer:{number}")  # again after whatever went wrong
@@ -364,13 +364,13 @@ def test_a_writer_that_was_open_is_told(tmp_path: Path) -> None:
     with world.open(2) as old:
         world.put(old, range(10), 1, "a:1")
         world.resize(3)
-        with pytest.raises(ingest.FencedError):
+        with pytest.raises(memwal.FencedError):
             old.put([{"id": 1, "n": 9}])
         assert "routing version 2 holds, not 1" in str(old.resizing.done())
     with world.open() as table:
         assert table.resizing.done() is None
-        with pytest.raises(ingest.Unavailable) as told:
-            table.put_region(table.base.regions[0], HALF, ingest.Token("query", 7), 1)
+        with pytest.raises(memwal.Unavailable) as told:
+            table.put_region(table.base.regions[0], HALF, memwal.Token("query", 7), 1)
         assert told.value.details == {"reason": "resized", "routing": 2}
         world.expect(table)
 
@@ -433,8 +433,8 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
         world.resize(3, store)
     assert_clean(world.store, world.uri)
     assert "sealed" in json.dumps(status_from_storage(world.base, world.store))
-    with pytest.raises(ingest.Unavailable, match="run `memwal regions resize`") as refused:
-        ingest.open(world.uri, settings=QUIET | {"wal": {"retry_budget": "100ms", "put_timeout": "100ms"}})
+    with pytest.raises(memwal.Unavailable, match="run `memwal regions resize`") as refused:
+        memwal.open(world.uri, settings=QUIET | {"wal": {"retry_budget": "100ms", "put_timeout": "100ms"}})
     assert refused.value.details["reason"] == "resized"
     assert world.resize(2).regions == 2
     with world.open() as table:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flush.history.row_diff import compare_rows, repeated
+from memwal.flush.history.row_diff import compare_rows, repeated
 
 NAN = float("nan")
 VECTOR = pa.list_(pa.float32(), 2)

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable
-from flush.base.row_hash import is_hashed, row_hashes
+from memwal.flush import BaseTable
+from memwal.flush.base.row_hash import is_hashed, row_hashes
 from tests.conftest import ROOT, environment
 
 COLUMNS: dict[str, tuple[pa.DataType, list[Any], str]] = {
@@ -151,7 +151,7 @@ def test_a_new_or_renamed_column_moves_no_row(tmp_path: Path) -> None:
 def test_another_process_says_the_same() -> None:
     """Python seeds the hash of its texts anew in each."""
     ask = (
-        "import pyarrow as pa; from flush.base.row_hash import row_hashes;"
+        "import pyarrow as pa; from memwal.flush.base.row_hash import row_hashes;"
         "print(row_hashes([(5, pa.array(['a', 'b', 'ä']))], 3).tolist())"
     )
     answers = {

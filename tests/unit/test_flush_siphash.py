@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flush.base import siphash
-from flush.base.siphash import siphash13
+from memwal.flush.base import siphash
+from memwal.flush.base.siphash import siphash13
 
 MASK = 2**64 - 1
 

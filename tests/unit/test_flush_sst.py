@@ -12,10 +12,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-from flush import SstInvalid, contains, read_sst, verify, write_sst
-from flush.sst.files import _Scan, sst_batches
-from memtable import MemTable, Snapshot, row_schema, tombstones, with_tombstone
-from wal import (
+from memwal.flush import SstInvalid, contains, read_sst, verify, write_sst
+from memwal.flush.sst.files import _Scan, sst_batches
+from memwal.memtable import MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from memwal.wal import (
     Corrupt,
     LocalStore,
     SeededIds,
@@ -144,7 +144,7 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was(
     store: LocalStore, sst: SsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = both_ways(store, sst)[1]
-    monkeypatch.setattr("flush.sst.files._rows_at_once", lambda _: 2)
+    monkeypatch.setattr("memwal.flush.sst.files._rows_at_once", lambda _: 2)
     monkeypatch.setattr(SystemClock, "sleep", lambda *_: None)
     real, broken = _Scan._opened, list[int]()
 

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush
-import flush.sst.data
-import ingest
-from flush import FileOptions, read_sst, write_sst
-from flush.commits.index_catchup import catch_up
-from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
-from wal import LocalStore, SeededIds, SsTable, bucket_region
+import memwal
+import memwal.flush.sst.data
+from memwal.flush import FileOptions, read_sst, write_sst
+from memwal.flush.commits.index_catchup import catch_up
+from memwal.ingest.table.embedded import Table
+from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from memwal.wal import LocalStore, SeededIds, SsTable, bucket_region
 
 REGION, WIDTH = bucket_region(0), 64
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("vector", pa.list_(pa.float32(), WIDTH))])
@@ -62,7 +62,7 @@ def test_rows_of_all_kinds_of_batches_come_out_newest_and_in_order(tmp_path: Pat
     table.apply(tombstones(pa.table({"id": [1, 2, 99_999]}), ROWS))
     snapshot = table.snapshot()
     expected = snapshot.take(np.flatnonzero(snapshot.newest()), ROWS.names)
-    assert rows(list(range(40_000))).nbytes > 2 * flush.sst.data.SLICE_BYTES
+    assert rows(list(range(40_000))).nbytes > 2 * memwal.flush.sst.data.SLICE_BYTES
     store, sst = written(tmp_path, table)
     found = read_sst(store, REGION, sst)
     assert found.combine_chunks().equals(expected.replace_schema_metadata(None).combine_chunks())
@@ -86,8 +86,8 @@ def test_a_flush_of_upserts_needs_no_second_copy_of_its_rows() -> None:
 
 def test_a_file_is_synced_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr("flush.sst.data.SYNC_EVERY", 0.001)
-    monkeypatch.setattr("flush.sst.data.sync_files", lambda path: seen.append(len(list(Path(path).glob("*")))))
+    monkeypatch.setattr("memwal.flush.sst.data.SYNC_EVERY", 0.001)
+    monkeypatch.setattr("memwal.flush.sst.data.sync_files", lambda path: seen.append(len(list(Path(path).glob("*")))))
     table = MemTable(ROWS, ["id"], [], 1)
     for start in range(0, 40_000, 5_000):
         table.apply(rows(list(range(start, start + 5_000))))
@@ -101,8 +101,8 @@ def test_a_sync_that_fails_fails_the_flush(tmp_path: Path, monkeypatch: pytest.M
     def failing(path: str) -> None:
         raise OSError(5, "Input/output error", path)
 
-    monkeypatch.setattr("flush.sst.data.SYNC_EVERY", 0.0)
-    monkeypatch.setattr("flush.sst.data.sync_files", failing)
+    monkeypatch.setattr("memwal.flush.sst.data.SYNC_EVERY", 0.0)
+    monkeypatch.setattr("memwal.flush.sst.data.sync_files", failing)
     table = MemTable(ROWS, ["id"], [], 1)
     table.apply(rows(list(range(5_000))))
     with pytest.raises(OSError, match="Input/output error"):
@@ -114,7 +114,7 @@ def test_a_sync_that_fails_fails_the_flush(tmp_path: Path, monkeypatch: pytest.M
 def test_no_more_memtables_are_flushed_at_once_than_is_set(
     open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    real, inside, most, lock = flush.flush, 0, 0, threading.Lock()
+    real, inside, most, lock = memwal.flush.flush, 0, 0, threading.Lock()
     together = threading.Event()
 
     def watched(*args: Any, **named: Any) -> Any:
@@ -131,8 +131,8 @@ def test_no_more_memtables_are_flushed_at_once_than_is_set(
             with lock:
                 inside -= 1
 
-    monkeypatch.setattr("ingest.region.core.flush_package.flush", watched)
-    table: ingest.Table = open_small(regions=4, flush={"at_once": at_once})
+    monkeypatch.setattr("memwal.ingest.region.core.flush_package.flush", watched)
+    table: Table = open_small(regions=4, flush={"at_once": at_once})
     table.put(made.rows(range(64)))
     table.flush()
     assert most == at_once
@@ -170,7 +170,7 @@ def test_the_layout_of_an_sst_is_as_kept(tmp_path: Path, version: str) -> None:
     """Rewrite the golden files with MEMWAL_REWRITE_GOLDEN=1, and read the difference before you commit it."""
     schema = pa.schema([*SCHEMA, pa.field("body", pa.string()), pa.field("n", pa.int64())])
     specs = (IndexSpec("vector", "ivf_pq", {"num_partitions": 2}), IndexSpec("body", "fts"), IndexSpec("n", "btree"))
-    base = flush.BaseTable.create(str(tmp_path), schema, ["id"], 1, specs)
+    base = memwal.flush.BaseTable.create(str(tmp_path), schema, ["id"], 1, specs)
     ids = list(range(300))
     values = rows(ids).drop_columns("_tombstone").append_column("body", pa.array([f"text {i}" for i in ids]))
     dataset = lance.dataset(base.uri)
@@ -179,7 +179,7 @@ def test_the_layout_of_an_sst_is_as_kept(tmp_path: Path, version: str) -> None:
     models = base.latest().vector_models()
     table = MemTable(row_schema(base.schema, ["id"]), ["id"], [], 1)
     table.apply(with_tombstone(values.append_column("n", pa.array(ids)), table.schema))
-    files, indexes = FileOptions(version), flush.SstIndexes(specs, lambda: models)
+    files, indexes = FileOptions(version), memwal.flush.SstIndexes(specs, lambda: models)
     store, sst = written(tmp_path, table, files=files, indexes=indexes, field_ids=(0, 4, 7, 9, 12))
     found = layout(Path(store.url(f"_mem_wal/{REGION}/{sst.path}")))
     golden = GOLDEN / f"sst_{version}.txt"

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-import flush.sst.indexes
-from flush import BaseTable, SstIndexes, read_sst, write_sst
-from flush.base.vector_models import vector_models
-from flush.commits.index_catchup import catch_up
-from memtable import IndexSpec, MemTable, VectorModel, row_schema, tombstones, with_tombstone
-from wal import LocalStore, SeededIds, SsTable, bucket_region
+import memwal.flush.sst.indexes
+from memwal.flush import BaseTable, SstIndexes, read_sst, write_sst
+from memwal.flush.base.vector_models import vector_models
+from memwal.flush.commits.index_catchup import catch_up
+from memwal.memtable import IndexSpec, MemTable, VectorModel, row_schema, tombstones, with_tombstone
+from memwal.wal import LocalStore, SeededIds, SsTable, bucket_region
 
 REGION, WIDTH = bucket_region(0), 8
 SCHEMA = pa.schema(
@@ -163,7 +163,7 @@ def test_the_columns_of_an_index_are_named_by_the_base_tables_field_ids(world: W
 def test_a_failing_index_fails_no_flush_and_is_told_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = flush.sst.indexes._build
+    real = memwal.flush.sst.indexes._build
 
     def failing(dataset: lance.LanceDataset, spec: IndexSpec, model: VectorModel | None) -> None:
         if spec.name == "body_idx":
@@ -171,7 +171,7 @@ def test_a_failing_index_fails_no_flush_and_is_told_once(
         real(dataset, spec, model)
 
     caplog.set_level(logging.WARNING, "memwal.flush")
-    monkeypatch.setattr("flush.sst.indexes._build", failing)
+    monkeypatch.setattr("memwal.flush.sst.indexes._build", failing)
     for start in (1000, 2000):
         sst, dataset = world.put(range(start, start + 20))
         assert set(kinds(dataset)) == {"vector_idx", "price_idx"}
@@ -181,7 +181,7 @@ def test_a_failing_index_fails_no_flush_and_is_told_once(
     (told,) = [record.getMessage() for record in caplog.records]
     assert "body_idx" in told
     assert told.endswith("disk on fire")
-    monkeypatch.setattr("flush.sst.indexes._build", failing)
+    monkeypatch.setattr("memwal.flush.sst.indexes._build", failing)
     world.put(range(10))
     assert len(caplog.records) == 2, "after a success it is news again"
 

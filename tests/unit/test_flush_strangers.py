@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from flush import BaseTable, CountMismatch
-from flush.commits import committer
-from flush.commits import foreign_writes as strangers
-from flush.commits.foreign_writes import lance_tells_apart, look_back
-from flush.commits.merge_passes import upsert_pass
+from memwal.flush import BaseTable, CountMismatch
+from memwal.flush.commits import committer
+from memwal.flush.commits import foreign_writes as strangers
+from memwal.flush.commits.foreign_writes import lance_tells_apart, look_back
+from memwal.flush.commits.merge_passes import upsert_pass
+from memwal.wal import bucket_region
 from tests.commit_world import World, crash
-from wal import bucket_region
 
 BLIND = [pa.int8(), pa.uint16()]
 """Types of keys, as bool and the others of 8 and 16 bits, of which Lance lets two inserts at once pass."""

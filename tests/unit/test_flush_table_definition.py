@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flush import WriteRules
-from flush.base.definition import check_definition
-from flush.base.setup import Setup
-from memtable import IndexSpec, InvalidRows
+from memwal.flush import WriteRules
+from memwal.flush.base.definition import check_definition
+from memwal.flush.base.setup import Setup
+from memwal.memtable import IndexSpec, InvalidRows
 
 SCHEMA = pa.schema(
     [

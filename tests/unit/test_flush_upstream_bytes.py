@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
-from flush.sst.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
-from flush.sst.key_sidecar import PAGE_ROWS, sidecar_rows, write_key_sidecar
-from wal import bucket_region
+from memwal.flush.sst.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
+from memwal.flush.sst.key_sidecar import PAGE_ROWS, sidecar_rows, write_key_sidecar
+from memwal.wal import bucket_region
 
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 SHUFFLED = np.random.default_rng(7).permutation(2 * PAGE_ROWS + 100)

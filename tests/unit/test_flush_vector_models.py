@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
-from flush import BaseTable
-from flush.base.vector_models import vector_models
-from memtable import IndexSpec, row_schema, with_tombstone
-from memtable.vector.column import unit_length
+from memwal.flush import BaseTable
+from memwal.flush.base.vector_models import vector_models
+from memwal.memtable import IndexSpec, row_schema, with_tombstone
+from memwal.memtable.vector.column import unit_length
 from tests.index_modes import memtable_in
 from tests.s3_fixtures import S3Table
 
@@ -81,8 +81,8 @@ def test_rows_decode_to_themselves_by_the_model(tmp_path: Path, metric: str, kin
 def test_a_memtable_that_begins_with_the_model_finds_what_is_near(
     tmp_path: Path, metric: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memtable.vector.index.EXACT_ROWS", 0)
-    monkeypatch.setattr("memtable.vector.index.FETCH", 500)
+    monkeypatch.setattr("memwal.memtable.vector.index.EXACT_ROWS", 0)
+    monkeypatch.setattr("memwal.memtable.vector.index.FETCH", 500)
     dataset = indexed(str(tmp_path / "t"), topics(3_000, 1), metric, **how)
     models = vector_models(dataset, [spec(metric)], {})
     schema = row_schema(dataset.schema, ["id"])

@@ -15,13 +15,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-import ingest
-from flush import BaseTable
-from flush.commits.plan import plan_key
-from flush.verification.finding import Finding, View, take_view
-from flush.verification.runner import verify_table
-from tests.damaged_table import SCHEMA, SETTINGS, Damaged, cut, flip, found_in, grow, opened, rows, verify
-from wal import (
+import memwal
+from memwal.flush import BaseTable
+from memwal.flush.commits.plan import plan_key
+from memwal.flush.verification.finding import Finding, View, take_view
+from memwal.flush.verification.runner import verify_table
+from memwal.wal import (
     FakeClock,
     ObjectStore,
     SeededIds,
@@ -29,12 +28,13 @@ from wal import (
     open_store,
     read_tail,
 )
-from wal.layout import (
+from memwal.wal.layout import (
     entry_key,
     manifest_key,
     manifest_prefix,
     sst_key,
 )
+from tests.damaged_table import SCHEMA, SETTINGS, Damaged, cut, flip, found_in, grow, opened, rows, verify
 
 # ---- clean ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ def test_only_what_is_found_again_on_a_table_at_rest_is_reported(grown: Path, mo
             yield Finding("index", "passing", "1 is wrong", "wait")
         yield Finding("index", "lasting", f"{len(asked)} are wrong", "mend it")
 
-    monkeypatch.setattr("flush.verification.runner.check_indexes", unsteady)
+    monkeypatch.setattr("memwal.flush.verification.runner.check_indexes", unsteady)
     found = verify(str(grown), deep=False).findings
     assert [str(each) for each in found] == ["lasting: 2 are wrong; mend it"]
     assert asked[0] is not asked[1]
@@ -363,7 +363,7 @@ def test_an_index_file_that_cannot_be_read_is_found(damaged: Damaged) -> None:
 def test_a_clone_misses_no_file_of_the_table_it_was_made_from(damaged: Damaged, tmp_path: Path) -> None:
     dataset = lance.dataset(damaged.uri)
     dataset.shallow_clone(str(tmp_path / "clone"), dataset.version)
-    ingest.open(str(tmp_path / "clone"), settings=SETTINGS).close()
+    memwal.open(str(tmp_path / "clone"), settings=SETTINGS).close()
     clone = str(tmp_path / "clone")
     assert verify_table(open_store(clone), clone, deep=True).findings == ()
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader, LanceFileWriter
 
-from flush.verification.sst import check_keys
-from tests.damaged_table import Damaged, flip, found_in
-from wal.layout import (
+from memwal.flush.verification.sst import check_keys
+from memwal.wal.layout import (
     sst_key,
     wal_prefix,
 )
+from tests.damaged_table import Damaged, flip, found_in
 
 
 def sidecar_out_of_order(d: Damaged) -> tuple[str, str]:

@@ -11,9 +11,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-import flush
-from flush.verification.runner import verify_table
-from wal import LocalStore
+from memwal import flush
+from memwal.flush.verification.runner import verify_table
+from memwal.wal import LocalStore
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 

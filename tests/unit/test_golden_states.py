@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
-from flush import BaseTable
-from flush.base.manifest import indexed_generations, manifest_file, manifest_names, progress
-from flush.base.setup import metadata_of, read_setup
-from flush.base.state import read_state
-from flush.commits.plan import RegionPlan, agree, plan_key
-from flush.resizing.routing import Decision, decide, decided, routing_key
-from memtable import IndexSpec
-from wal import (
+import memwal
+from memwal.flush import BaseTable
+from memwal.flush.base.manifest import indexed_generations, manifest_file, manifest_names, progress
+from memwal.flush.base.setup import metadata_of, read_setup
+from memwal.flush.base.state import read_state
+from memwal.flush.commits.plan import RegionPlan, agree, plan_key
+from memwal.flush.resizing.routing import Decision, decide, decided, routing_key
+from memwal.memtable import IndexSpec
+from memwal.wal import (
     EntryHeader,
     FakeClock,
     LocalStore,
@@ -41,9 +41,9 @@ from wal import (
     bucket_region,
     codec_for,
 )
-from wal.applied import AppliedMap, Snapshot, hashes
-from wal.layout import manifest_key, snapshot_key, version_hint_key
-from wal.snapshots import encoded, read_snapshot
+from memwal.wal.applied import AppliedMap, Snapshot, hashes
+from memwal.wal.layout import manifest_key, snapshot_key, version_hint_key
+from memwal.wal.snapshots import encoded, read_snapshot
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REGION = bucket_region(0)
@@ -156,7 +156,7 @@ def committed_table(uri: str, version: str, wal_format: WalFormat) -> BaseTable:
     """Of storage version `version`, one region, an index; generations 1 and 2 committed one by one."""
     lance.write_dataset(SCHEMA.empty_table(), uri, schema=SCHEMA, data_storage_version=version)
     BaseTable.adopt(uri, ["id"], 1, SPECS, wal_format=wal_format)
-    with ingest.open(uri, settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}) as table:
+    with memwal.open(uri, settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}) as table:
         for ids in ([1, 2, 3], [3, 4]):
             table.put([{"id": id, "n": id} for id in ids])
             table.flush()

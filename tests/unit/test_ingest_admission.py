@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import wal
-from ingest.api.rows import size_bound
-from ingest.errors import Invalid
-from ingest.region.admission import Admission
-from ingest.region.write_queue import Write
-from memtable import InvalidRows, row_schema, tombstones
+from memwal import wal
+from memwal.ingest.api.rows import size_bound
+from memwal.ingest.errors import Invalid
+from memwal.ingest.region.admission import Admission
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import InvalidRows, row_schema, tombstones
 from tests.region_contexts import region_context
 
 ID = pa.field("id", pa.int64(), nullable=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.client.retry import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
-from ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
-from wal import FakeClock, SeededIds
+from memwal.ingest.client.retry import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
+from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.wal import FakeClock, SeededIds
 
 
 def unavailable(reason: str | None = None) -> Unavailable:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.dlq.bad_rows import BadRate, BadRow, as_json, problems_of, readable_row, unfit_of
-from ingest.dlq.sources import rows_of_json
-from ingest.source.columns import PROBLEM
-from memtable import InvalidRows
+from memwal.ingest.dlq.bad_rows import BadRate, BadRow, as_json, problems_of, readable_row, unfit_of
+from memwal.ingest.dlq.sources import rows_of_json
+from memwal.ingest.source.columns import PROBLEM
+from memwal.memtable import InvalidRows
 
 
 def refuse_negative(rows: pa.RecordBatch) -> None:

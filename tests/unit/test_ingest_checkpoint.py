@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest import Invalid
-from ingest.pipeline.checkpoint import held, unfinished
-from ingest.settings.load import load
+from memwal import Invalid
+from memwal.ingest.pipeline.checkpoint import held, unfinished
+from memwal.ingest.settings.load import load
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> No
 
 
 def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
-    holds = "import sys; from ingest.pipeline.checkpoint import held; run = held([sys.argv[1]])"
+    holds = "import sys; from memwal.ingest.pipeline.checkpoint import held; run = held([sys.argv[1]])"
     run = subprocess.Popen(
         [sys.executable, "-c", f"{holds}; run.__enter__(); print(flush=True); input()", str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.cli import app as cli
+from memwal.ingest.cli import app as cli
 
 
 class PanicException(BaseException):

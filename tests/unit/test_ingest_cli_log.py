@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flush.base.state import TableState, Transaction
-from flush.history.actions import Action, Change, History
-from ingest.cli.log import render
+from memwal.flush.base.state import TableState, Transaction
+from memwal.flush.history.actions import Action, Change, History
+from memwal.ingest.cli.log import render
 
 NAMES = {"r0": "bucket-0", "r1": "bucket-1", "r2": "bucket-2", "r3": "bucket-3"}
 

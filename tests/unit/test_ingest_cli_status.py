@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ingest.cli.status import render
-from wal import bucket_region
+from memwal.ingest.cli.status import render
+from memwal.wal import bucket_region
 
 FIRST, SECOND = "grpc+tls://ingest-0.example.org:17447", "grpc+tls://ingest-1.example.org:17447"
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flush import CommitReport
-from ingest.region.backlog import Waiting
-from ingest.table.commit_loop import CommitLoop
-from ingest.table.commit_policy import CommitLimits
-from ingest.threads import Periodic
-from wal import FakeClock
+from memwal.flush import CommitReport
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.table.commit_loop import CommitLoop
+from memwal.ingest.table.commit_policy import CommitLimits
+from memwal.ingest.threads import Periodic
+from memwal.wal import FakeClock
 
 
 class Region:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.region.backlog import Waiting
-from ingest.table.commit_policy import CommitLimits, Decision, decide
+from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.table.commit_policy import CommitLimits, Decision, decide
 
 LIMITS = CommitLimits(interval=30.0, ssts_max=8, size_max=1000)
 IDLE = Waiting(0, 0, None)

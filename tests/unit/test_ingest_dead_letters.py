@@ -10,9 +10,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from ingest.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, moment
-from ingest.errors import Invalid, Unavailable
-from wal import FakeClock, SystemIds
+from memwal.ingest.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, moment
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.wal import FakeClock, SystemIds
 
 
 def letters(numbers: Sequence[int], batch_id: int = 0, query_id: str = "q", time: int = 0) -> list[pa.RecordBatch]:

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import ingest
-from ingest.client.target import opened
-from ingest.dlq.replay import Outcome, Replaying
-from ingest.dlq.sources import by_source
-from ingest.dlq.table import SCHEMA, DeadLetters
-from ingest.settings.load import load
-from wal import FakeClock, SystemIds
+import memwal
+from memwal.ingest.client.target import opened
+from memwal.ingest.dlq.replay import Outcome, Replaying
+from memwal.ingest.dlq.sources import by_source
+from memwal.ingest.dlq.table import SCHEMA, DeadLetters
+from memwal.ingest.settings.load import load
+from memwal.wal import FakeClock, SystemIds
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, at: Path, **given: Any) -> None:
         self.uri = str(at / "t.lance")
-        self.table = ingest.open(self.uri, schema=COLUMNS, settings={"commit": {"interval": "0s"}}, regions=2, **given)
+        self.table = memwal.open(self.uri, schema=COLUMNS, settings={"commit": {"interval": "0s"}}, regions=2, **given)
         self.letters = self.opened()
 
     def opened(self) -> DeadLetters:
@@ -213,7 +213,7 @@ def test_rows_that_their_region_refuses_are_found_and_the_others_are_put(world: 
 
         def put(self, rows: pa.Table, *, token: Any) -> Any:
             if not {3, 11}.isdisjoint(rows["id"].to_pylist()):
-                raise ingest.Invalid("neither 3 nor 11")
+                raise memwal.Invalid("neither 3 nor 11")
             return at.table.put(rows, token=token)
 
     outcome = at.replay(Refuses())

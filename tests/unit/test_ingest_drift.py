@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
 
-from flush import BaseTable
-from ingest.drift.detect import FieldsTask, add_columns
-from ingest.drift.file_fields import kind_of
-from ingest.drift.kinds import ANY, column, new_columns, unpacked, widened
-from ingest.errors import Invalid
-from ingest.settings.load import load
-from ingest.source.columns import PROBLEM
-from ingest.source.kafka.rows import mapped, record_mapping
-from ingest.spark.schema import spark_type
+from memwal.flush import BaseTable
+from memwal.ingest.drift.detect import FieldsTask, add_columns
+from memwal.ingest.drift.file_fields import kind_of
+from memwal.ingest.drift.kinds import ANY, column, new_columns, unpacked, widened
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import load
+from memwal.ingest.source.columns import PROBLEM
+from memwal.ingest.source.kafka.rows import mapped, record_mapping
+from memwal.ingest.spark.schema import spark_type
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record
 

@@ -13,15 +13,15 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable
-from ingest.drift.avro_fields import fields_of_schema
-from ingest.drift.detect import MOST_COLUMNS, Drift, FieldsTask, Grown
-from ingest.drift.kinds import Kinds, new_columns, unpacked
-from ingest.errors import Invalid, Unavailable
-from ingest.source.columns import PROBLEM
-from ingest.source.kafka.rows import column_name, mapped, record_mapping
-from ingest.spark.errors import found_in
-from ingest.spark.task import TaskError
+from memwal.flush import BaseTable
+from memwal.ingest.drift.avro_fields import fields_of_schema
+from memwal.ingest.drift.detect import MOST_COLUMNS, Drift, FieldsTask, Grown
+from memwal.ingest.drift.kinds import Kinds, new_columns, unpacked
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.source.columns import PROBLEM
+from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.task import TaskError
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record
 from tests.schema_registry import SchemaRegistry, avro

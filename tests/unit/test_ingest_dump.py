@@ -12,15 +12,14 @@ import pytest
 from lance.file import LanceFileReader, LanceFileWriter
 from rich.console import Console
 
-import flush
-import ingest
-import wal
-from flush import bloom_bytes, contains
-from flush.commits.plan import plan_key
-from ingest.cli.dump.describe import describe
-from ingest.errors import Invalid
-from memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
-from wal import layout
+import memwal
+from memwal import flush, wal
+from memwal.flush import bloom_bytes, contains
+from memwal.flush.commits.plan import plan_key
+from memwal.ingest.cli.dump.describe import describe
+from memwal.ingest.errors import Invalid
+from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from memwal.wal import layout
 
 SCHEMA = pa.schema(
     [
@@ -198,7 +197,7 @@ def test_a_bloom_filter_shows_how_full_it_is_and_how_often_it_errs(
 
 def test_a_bloom_filter_that_cannot_tell_keys_apart_is_said_to(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
-    with ingest.open(uri, schema=pa.schema([("id", pa.int16())]), key="id", regions=1) as table:
+    with memwal.open(uri, schema=pa.schema([("id", pa.int16())]), key="id", regions=1) as table:
         table.put([{"id": 1}])
         table.flush()
         (file,) = Path(uri).glob("_mem_wal/*/*_gen_1/bloom_filter.bin")

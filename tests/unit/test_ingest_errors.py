@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-import flush.errors
-import memtable.errors
-import wal.errors
-from ingest.errors import (
+import memwal.flush.errors
+import memwal.memtable.errors
+import memwal.wal.errors
+from memwal.ingest.errors import (
     KINDS,
     Corrupted,
     FencedError,
@@ -33,23 +33,23 @@ REGION = UUID(int=7)
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (wal.errors.Fenced(REGION, 6, 7), FencedError),
-        (wal.errors.OutcomeUnknown("no answer"), UnknownOutcome),
-        (wal.errors.Poisoned("stopped"), Unavailable),
-        (wal.errors.StoreUnavailable("full"), Unavailable),
-        (wal.errors.Overtaken(wal.bucket_region(0), 3, 8, 2), Unavailable),
-        (wal.errors.StoreRefused("read-only"), Invalid),
-        (wal.errors.Sealed("sealed"), Unavailable),
-        (wal.errors.Resized(REGION, 1, 2), Unavailable),
-        (wal.errors.Corrupt("a hole"), Corrupted),
-        (wal.errors.ConcurrentUse("two threads"), Internal),
-        (memtable.errors.InvalidRows("null key", column="id", row=3), Invalid),
-        (memtable.errors.MemTableFailed(3), UnknownOutcome),
-        (flush.errors.NotALanceTable("no table"), Invalid),
-        (flush.errors.NotInitialised("memwal init"), Invalid),
-        (flush.errors.CommitConflict("again"), Unavailable),
-        (flush.errors.CountMismatch("one key twice"), Corrupted),
-        (flush.errors.FlushOutOfOrder("2 before 1"), Internal),
+        (memwal.wal.errors.Fenced(REGION, 6, 7), FencedError),
+        (memwal.wal.errors.OutcomeUnknown("no answer"), UnknownOutcome),
+        (memwal.wal.errors.Poisoned("stopped"), Unavailable),
+        (memwal.wal.errors.StoreUnavailable("full"), Unavailable),
+        (memwal.wal.errors.Overtaken(memwal.wal.bucket_region(0), 3, 8, 2), Unavailable),
+        (memwal.wal.errors.StoreRefused("read-only"), Invalid),
+        (memwal.wal.errors.Sealed("sealed"), Unavailable),
+        (memwal.wal.errors.Resized(REGION, 1, 2), Unavailable),
+        (memwal.wal.errors.Corrupt("a hole"), Corrupted),
+        (memwal.wal.errors.ConcurrentUse("two threads"), Internal),
+        (memwal.memtable.errors.InvalidRows("null key", column="id", row=3), Invalid),
+        (memwal.memtable.errors.MemTableFailed(3), UnknownOutcome),
+        (memwal.flush.errors.NotALanceTable("no table"), Invalid),
+        (memwal.flush.errors.NotInitialised("memwal init"), Invalid),
+        (memwal.flush.errors.CommitConflict("again"), Unavailable),
+        (memwal.flush.errors.CountMismatch("one key twice"), Corrupted),
+        (memwal.flush.errors.FlushOutOfOrder("2 before 1"), Internal),
         (flight.FlightUnavailableError("down"), Unavailable),
         (flight.FlightTimedOutError("late"), UnknownOutcome),
         (OSError(errno.EADDRINUSE, "Address already in use"), Invalid),
@@ -68,13 +68,13 @@ def test_every_package_error_has_a_kind(error: Exception, kind: type[MemWalError
 
 
 def test_a_fenced_writer_names_both_epochs() -> None:
-    found = classify(wal.errors.Fenced(REGION, 6, 7))
+    found = classify(memwal.wal.errors.Fenced(REGION, 6, 7))
     assert "writer epoch 6 was fenced by epoch 7" in str(found)
     assert (found.details["ours"], found.details["theirs"]) == (6, 7)
 
 
 def test_invalid_rows_keep_column_and_row() -> None:
-    found = classify(memtable.errors.InvalidRows("null key", column="id", row=3))
+    found = classify(memwal.memtable.errors.InvalidRows("null key", column="id", row=3))
     assert (found.details["column"], found.details["row"]) == ("id", 3)
 
 
@@ -91,7 +91,7 @@ def test_an_error_of_the_operating_system_is_known_in_what_lance_says_of_it(kind
         "t: LanceError(IO): Permission denied (os error 13); give this user the permission or choose another path",
     )
     assert type(classify(kind("LanceError(IO): Input/output error (os error 5)"))) is Unavailable
-    assert type(classify(wal.errors.StoreUnavailable("Permission denied (os error 13)"))) is Unavailable
+    assert type(classify(memwal.wal.errors.StoreUnavailable("Permission denied (os error 13)"))) is Unavailable
 
 
 def test_a_kind_is_not_classified_twice() -> None:
@@ -118,9 +118,13 @@ def test_several_problems_are_several_lines() -> None:
 
 def test_every_error_of_the_packages_is_classified_on_purpose() -> None:
     """A new exception type must be given a kind, or be named here as a fault of this program."""
-    internal = {wal.errors.ConcurrentUse, flush.errors.FlushOutOfOrder, memtable.errors.MemTableFrozen}
-    bases = {wal.errors.WalError, flush.errors.FlushError}
-    for package in (wal.errors, memtable.errors, flush.errors):
+    internal = {
+        memwal.wal.errors.ConcurrentUse,
+        memwal.flush.errors.FlushOutOfOrder,
+        memwal.memtable.errors.MemTableFrozen,
+    }
+    bases = {memwal.wal.errors.WalError, memwal.flush.errors.FlushError}
+    for package in (memwal.wal.errors, memwal.memtable.errors, memwal.flush.errors):
         for kind in vars(package).values():
             if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in bases:
                 continue

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.errors import Invalid
-from ingest.source.feed import Feed, feed_files, visible_files
-from wal import FakeClock
+from memwal.ingest.errors import Invalid
+from memwal.ingest.source.feed import Feed, feed_files, visible_files
+from memwal.wal import FakeClock
 
 NAMES = ["01.parquet", "02.parquet", "10.parquet"]
 

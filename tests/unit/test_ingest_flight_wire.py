@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from ingest.errors import Invalid, Unavailable
-from ingest.rpc.wire import StreamSum, closed_with, from_flight, pack, raise_over_flight, unpack
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.rpc.wire import StreamSum, closed_with, from_flight, pack, raise_over_flight, unpack
 
 
 @pytest.mark.parametrize("rows", [None, pa.table({"k": ["a", "ü"], "v": [[1.0], None]})])

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from ingest.client.writes import InFlight
-from ingest.errors import Unavailable
-from ingest.sink.send import Pipelined
+from memwal.ingest.client.writes import InFlight
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.sink.send import Pipelined
 
 
 def test_who_finds_no_room_waits_and_what_is_too_large_goes_alone() -> None:

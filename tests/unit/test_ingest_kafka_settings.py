@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ingest.errors import Invalid
-from ingest.mapping.spec import references
-from ingest.settings.reference import render_settings
-from ingest.source.kafka.stream import _reader_options, _wanted, check_reachable
-from ingest.spark.session import connector
+from memwal.ingest.errors import Invalid
+from memwal.ingest.mapping.spec import references
+from memwal.ingest.settings.reference import render_settings
+from memwal.ingest.source.kafka.stream import _reader_options, _wanted, check_reachable
+from memwal.ingest.spark.session import connector
 from tests.kafka_records import kafka_settings
 
 TABLE = {"id": "int64", "carrier": "string", "at": "timestamp[us, UTC]", "vector": "vector[4]"}
@@ -128,7 +128,7 @@ def test_topics_that_are_not_there() -> None:
 
 
 def test_a_broker_that_nobody_is_at() -> None:
-    from ingest.errors import Unavailable
+    from memwal.ingest.errors import Unavailable
 
     with pytest.raises(Unavailable, match=r"no broker answers \(127.0.0.1:1: .*; 127.0.0.1:2: .*nothing was read"):
         check_reachable(kafka_settings(TABLE, brokers="127.0.0.1:1,127.0.0.1:2").source)

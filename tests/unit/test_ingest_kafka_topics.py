@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ingest import Invalid
-from ingest.settings.load import Settings, load
-from ingest.source.kafka.topics import Topic, check_places, note_topics
+from memwal import Invalid
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.source.kafka.topics import Topic, check_places, note_topics
 
 
 def of(at: Path | str, **source: Any) -> Settings:

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.api.keys import normalise_keys, parse_key
-from ingest.errors import Invalid
+from memwal.ingest.api.keys import normalise_keys, parse_key
+from memwal.ingest.errors import Invalid
 
 ONE = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("value", pa.string())])
 NAMED = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("blob", pa.binary())])

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ingest.errors import Invalid, Unavailable
-from ingest.rpc import processes
-from ingest.rpc.owner_notes import Note
-from ingest.rpc.processes import Process
-from ingest.table.live_owners import Claimant, Owner, as_daemon, asked, endpoint_to_ask, judged, noted
-from wal import bucket_region
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.rpc import processes
+from memwal.ingest.rpc.owner_notes import Note
+from memwal.ingest.rpc.processes import Process
+from memwal.ingest.table.live_owners import Claimant, Owner, as_daemon, asked, endpoint_to_ask, judged, noted
+from memwal.wal import bucket_region
 
 HERE = Process.here()
 GONE = replace(HERE, started="1")

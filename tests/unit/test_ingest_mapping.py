@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ingest.mapping import json_columns as mapping_json
-from ingest.mapping.type_names import parse_type
-from ingest.mapping.values import column, finished, json_type
-from ingest.source.columns import OFFSET, RAW_HEADERS, RAW_KEY, RAW_VALUE
-from ingest.source.kafka.rows import mapped
+from memwal.ingest.mapping import json_columns as mapping_json
+from memwal.ingest.mapping.type_names import parse_type
+from memwal.ingest.mapping.values import column, finished, json_type
+from memwal.ingest.source.columns import OFFSET, RAW_HEADERS, RAW_KEY, RAW_VALUE
+from memwal.ingest.source.kafka.rows import mapped
 from tests.kafka_records import WHEN, batch_of, kafka_settings, mapping_of, rows_of
 from tests.kafka_server import Record
 

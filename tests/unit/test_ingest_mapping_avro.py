@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingest.errors import Invalid, Unavailable
-from ingest.source.kafka.rows import MapTask
-from ingest.spark.errors import found_in
-from ingest.spark.task import TaskError
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.source.kafka.rows import MapTask
+from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.task import TaskError
 from tests.kafka_records import batch_of, kafka_settings, mapping_of, rows_of
 from tests.kafka_server import Record
 from tests.schema_registry import SchemaRegistry, avro

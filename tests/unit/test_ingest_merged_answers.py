@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ingest.client.scatter import best_of, in_asked_order, merged, merged_status
-from ingest.errors import Unavailable
+from memwal.ingest.client.scatter import best_of, in_asked_order, merged, merged_status
+from memwal.ingest.errors import Unavailable
 
 
 def test_rows_found_by_several_come_in_the_order_asked() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import ingest
-from ingest.ops.counters import Histogram
-from ingest.ops.health import Health, of_regions
-from ingest.ops.logs import configure_logs
-from ingest.ops.metrics import Scrape
-from ingest.pipeline.metrics import RunCollector, RunMeter, rows_behind
-from ingest.sink.receipts import BatchReceipt, RegionReceipt
+import memwal
+from memwal.ingest.ops.counters import Histogram
+from memwal.ingest.ops.health import Health, of_regions
+from memwal.ingest.ops.logs import configure_logs
+from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.pipeline.metrics import RunCollector, RunMeter, rows_behind
+from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
@@ -95,7 +95,7 @@ def test_back_pressure_is_counted(open_small: Callable[..., Any], made: Any) -> 
         for _ in range(2):  # flush.at_once
             held.enter_context(table.regions.context.flushing)
         table.put(made.rows(range(100)))  # an empty memtable weighs 128 KiB
-        with pytest.raises(ingest.Unavailable, match="wait to be flushed"):
+        with pytest.raises(memwal.Unavailable, match="wait to be flushed"):
             table.put(made.rows([100]))
         assert (meter.refused_puts, meter.waited_puts, meter.waiting_puts) == (1, 1, 0)
         assert meter.waited_seconds > 0

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from ingest.errors import Invalid, Unavailable
-from ingest.fleet.channel import Desk, Line
-from ingest.fleet.driver import of_job
-from ingest.fleet.slots import check_configuration, slots_of
-from ingest.fleet.task import daemons_of, host_of, offset_of
-from ingest.pipeline.daemons import beside, sending_tasks
-from ingest.rpc.credentials import Access
-from ingest.settings.load import load
-from ingest.settings.paths import anywhere
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.fleet.channel import Desk, Line
+from memwal.ingest.fleet.driver import of_job
+from memwal.ingest.fleet.slots import check_configuration, slots_of
+from memwal.ingest.fleet.task import daemons_of, host_of, offset_of
+from memwal.ingest.pipeline.daemons import beside, sending_tasks
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.settings.load import load
+from memwal.ingest.settings.paths import anywhere
 
 
 def settings(**daemon: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.errors import SILENT, Invalid, Unavailable
-from ingest.ops.health import Health
-from ingest.pipeline.outage import PAUSE_MOST, Outage
-from wal import FakeClock
+from memwal.ingest.errors import SILENT, Invalid, Unavailable
+from memwal.ingest.ops.health import Health
+from memwal.ingest.pipeline.outage import PAUSE_MOST, Outage
+from memwal.wal import FakeClock
 
 SILENCE = Unavailable("source: Kafka does not answer: no; run it again", {"reason": SILENT})
 

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable, WriteRules
-from ingest.daemon.child import how_it_ended
-from ingest.pipeline.checks import written_schema
-from ingest.pipeline.run import stream
-from ingest.settings.endpoints import configured_endpoint
-from ingest.settings.load import load
-from ingest.threads import stop_signals
+from memwal.flush import BaseTable, WriteRules
+from memwal.ingest.daemon.child import how_it_ended
+from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.pipeline.run import stream
+from memwal.ingest.settings.endpoints import configured_endpoint
+from memwal.ingest.settings.load import load
+from memwal.ingest.threads import stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from ingest.api.python_times import python_rows, python_values
-from ingest.cli.print import as_rich
+from memwal.ingest.api.python_times import python_rows, python_values
+from memwal.ingest.cli.print import as_rich
 
 FAR = pa.array([2**60, None, 0])
 

@@ -7,10 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.api.reads import check_level
-from ingest.errors import Invalid
-from ingest.read.request import checked_columns, checked_k, checked_limit, checked_vector, indexed, unknown_column
-from memtable import IndexSpec
+from memwal.ingest.api.reads import check_level
+from memwal.ingest.errors import Invalid
+from memwal.ingest.read.request import (
+    checked_columns,
+    checked_k,
+    checked_limit,
+    checked_vector,
+    indexed,
+    unknown_column,
+)
+from memwal.memtable import IndexSpec
 
 SCHEMA = pa.schema(
     {

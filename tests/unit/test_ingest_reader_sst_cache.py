@@ -7,8 +7,8 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from ingest.read.sst_cache import Columns, SstCache, SstId
-from memtable import MemTable, Snapshot, row_schema, with_tombstone
+from memwal.ingest.read.sst_cache import Columns, SstCache, SstId
+from memwal.memtable import MemTable, Snapshot, row_schema, with_tombstone
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
 

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import flush
-import wal
-from ingest.read.sst_cache import load_sst
-from memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
+from memwal import flush, wal
+from memwal.ingest.read.sst_cache import load_sst
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
 
 SCHEMA = pa.schema(
     [

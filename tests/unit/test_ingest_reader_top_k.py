@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.read.top_k import Candidates, Visible, best_visible, merge
+from memwal.ingest.read.top_k import Candidates, Visible, best_visible, merge
 
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("level", pa.int64())])
 

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import wal
-from ingest.api.tokens import Token
-from ingest.errors import Invalid
-from ingest.region.core import RegionCore
-from ingest.region.write_queue import Write
-from memtable import InvalidRows
+from memwal import wal
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.errors import Invalid
+from memwal.ingest.region.core import RegionCore
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import InvalidRows
+from memwal.wal.layout import wal_prefix
 from tests.region_contexts import LIMITS, region_context
-from wal.layout import wal_prefix
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 REGION = wal.bucket_region(0)
@@ -121,7 +121,7 @@ def test_a_token_is_applied_once_within_a_group_and_after_a_claim(region: Region
 
 def test_a_retired_name_is_refused_and_never_taken_for_new(region: Region) -> None:
     """Its region cannot tell a retry from a new write; the others of the group are written."""
-    with patch("wal.applied._INLINE_MAX", 60), patch("wal.applied.NAMES_MAX", 10):
+    with patch("memwal.wal.applied._INLINE_MAX", 60), patch("memwal.wal.applied.NAMES_MAX", 10):
         for number in range(60):
             region.core.serve([write(number, token=Token(f"file {number:03}", 1))])
         for life in range(2):

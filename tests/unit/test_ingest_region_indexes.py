@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import wal
-from ingest.region.core import RegionCore
-from ingest.region.groups import WriteGroup
-from ingest.region.write_queue import Write
-from memtable import IndexSpec, MemTable
+from memwal import wal
+from memwal.ingest.region.core import RegionCore
+from memwal.ingest.region.groups import WriteGroup
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import IndexSpec, MemTable
 from tests.region_contexts import LIMITS, region_context
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ingest.settings.load import load
-from ingest.table.open import open_table
-from ingest.table.replay_progress import Unhurried, in_words, replay_bar
-from wal import FakeClock, bucket_region
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.open import open_table
+from memwal.ingest.table.replay_progress import Unhurried, in_words, replay_bar
+from memwal.wal import FakeClock, bucket_region
 
 REGION = bucket_region(0)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import ingest
-from ingest.pipeline.figures import Tally
-from ingest.pipeline.report import print_report, queries
-from ingest.sink.receipts import BatchReceipt, RegionReceipt
-from wal import FakeClock, SystemClock
+import memwal
+from memwal.ingest.pipeline.figures import Tally
+from memwal.ingest.pipeline.report import print_report, queries
+from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.wal import FakeClock, SystemClock
 
 
 def report(table: Any, tally: Tally) -> list[str]:
@@ -104,7 +104,7 @@ def test_texts_with_quotes_and_brackets_are_printed_as_they_are(uri: str) -> Non
     import pyarrow as pa
 
     schema = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("n", pa.int64())])
-    with ingest.open(uri, schema=schema, key="name", regions=1, indexes={"n": "btree"}) as table:
+    with memwal.open(uri, schema=schema, key="name", regions=1, indexes={"n": "btree"}) as table:
         table.put([{"name": "it's [bold] [/x]", "n": 1}])
         lines = report(table, Tally(FakeClock()))
     assert "name = 'it''s [bold] [/x]'" in line(lines, "by key")

@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import wal
-from flush import WriteRules
-from ingest.api.tokens import Token
-from ingest.errors import Unavailable
-from ingest.read.levels import OverTaken, RegionView
-from ingest.region.admission import Admission
-from ingest.region.core import RegionCore
-from ingest.region.write_queue import Write
-from memtable import InvalidRows
+from memwal import wal
+from memwal.flush import WriteRules
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.read.levels import OverTaken, RegionView
+from memwal.ingest.region.admission import Admission
+from memwal.ingest.region.core import RegionCore
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import InvalidRows
 from tests.region_contexts import region_context
 
 BASE = pa.schema(

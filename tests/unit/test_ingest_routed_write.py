@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.api.tokens import Receipt, Rising, Token
-from ingest.client.router import Call, Router
-from ingest.client.scatter import Splitter
-from ingest.client.writes import RoutedWrite
-from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.api.tokens import Receipt, Rising, Token
+from memwal.ingest.client.router import Call, Router
+from memwal.ingest.client.scatter import Splitter
+from memwal.ingest.client.writes import RoutedWrite
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
 
 ROWS = pa.table({"id": list(range(8))})
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ingest.client import retry as standstill
-from ingest.client.retry import Attempts
-from ingest.client.router import Call, Owner, Router, believed, endpoints_of
-from ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
-from wal import FakeClock, SeededIds, StoreUnavailable
+from memwal.ingest.client import retry as standstill
+from memwal.ingest.client.retry import Attempts
+from memwal.ingest.client.router import Call, Owner, Router, believed, endpoints_of
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.wal import FakeClock, SeededIds, StoreUnavailable
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 IDS = ["r0", "r1"]

@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from ingest.api.rows import as_table
-from ingest.errors import Invalid
-from memtable import exact
+from memwal.ingest.api.rows import as_table
+from memwal.ingest.errors import Invalid
+from memwal.memtable import exact
 
 SCHEMA = pa.schema([pa.field("k", pa.int32(), nullable=False), pa.field("v", pa.list_(pa.float32(), 2))])
 TABLE = pa.table({"k": pa.array([1, 2], pa.int32()), "v": pa.array([[1, 2], None], pa.list_(pa.float32(), 2))})

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ingest.errors import Invalid, Unavailable
-from ingest.fleet.slots import wait_for_executors, wait_for_slots
-from ingest.spark.session import check_master
-from wal import SystemClock
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.fleet.slots import wait_for_executors, wait_for_slots
+from memwal.ingest.spark.session import check_master
+from memwal.wal import SystemClock
 
 
 def spark(slots: int, **conf: str) -> Any:

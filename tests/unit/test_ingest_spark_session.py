@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JError
 
-from ingest.errors import Invalid
-from ingest.settings.load import load
-from ingest.source.files import reads_local
-from ingest.spark.session import _not_started, check_java, configuration
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import load
+from memwal.ingest.source.files import reads_local
+from memwal.ingest.spark.session import _not_started, check_java, configuration
 
 
 def java(directory: Path, version: str, *, release: bool) -> Path:

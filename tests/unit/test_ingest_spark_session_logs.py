@@ -10,7 +10,7 @@ import pytest
 from py4j.java_gateway import GatewayClient
 from py4j.protocol import ERROR_ON_RECEIVE, Py4JNetworkError
 
-from ingest.spark.session import silence_py4j
+from memwal.ingest.spark.session import silence_py4j
 
 
 class LostConnection:

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingest.daemon.service import FlightService
-from ingest.dlq.letters import Rules
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.sink.small import NAMELESS, TOO_MANY, OneTask, in_order, unpacked
-from ingest.source.columns import BLOCK, BUCKET, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, ROW, TOPIC
-from ingest.spark.task import TaskError
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.dlq.letters import Rules
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.small import NAMELESS, TOO_MANY, OneTask, in_order, unpacked
+from memwal.ingest.source.columns import BLOCK, BUCKET, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, ROW, TOPIC
+from memwal.ingest.spark.task import TaskError
 from tests.routed import ended, placed
 
 

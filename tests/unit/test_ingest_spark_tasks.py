@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.daemon.service import FlightService
-from ingest.dlq.bad_rows import BadRow
-from ingest.dlq.letters import Rules
-from ingest.errors import MemWalError
-from ingest.sink.receipts import RECEIPT
-from ingest.sink.route import RouteTask, RowNumbers
-from ingest.sink.send import SendTask
-from ingest.source.columns import (
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.dlq.bad_rows import BadRow
+from memwal.ingest.dlq.letters import Rules
+from memwal.ingest.errors import MemWalError
+from memwal.ingest.sink.receipts import RECEIPT
+from memwal.ingest.sink.route import RouteTask, RowNumbers
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.source.columns import (
     BLOCK,
     BUCKET,
     DELETE,
@@ -33,8 +33,8 @@ from ingest.source.columns import (
     TOPIC,
     runs,
 )
-from ingest.spark.errors import found_in
-from ingest.spark.task import TaskError
+from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.task import TaskError
 from tests.routed import placed, shuffled, uncounted
 
 
@@ -64,7 +64,7 @@ def owner(open_small: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
 
 
 def test_rows_pass_unchanged_with_their_number_and_region(route: RouteTask, made: Any, uri: str) -> None:
-    from flush import BaseTable
+    from memwal.flush import BaseTable
 
     rows = made.table(range(50))
     routed = uncounted(list(route(iter([placed(rows)]))))

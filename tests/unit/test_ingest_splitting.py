@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flush import BaseTable
-from flush.base.sharding import Routing
+from memwal.flush import BaseTable
+from memwal.flush.base.sharding import Routing
 
 SCHEMA = pa.schema(
     [

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from flush import BaseTable
-from ingest.errors import Unavailable, classify
-from ingest.read.stored import views_from_storage
-from wal import LocalStore, ManifestStore, Overtaken, bucket_region
-from wal.layout import entry_key, wal_prefix
+from memwal.flush import BaseTable
+from memwal.ingest.errors import Unavailable, classify
+from memwal.ingest.read.stored import views_from_storage
+from memwal.wal import LocalStore, ManifestStore, Overtaken, bucket_region
+from memwal.wal.layout import entry_key, wal_prefix
 
 REGION = bucket_region(0)
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from ingest.pipeline.figures import Tally
-from ingest.sink.receipts import BatchReceipt, RegionReceipt
-from wal import FakeClock
+from memwal.ingest.pipeline.figures import Tally
+from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.wal import FakeClock
 
 
 def receipt(

@@ -10,12 +10,12 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pydantic import SecretStr
 from pyspark.errors import PySparkException
 
-from ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
-from ingest.secret_refs import resolve
-from ingest.spark.errors import found_in, of_captured, of_spark
-from ingest.spark.task import MARK, TaskError, carried, task_edge
-from memtable import InvalidRows
-from wal import Fenced
+from memwal.ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.spark.errors import found_in, of_captured, of_spark
+from memwal.ingest.spark.task import MARK, TaskError, carried, task_edge
+from memwal.memtable import InvalidRows
+from memwal.wal import Fenced
 
 
 def as_spark_shows_it(error: BaseException) -> str:

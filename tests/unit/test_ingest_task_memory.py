@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from ingest.spark import task as task_memory
-from ingest.spark.task import task_edge
+from memwal.ingest.spark import task as task_memory
+from memwal.ingest.spark.task import task_edge
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingest.api.tokens import Token
-from ingest.errors import Invalid
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.errors import Invalid
 
 
 @pytest.mark.parametrize("given", ["loader:17", ("loader", 17), ("loader", np.int64(17)), Token("loader", 17)])

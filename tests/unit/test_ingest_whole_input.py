@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import ingest
-from ingest.api.tokens import Token
-from ingest.daemon.service import FlightService
-from ingest.dlq.letters import Rules
-from ingest.errors import Internal, Unavailable
-from ingest.sink.route import RouteTask
-from ingest.sink.send import SendTask
-from ingest.sink.small import OneTask
-from ingest.source.columns import BUCKET, OFFSET, PARTITION, PROBLEM, ROW, TOPIC
-from ingest.source.whole_input import RegionRows, by_region, until_end, with_counts
-from ingest.spark.errors import found_in
-from ingest.spark.task import TaskError
+import memwal
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.dlq.letters import Rules
+from memwal.ingest.errors import Internal, Unavailable
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.small import OneTask
+from memwal.ingest.source.columns import BUCKET, OFFSET, PARTITION, PROBLEM, ROW, TOPIC
+from memwal.ingest.source.whole_input import RegionRows, by_region, until_end, with_counts
+from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.task import TaskError
 from tests.conftest import SCHEMA
 from tests.routed import ended, placed, shuffled
 
@@ -32,7 +32,7 @@ ROWS = BATCHES * EACH
 @pytest.fixture(params=["keyed", "append_only"])
 def owner(request: Any, open_small: Callable[..., Any], uri: str) -> Iterator[tuple[Any, str]]:
     """An open table of two regions and the endpoint it is served at."""
-    keyless = ingest.open(uri, schema=SCHEMA, key=(), regions=2) if request.param == "append_only" else None
+    keyless = memwal.open(uri, schema=SCHEMA, key=(), regions=2) if request.param == "append_only" else None
     table = keyless or open_small()
     service = FlightService(table, "grpc://127.0.0.1:0")
     yield table, f"grpc://127.0.0.1:{service.port}"
@@ -150,7 +150,7 @@ def test_the_owner_takes_no_other_number_of_rows_than_announced(owner: tuple[Any
     table, endpoint = owner
     rows = made.table(range(30))
     rows = rows.filter(pa.array(np.asarray(table.base.route(rows)) == 0))
-    with ingest.connect(endpoint) as client:
+    with memwal.connect(endpoint) as client:
         for announced in (rows.num_rows - 1, rows.num_rows + 1, 0):
             stream = client.open_stream(table.base.regions[0], Token("query", 1), timeout=0.2, rows=announced)
             stream.write(rows.cast(client.schema).combine_chunks().to_batches()[0])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ingest.daemon.workers import ports_of, worker_settings
-from ingest.errors import Invalid
-from ingest.settings import endpoints as addresses
-from ingest.settings.load import load
+from memwal.ingest.daemon.workers import ports_of, worker_settings
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings import endpoints as addresses
+from memwal.ingest.settings.load import load
 
 ONE, OTHER = "grpc://10.0.0.1:7000", "grpc://10.0.0.2:8000"
 

@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import wal
-from flush import WriteRules
-from ingest.api.tokens import Token
-from ingest.read.levels import RegionView
-from ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
-from ingest.region.write_queue import Write
-from memtable import InvalidRows
+from memwal import wal
+from memwal.flush import WriteRules
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.read.levels import RegionView
+from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
+from memwal.ingest.region.write_queue import Write
+from memwal.memtable import InvalidRows
+from memwal.wal.applied import AppliedMap
 from tests.region_contexts import region_context
-from wal.applied import AppliedMap
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 

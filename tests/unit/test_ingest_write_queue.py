@@ -7,8 +7,8 @@ import threading
 import pyarrow as pa
 import pytest
 
-from ingest.region.write_queue import Freeze, Pending, Write, WriteQueue
-from wal import FakeClock, SystemClock
+from memwal.ingest.region.write_queue import Freeze, Pending, Write, WriteQueue
+from memwal.wal import FakeClock, SystemClock
 
 
 def _write(value: int) -> Write:

@@ -37,7 +37,7 @@ import ctypes, gc, json, os, pathlib, sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from memtable import IndexSpec, MemTable, row_schema, with_tombstone
+from memwal.memtable import IndexSpec, MemTable, row_schema, with_tombstone
 
 case, PACKAGES, rows, runs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 WIDTH = 128

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import IndexSpec, InvalidRows, MemTable, row_schema, tombstones, with_tombstone
-from memtable.vector import index as vector_index
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, tombstones, with_tombstone
+from memwal.memtable.vector import index as vector_index
 from tests.index_modes import memtable_in
 
 WIDTH = 2

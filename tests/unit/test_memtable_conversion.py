@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import InvalidRows
-from memtable.conversion import convert
+from memwal.memtable import InvalidRows
+from memwal.memtable.conversion import convert
 
 BERLIN = pa.timestamp("us", "Europe/Berlin")
 F16, F32, F64 = pa.float16(), pa.float32(), pa.float64()

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from memtable import IndexSpec, InvalidRows, MemTable, check_indexes, row_schema
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, check_indexes, row_schema
 
 BASE = pa.schema(
     [

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtable.key import column as key_column
-from memtable.key import index as key_index
-from memtable.key.code_table import EMPTY, CodeTable
-from memtable.key.index import BLOCK_ROWS, MOST_BATCHES, MOST_WAITING, KeyIndex
+from memwal.memtable.key import column as key_column
+from memwal.memtable.key import index as key_index
+from memwal.memtable.key.code_table import EMPTY, CodeTable
+from memwal.memtable.key.index import BLOCK_ROWS, MOST_BATCHES, MOST_WAITING, KeyIndex
 
 Rows = Sequence[tuple[Any, ...]]
 

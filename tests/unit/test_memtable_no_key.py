@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
 
 BASE = pa.schema([("n", pa.int64()), ("body", pa.string()), ("v", pa.list_(pa.float32(), 4))])
 ROWS = row_schema(BASE, ())

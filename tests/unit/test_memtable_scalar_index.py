@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, snapshot, tombstones
-from memtable import with_tombstone as rows_of
-from memtable.arrays import Positions
-from memtable.filter import predicate
-from memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, snapshot, tombstones
+from memwal.memtable import with_tombstone as rows_of
+from memwal.memtable.arrays import Positions
+from memwal.memtable.filter import predicate
+from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
 
 TEXTS = st.text(st.sampled_from("ab\0é🙂 z\uffff"), max_size=4)
 FLOATS = [-np.inf, -1.5, -0.0, 0.0, 0.1, 0.2, 2.0, 1e30, np.inf, np.nan]
@@ -92,8 +92,8 @@ def test_exactly_the_rows_asked_for_are_named_and_those_not_sorted_yet(
     chunks, questions = column
     index = ScalarIndex(chunks[0].type)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memtable.filter.scalar_index.LOOKS", looks)
-        patch.setattr("memtable.filter.scalar_index.LONGEST_RUN", longest)
+        patch.setattr("memwal.memtable.filter.scalar_index.LOOKS", looks)
+        patch.setattr("memwal.memtable.filter.scalar_index.LONGEST_RUN", longest)
         for upto, asked in questions:
             held = pa.chunked_array(chunks[:upto], chunks[0].type)
             values = [value for chunk in chunks[:upto] for value in numbers(chunk)]
@@ -134,8 +134,8 @@ def test_waiting_rows_are_sorted_once_they_were_looked_at_often() -> None:
 
 
 def test_runs_stay_few_and_none_grows_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memtable.filter.scalar_index.LOOKS", 0)
-    monkeypatch.setattr("memtable.filter.scalar_index.LONGEST_RUN", 4_000)
+    monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
+    monkeypatch.setattr("memwal.memtable.filter.scalar_index.LONGEST_RUN", 4_000)
     index, values = ScalarIndex(pa.int64()), np.random.default_rng(1).permutation(20_000)
     for n in range(0, 20_001, 100):
         index.candidates(Asked(), lambda n=n: pa.chunked_array([values[:n]]), n, 10**9)  # type: ignore[misc]
@@ -145,7 +145,7 @@ def test_runs_stay_few_and_none_grows_for_ever(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_readers_of_different_snapshots_share_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memtable.filter.scalar_index.LOOKS", 0)
+    monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
     values = np.random.default_rng(2).permutation(20_000)
     index, wrong = ScalarIndex(pa.int64()), []
 
@@ -169,7 +169,7 @@ def test_readers_of_different_snapshots_share_an_index(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float32(), pa.string()])
 def test_what_it_holds_is_counted(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memtable.filter.scalar_index.LOOKS", 0)
+    monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
     numbers = np.random.default_rng(3).integers(0, 10**6, 60_000)
     column = pa.array([f"name-{number}" for number in numbers]) if kind == pa.string() else pa.array(numbers).cast(kind)
     chunks = [column.slice(first, 1_000) for first in range(0, len(column), 1_000)]
@@ -203,7 +203,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(positions))
         return predicate.evaluate(text, sql, rows, positions, n)
 
-    monkeypatch.setattr("memtable.filter.scalar_index.LOOKS", 0)
+    monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
     monkeypatch.setattr(snapshot, "evaluate", counting)
     return counts
 

@@ -5,7 +5,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from memtable import (
+from memwal.memtable import (
     TOMBSTONE,
     InvalidRows,
     key_columns,

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import IndexSpec
-from memtable.key.code_table import CodeTable
-from memtable.shielded import shielded
-from memtable.text import index as text_index
-from memtable.text.index import TextIndex
-from memtable.vector.column import VectorBatch
-from memtable.vector.index import VectorIndex
-from memtable.vector.quantiser import Quantiser
+from memwal.memtable import IndexSpec
+from memwal.memtable.key.code_table import CodeTable
+from memwal.memtable.shielded import shielded
+from memwal.memtable.text import index as text_index
+from memwal.memtable.text.index import TextIndex
+from memwal.memtable.vector.column import VectorBatch
+from memwal.memtable.vector.index import VectorIndex
+from memwal.memtable.vector.quantiser import Quantiser
 
 
 def test_a_step_runs_to_its_end_though_its_caller_is_interrupted() -> None:
@@ -103,7 +103,7 @@ def test_codes_put_again_after_a_failure_do_not_fill_the_table_unseen(monkeypatc
     """Uncounted they would, and faiss refuses a table that is full."""
     table, codes = CodeTable(), np.arange(6_000, dtype=np.int64)
     with monkeypatch.context() as broken:
-        broken.setattr("memtable.key.code_table._put", lambda *_: (_ for _ in ()).throw(MemoryError))
+        broken.setattr("memwal.memtable.key.code_table._put", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             table.put(codes, codes, 6_000)
     table.put(codes, codes, 0)

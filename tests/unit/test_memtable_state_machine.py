@@ -17,9 +17,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from memtable import IndexSpec, MemTable, MemTableFrozen, Snapshot, batch_store, row_schema, tombstones, with_tombstone
-from memtable.filter import scalar_index
-from memtable.vector import index as vector_index
+from memwal.memtable import (
+    IndexSpec,
+    MemTable,
+    MemTableFrozen,
+    Snapshot,
+    batch_store,
+    row_schema,
+    tombstones,
+    with_tombstone,
+)
+from memwal.memtable.filter import scalar_index
+from memwal.memtable.vector import index as vector_index
 from tests.index_modes import memtable_in
 
 WIDTH = 4

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import (
+from memwal.memtable import (
     IndexSpec,
     InvalidRows,
     MemTable,
@@ -16,8 +16,8 @@ from memtable import (
     tombstones,
     with_tombstone,
 )
-from memtable.batch_store import BATCH_OVERHEAD, MERGE_AT, SMALL_ROWS
-from memtable.text.index import TextIndex
+from memwal.memtable.batch_store import BATCH_OVERHEAD, MERGE_AT, SMALL_ROWS
+from memwal.memtable.text.index import TextIndex
 
 BASE = pa.schema(
     [

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
-from memtable.text import index as text_index
-from memtable.text.analysis import analyzer
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from memwal.memtable.text import index as text_index
+from memwal.memtable.text.analysis import analyzer
 from tests.index_modes import memtable_in
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtable import IndexSpec, InvalidRows, Snapshot, row_schema, with_tombstone
-from memtable.text.query import MAX_CHARACTERS, MAX_WORDS, TextParser
+from memwal.memtable import IndexSpec, InvalidRows, Snapshot, row_schema, with_tombstone
+from memwal.memtable.text.query import MAX_CHARACTERS, MAX_WORDS, TextParser
 from tests.index_modes import memtable_in
 
 ROWS = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())]), ["id"])

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from tests.index_modes import memtable_in
 
 WIDTH = 16

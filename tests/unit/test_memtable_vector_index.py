@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
-from memtable.vector import index as vector_index
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from memwal.memtable.vector import index as vector_index
 
 WIDTH = 8
 

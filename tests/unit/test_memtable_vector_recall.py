@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memtable import IndexSpec, InvalidRows, VectorModel
-from memtable.vector import index as vector_index
-from memtable.vector.column import VectorBatch, unit_length
-from memtable.vector.index import VectorIndex
-from memtable.vector.quantiser import Quantiser
+from memwal.memtable import IndexSpec, InvalidRows, VectorModel
+from memwal.memtable.vector import index as vector_index
+from memwal.memtable.vector.column import VectorBatch, unit_length
+from memwal.memtable.vector.index import VectorIndex
+from memwal.memtable.vector.quantiser import Quantiser
 
 ROWS, WIDTH, K = 100_000, 128, 10
 METRICS = ["l2", "cosine", "dot"]
@@ -255,9 +255,9 @@ GROWTH = """
 import sys
 import numpy as np
 import psutil
-from memtable import IndexSpec
-from memtable.vector.column import VectorBatch
-from memtable.vector.index import VectorIndex
+from memwal.memtable import IndexSpec
+from memwal.memtable.vector.column import VectorBatch
+from memwal.memtable.vector.index import VectorIndex
 
 def resident():  # without what is mapped from files: the system drops and brings back parts of libraries as it likes
     now = psutil.Process().memory_info()

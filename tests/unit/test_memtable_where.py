@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
 
 DATA = pa.table(
     {
@@ -96,9 +96,9 @@ def build(data: pa.Table, indexed: tuple[str, ...] = ()) -> Snapshot:
 
 def use_every_index(patch: pytest.MonkeyPatch) -> None:
     """Sort rows at the first look, and narrow by what names all of them too."""
-    patch.setattr("memtable.filter.scalar_index.LOOKS", 0)
-    patch.setattr("memtable.snapshot.WORTH", 1)
-    patch.setattr("memtable.snapshot.SCANNED", 0)
+    patch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
+    patch.setattr("memwal.memtable.snapshot.WORTH", 1)
+    patch.setattr("memwal.memtable.snapshot.SCANNED", 0)
 
 
 def ids(snapshot: Snapshot, predicate: str) -> list[int]:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memwal.wal import ArrowCodec, Corrupt, Fenced, PutOutcome, StoreRefused, StoreUnavailable, read_tail
+from memwal.wal.applied import GONE, AppliedMap, Snapshot, hashes
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.layout import entry_key, parse_snapshot_key, snapshot_key, snapshot_prefix
+from memwal.wal.replay import newest_applied
+from memwal.wal.snapshots import decoded_hashes, encoded, encoded_hashes, read_snapshot
 from tests.log_rows import CODEC, SCHEMA, rows
 from tests.unit.test_wal_garbage import AGE, REGION, World, put
-from wal import ArrowCodec, Corrupt, Fenced, PutOutcome, StoreRefused, StoreUnavailable, read_tail
-from wal.applied import GONE, AppliedMap, Snapshot, hashes
-from wal.entry_reader import EntryReader
-from wal.layout import entry_key, parse_snapshot_key, snapshot_key, snapshot_prefix
-from wal.replay import newest_applied
-from wal.snapshots import decoded_hashes, encoded, encoded_hashes, read_snapshot
 
 CODECS = [CODEC, ArrowCodec(SCHEMA)]
 
@@ -31,7 +31,7 @@ def world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture
 def short() -> Iterator[None]:
     """Snapshots from a few names on."""
-    with patch("wal.applied._INLINE_MAX", 60), patch("wal.applied._OF_A_NAME", 1):
+    with patch("memwal.wal.applied._INLINE_MAX", 60), patch("memwal.wal.applied._OF_A_NAME", 1):
         yield
 
 
@@ -121,7 +121,7 @@ def test_a_hundred_thousand_names_cost_a_put_little(world: World) -> None:
 
 def test_a_map_of_an_older_release_is_read_and_gets_a_snapshot(world: World) -> None:
     names = {f"name {number:04}": number for number in range(2000)}
-    with patch("wal.applied._INLINE_MAX", 1 << 30):
+    with patch("memwal.wal.applied._INLINE_MAX", 1 << 30):
         put(world.open(), 1, applied=names)
     assert snapshots(world) == []
     assert world.take().applied == names
@@ -137,7 +137,7 @@ def test_a_part_of_a_batch_does_not_bring_an_older_snapshot_back(world: World, s
         loader.put(f"name {number:04}")
     before, after = loader.applied.copy(), loader.applied.copy()
     after["closing"] = 1
-    with patch("wal.applied._INLINE_MAX", 0), patch("wal.applied.isqrt", lambda _: 0):
+    with patch("memwal.wal.applied._INLINE_MAX", 0), patch("memwal.wal.applied.isqrt", lambda _: 0):
         before["rebased"] = 1
         loader.log.append(rows(1), generation=1, applied=before)
     loader.log.append(rows(2), generation=1, applied=after)
@@ -265,7 +265,7 @@ def test_who_reads_an_entry_and_finds_its_snapshot_collected_takes_the_newer_one
 
 
 def test_the_oldest_names_are_retired_and_known_as_such(world: World, short: None) -> None:
-    with patch("wal.applied.NAMES_MAX", 50):
+    with patch("memwal.wal.applied.NAMES_MAX", 50):
         loader = Loader(world)
         loader.put("stuck")
         loader.applied["memwal:before:2/1:stuck"] = 0

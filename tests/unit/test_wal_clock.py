@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from wal import FakeClock, Ids, SeededIds, SystemClock, SystemIds
+from memwal.wal import FakeClock, Ids, SeededIds, SystemClock, SystemIds
 
 
 def test_fake_clock_moves_only_when_told() -> None:

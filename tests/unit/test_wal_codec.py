@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wal import WAL_FORMATS, BatchPart, Corrupt, EntryCodec, EntryHeader, WalFormat, codec_for
+from memwal.wal import WAL_FORMATS, BatchPart, Corrupt, EntryCodec, EntryHeader, WalFormat, codec_for
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wal"
 PRIMARY_KEY = {"lance-schema:unenforced-primary-key": "true"}

@@ -14,8 +14,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from wal import ArrowCodec, Corrupt, EntryHeader, bucket_region
-from wal.layout import parse_entry_key
+from memwal.wal import ArrowCodec, Corrupt, EntryHeader, bucket_region
+from memwal.wal.layout import parse_entry_key
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wal"
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}

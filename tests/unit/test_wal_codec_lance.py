@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader, LanceFileWriter
 
-from wal import Corrupt, EntryHeader, LanceCodec
+from memwal.wal import Corrupt, EntryHeader, LanceCodec
 
 SCHEMA = pa.schema(
     [

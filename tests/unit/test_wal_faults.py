@@ -17,6 +17,31 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from memwal.wal import (
+    ConcurrentUse,
+    Corrupt,
+    EntryHeader,
+    FakeClock,
+    Fenced,
+    LocalStore,
+    ManifestStore,
+    MemoryStore,
+    ObjectStore,
+    OutcomeUnknown,
+    Poisoned,
+    PutOutcome,
+    SeededIds,
+    SsTable,
+    StoreRefused,
+    StoreUnavailable,
+    SystemIds,
+    WalAppender,
+    WalCollector,
+    WalError,
+    WalOptions,
+    open_store,
+)
+from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
 from tests.failure_matrix import (
     CODES,
     CREATES,
@@ -42,31 +67,6 @@ from tests.log_life import (
     take,
     writer,
 )
-from wal import (
-    ConcurrentUse,
-    Corrupt,
-    EntryHeader,
-    FakeClock,
-    Fenced,
-    LocalStore,
-    ManifestStore,
-    MemoryStore,
-    ObjectStore,
-    OutcomeUnknown,
-    Poisoned,
-    PutOutcome,
-    SeededIds,
-    SsTable,
-    StoreRefused,
-    StoreUnavailable,
-    SystemIds,
-    WalAppender,
-    WalCollector,
-    WalError,
-    WalOptions,
-    open_store,
-)
-from wal.layout import entry_key, parse_entry_key, wal_prefix
 
 LIFE = calls_of_a_life()
 BEFORE = MemoryStore()
@@ -368,7 +368,7 @@ def test_options_that_cannot_hold_are_refused() -> None:
 WRITER = """
 import sys
 import pyarrow as pa
-from wal import *
+from memwal.wal import *
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
 store, codec, ids, clock = LocalStore(sys.argv[1]), LanceCodec(SCHEMA), SystemIds(), SystemClock()
 base, acked = int(sys.argv[2]), 0

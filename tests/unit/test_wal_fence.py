@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
-from wal import (
+from memwal.wal import (
     BatchPart,
     Claim,
     Corrupt,
@@ -37,7 +36,8 @@ from wal import (
     bucket_region,
     claim,
 )
-from wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
+from memwal.wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
+from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wal" / "claim_and_append.txt"
 REGION = bucket_region(0)
@@ -504,7 +504,7 @@ def test_of_many_racing_claims_one_owns_the_region(make: Callable[[Path], Object
     for thread in threads:
         thread.join()
     epochs = [each.guard.epoch for each in claims] + [each.ours for each in fenced]
-    assert sorted(epochs) == [1, 2, 3, 4, 5, 6]
+    assert len(set(epochs)) == 6  # a claim that cannot tell whether its manifest was written takes one more
     won = []
     for claimed in claims:
         try:
@@ -512,8 +512,8 @@ def test_of_many_racing_claims_one_owns_the_region(make: Callable[[Path], Object
             won.append(claimed.guard.epoch)
         except Fenced:
             continue
-    assert won == [6]
-    assert found(take(store)) == [6]
+    assert won == [max(epochs)]
+    assert found(take(store)) == won
 
 
 def test_the_order_of_store_calls() -> None:

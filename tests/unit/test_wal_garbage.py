@@ -7,9 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from flush import SstCollector
-from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
-from wal import (
+from memwal.flush import SstCollector
+from memwal.wal import (
     ArrowCodec,
     Claim,
     Corrupt,
@@ -31,7 +30,8 @@ from wal import (
     bucket_region,
     claim,
 )
-from wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
+from memwal.wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
+from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
 
 REGION = bucket_region(0)
 AGE = 600.0
@@ -239,7 +239,7 @@ def test_a_fence_larger_than_any_sentinel_of_today_stays(codec: EntryCodec) -> N
     """A resize lets the applied map shrink: the sentinels of before are larger than any that is written now."""
     world = World(codec)
     names = {f"memwal:before:2/1:{number:040}": 1 for number in range(3000)}
-    with patch("wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
+    with patch("memwal.wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
         put(world.open(), 1, applied=names)
         sleeper = world.open()
         put(world.open(), 2, applied={"query": 1})

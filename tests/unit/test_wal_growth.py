@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.log_rows import CODEC, rows
-from wal import (
+from memwal.wal import (
     Claim,
     Corrupt,
     EntryHeader,
@@ -23,9 +22,10 @@ from wal import (
     claim,
     read_tail,
 )
-from wal.fence_index import _encode
-from wal.layout import entry_key, fences_key, manifest_key, version_hint_key, wal_prefix
-from wal.probing import newest_from
+from memwal.wal.fence_index import _encode
+from memwal.wal.layout import entry_key, fences_key, manifest_key, version_hint_key, wal_prefix
+from memwal.wal.probing import newest_from
+from tests.log_rows import CODEC, rows
 
 REGION = bucket_region(0)
 IDS, CLOCK = SeededIds(), FakeClock()

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from wal import (
+from memwal.wal import (
     InvariantViolation,
     ManifestStore,
     MemoryStore,
@@ -18,7 +18,7 @@ from wal import (
     bucket_region,
     check_succession,
 )
-from wal.invariants import CHECKS
+from memwal.wal.invariants import CHECKS
 
 REGION = bucket_region(0)
 S3, S4, S5 = (SsTable(n, f"0000000{n}_gen_{n}", physical_rows=10 * n) for n in (3, 4, 5))

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wal.codec.lance_arrays import delicate_columns, importable, importable_table
+from memwal.wal.codec.lance_arrays import delicate_columns, importable, importable_table
 
 
 def leaf(chance: random.Random, count: int) -> pa.Array:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal import MemoryStore, bucket_region, regions
-from wal import layout as keys
+from memwal.wal import MemoryStore, bucket_region, regions
+from memwal.wal import layout as keys
 
 NUMBERS = st.integers(min_value=1, max_value=2**64 - 1)
 REGION = UUID("4a388480-a25b-59a8-b058-24217f980256")

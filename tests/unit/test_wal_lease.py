@@ -7,8 +7,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-import wal
-from wal.options import CLOCK_RATE
+from memwal import wal
+from memwal.wal.options import CLOCK_RATE
 
 REGION = wal.bucket_region(0)
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])

@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from wal import (
+from memwal.wal import (
     Corrupt,
     EpochGuard,
     FakeClock,
@@ -27,7 +27,7 @@ from wal import (
     StoreRefused,
     bucket_region,
 )
-from wal.layout import manifest_key, version_hint_key
+from memwal.wal.layout import manifest_key, version_hint_key
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(version=1, writer_epoch=1, region_id=REGION)

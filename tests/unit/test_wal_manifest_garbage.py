@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.log_rows import CODEC
-from wal import (
+from memwal.wal import (
     EpochGuard,
     FakeClock,
     Fenced,
@@ -23,8 +22,9 @@ from wal import (
     bucket_region,
     claim,
 )
-from wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
-from wal.manifest_garbage import pruned_below
+from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
+from memwal.wal.manifest_garbage import pruned_below
+from tests.log_rows import CODEC
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(1, 1, REGION)

@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.log_rows import CODEC, SCHEMA, FailingReads
-from wal import (
+from memwal.wal import (
     BatchPart,
     Corrupt,
     EntryHeader,
@@ -31,9 +30,10 @@ from wal import (
     read_tail,
     replay,
 )
-from wal.assembler import BatchAssembler
-from wal.entry_reader import EntryReader
-from wal.layout import entry_key, parse_entry_key
+from memwal.wal.assembler import BatchAssembler
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.layout import entry_key, parse_entry_key
+from tests.log_rows import CODEC, SCHEMA, FailingReads
 
 REGION = bucket_region(1)
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.log_rows import CODEC, SCHEMA
-from wal import (
+from memwal.wal import (
     BatchPart,
     Claim,
     FakeClock,
@@ -36,6 +35,7 @@ from wal import (
     claim,
     read_tail,
 )
+from tests.log_rows import CODEC, SCHEMA
 
 REGION = bucket_region(0)
 OPTIONS = WalOptions(put_timeout=1.0, retry_budget=2.0)

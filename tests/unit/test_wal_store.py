@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from wal import (
+from memwal.wal import (
     LocalStore,
     MemoryStore,
     ObjectStore,
@@ -25,7 +25,7 @@ from wal import (
     open_store,
     probe,
 )
-from wal.layout import bucket_region, entry_key, sst_key, sst_name
+from memwal.wal.layout import bucket_region, entry_key, sst_key, sst_name
 
 KEY = "_mem_wal/r/wal/0001.lance"
 
@@ -403,7 +403,7 @@ def test_url_is_the_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 RACER = """
 import sys
-from wal import LocalStore
+from memwal.wal import LocalStore
 store = LocalStore(sys.argv[1])
 sys.stdin.readline()
 print(sum(store.put_if_absent(f"race/{n}", sys.argv[2].encode()).value == "created" for n in range(200)))

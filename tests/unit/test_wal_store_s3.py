@@ -20,14 +20,14 @@ import aiohttp
 import pytest
 from botocore import exceptions as boto
 
-from ingest.settings.load import load
-from ingest.settings.reference import render_settings
+from memwal.ingest.settings.load import load
+from memwal.ingest.settings.reference import render_settings
+from memwal.wal import ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, SystemIds, open_store, probe
+from memwal.wal.store.s3_answers import Meaning, meaning_of
+from memwal.wal.store.s3_options import S3Options, read_options
 from tests import fault_proxy as faults
 from tests.conftest import wait_until
 from tests.unit.test_wal_store import StoreContract
-from wal import ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, SystemIds, open_store, probe
-from wal.store.s3_answers import Meaning, meaning_of
-from wal.store.s3_options import S3Options, read_options
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "_mem_wal/r/wal/0001.lance"
@@ -44,7 +44,7 @@ class TestS3Store(StoreContract):
         names = [f"many/{number}/x" for number in range(17)]
         for name in names:
             store.put_if_absent(name, b"")
-        monkeypatch.setattr("wal.store.s3._PAGE", 5)
+        monkeypatch.setattr("memwal.wal.store.s3._PAGE", 5)
         assert sorted(store.list("many/")) == sorted(names)
         assert len(store.children("many/")) == 17
 
@@ -485,7 +485,7 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(s3_server: Any, s3_table: 
 FORKED = """
 import atexit, json, os, sys, warnings
 warnings.filterwarnings("ignore", message="lance is not fork-safe")
-from wal import open_store
+from memwal.wal import open_store
 store = open_store(sys.argv[1], json.loads(sys.argv[2]))
 store.put_if_absent("parent", b"1")
 for number in range(2):

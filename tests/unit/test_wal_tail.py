@@ -10,8 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from tests.log_rows import CODEC, SCHEMA
-from wal import (
+from memwal.wal import (
     BatchPart,
     Claim,
     Corrupt,
@@ -28,7 +27,8 @@ from wal import (
     bucket_region,
     claim,
 )
-from wal.layout import entry_key, parse_manifest_key
+from memwal.wal.layout import entry_key, parse_manifest_key
+from tests.log_rows import CODEC, SCHEMA
 
 REGION = bucket_region(0)
 IDS = SeededIds(7)

@@ -33,10 +33,10 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from wal.codec.columns import EntryColumns, field_ids
-from wal.codec.metadata import Metadata, lances_keys, our_keys, parse_foreign_header, parse_header
-from wal.errors import Corrupt, first_line
-from wal.records import Entry, EntryHeader
+from memwal.wal.codec.columns import EntryColumns, field_ids
+from memwal.wal.codec.metadata import Metadata, lances_keys, our_keys, parse_foreign_header, parse_header
+from memwal.wal.errors import Corrupt, first_line
+from memwal.wal.records import Entry, EntryHeader
 
 _NO_COLUMNS = pa.schema([])
 _END = b"\xff\xff\xff\xff\0\0\0\0"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from wal.errors import Corrupt
+from memwal.wal.errors import Corrupt
 
 TOMBSTONE = "_tombstone"
 FIELD_ID = b"lance:field_id"

@@ -29,13 +29,13 @@ from collections.abc import Mapping
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileSession
 
-from wal.codec.columns import TOMBSTONE, EntryColumns
-from wal.codec.lance_arrays import delicate_columns, importable
-from wal.codec.metadata import lances_keys, our_keys, parse_header
-from wal.codec.scratch_file import ScratchFile
-from wal.errors import Corrupt
-from wal.panics import panics_as_errors
-from wal.records import Entry, EntryHeader
+from memwal.wal.codec.columns import TOMBSTONE, EntryColumns
+from memwal.wal.codec.lance_arrays import delicate_columns, importable
+from memwal.wal.codec.metadata import lances_keys, our_keys, parse_header
+from memwal.wal.codec.scratch_file import ScratchFile
+from memwal.wal.errors import Corrupt
+from memwal.wal.panics import panics_as_errors
+from memwal.wal.records import Entry, EntryHeader
 
 _VERSION = "2.1"
 _CRC_KEY = "memwal:crc32"

@@ -19,8 +19,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from wal.errors import Corrupt
-from wal.records import BatchPart, EntryHeader
+from memwal.wal.errors import Corrupt
+from memwal.wal.records import BatchPart, EntryHeader
 
 Metadata = Mapping[bytes, bytes]
 

@@ -6,9 +6,9 @@ from typing import Literal, Protocol, get_args
 
 import pyarrow as pa
 
-from wal.codec.arrow import ArrowCodec
-from wal.codec.lance import LanceCodec
-from wal.records import Entry, EntryHeader
+from memwal.wal.codec.arrow import ArrowCodec
+from memwal.wal.codec.lance import LanceCodec
+from memwal.wal.records import Entry, EntryHeader
 
 WalFormat = Literal["lance", "arrow"]
 """How a table's entries are written: as Lance files, or as the Arrow streams of Lance's own writer."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
-from wal.errors import StoreUnavailable
+from memwal.wal.errors import StoreUnavailable
 
 T = TypeVar("T")
 

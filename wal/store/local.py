@@ -34,9 +34,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-from wal.errors import StoreRefused, StoreUnavailable
-from wal.layout import is_in_sst
-from wal.store.port import ObjectInfo, PutOutcome
+from memwal.wal.errors import StoreRefused, StoreUnavailable
+from memwal.wal.layout import is_in_sst
+from memwal.wal.store.port import ObjectInfo, PutOutcome
 
 _TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64

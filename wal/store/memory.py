@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from wal.store.port import ObjectInfo, PutOutcome
+from memwal.wal.store.port import ObjectInfo, PutOutcome
 
 
 class MemoryStore:

@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import wal.store.event_loop  # noqa: F401 - see there: its exit handler must come before those of whoever uses a store
-from wal.clock import Clock, Ids, SystemClock
-from wal.errors import StoreRefused
-from wal.layout import PROBE_PREFIX
-from wal.options import WalOptions
-from wal.slot import settle
-from wal.store.local import LocalStore
-from wal.store.memory import MemoryStore
-from wal.store.port import ObjectStore
+import memwal.wal.store.event_loop  # noqa: F401 - see there: its exit handler must come before those of whoever uses a store
+from memwal.wal.clock import Clock, Ids, SystemClock
+from memwal.wal.errors import StoreRefused
+from memwal.wal.layout import PROBE_PREFIX
+from memwal.wal.options import WalOptions
+from memwal.wal.slot import settle
+from memwal.wal.store.local import LocalStore
+from memwal.wal.store.memory import MemoryStore
+from memwal.wal.store.port import ObjectStore
 
 _RACERS = 4
 _SUPPORTED = "use a local path, file://, s3:// or memory://"
@@ -57,8 +57,8 @@ def open_store(
 
 def _s3(root: str, storage_options: Mapping[str, str] | None, put_timeout: float) -> ObjectStore:
     # Imported here: the client library takes a quarter of a second, which a local table has no use for.
-    from wal.store.s3 import S3Store
-    from wal.store.s3_options import read_options
+    from memwal.wal.store.s3 import S3Store
+    from memwal.wal.store.s3_options import read_options
 
     url = urlsplit(root)
     path = url.path.strip("/")

@@ -28,11 +28,11 @@ from aiobotocore.session import AioSession, get_session
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
-from wal.errors import StoreRefused, StoreUnavailable
-from wal.store.event_loop import event_loop
-from wal.store.port import ObjectInfo, PutOutcome
-from wal.store.s3_answers import Answer, Meaning, meaning_of
-from wal.store.s3_options import S3Options
+from memwal.wal.errors import StoreRefused, StoreUnavailable
+from memwal.wal.store.event_loop import event_loop
+from memwal.wal.store.port import ObjectInfo, PutOutcome
+from memwal.wal.store.s3_answers import Answer, Meaning, meaning_of
+from memwal.wal.store.s3_options import S3Options
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 
-from wal.errors import StoreRefused
+from memwal.wal.errors import StoreRefused
 
 _ALIASES = {
     "token": "session_token",

@@ -14,16 +14,16 @@ from uuid import UUID
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-import wal
-from flush import BaseTable
-from flush.commits.plan import parse_plan_key
-from flush.sst.bloom import BLOOM_NAME
-from flush.sst.key_sidecar import SIDECAR_DIR
-from ingest.cli.dump.locate import CAN_BE_INSPECTED, Place, locate
-from ingest.cli.dump.sst import bloom, sidecar, sst
-from ingest.cli.print import columns, fields, first_rows, size, tombstones
-from ingest.errors import Invalid
-from wal import layout
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.flush.commits.plan import parse_plan_key
+from memwal.flush.sst.bloom import BLOOM_NAME
+from memwal.flush.sst.key_sidecar import SIDECAR_DIR
+from memwal.ingest.cli.dump.locate import CAN_BE_INSPECTED, Place, locate
+from memwal.ingest.cli.dump.sst import bloom, sidecar, sst
+from memwal.ingest.cli.print import columns, fields, first_rows, size, tombstones
+from memwal.ingest.errors import Invalid
+from memwal.wal import layout
 
 _REGION_DIR = re.compile(r"_mem_wal/([0-9a-f-]{36})")
 _SST_DIR = re.compile(r"_mem_wal/([0-9a-f-]{36})/([0-9a-f]{8}_gen_[0-9]+)(?:/(.+))?")

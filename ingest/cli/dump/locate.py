@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import wal
-from flush import BaseTable
-from ingest.errors import Invalid
-from wal import layout
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.errors import Invalid
+from memwal.wal import layout
 
 CAN_BE_INSPECTED = (
     "can be inspected: a table directory, a region directory (_mem_wal/UUID), a region manifest "

@@ -13,14 +13,14 @@ import pyarrow as pa
 from lance.file import LanceFileReader
 from rich.console import Group, RenderableType
 
-import wal
-from flush.sst.bloom import BLOOM_NAME
-from flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
-from flush.verification.finding import unreadable
-from ingest.cli.dump.locate import Place
-from ingest.cli.print import FIRST_ROWS, columns, fields, first_rows, size
-from memtable import TOMBSTONE
-from wal import layout
+from memwal import wal
+from memwal.flush.sst.bloom import BLOOM_NAME
+from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
+from memwal.flush.verification.finding import unreadable
+from memwal.ingest.cli.dump.locate import Place
+from memwal.ingest.cli.print import FIRST_ROWS, columns, fields, first_rows, size
+from memwal.memtable import TOMBSTONE
+from memwal.wal import layout
 
 _DATA, _LOOKUP = "page_data.lance", "page_lookup.lance"
 _FIRST_PAGES = 10

@@ -19,15 +19,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.errors import Invalid
-from ingest.mapping import json_columns as mapping_json
-from ingest.mapping.documents import Document, documents, of_json
-from ingest.mapping.documents import field as field_of
-from ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
-from ingest.mapping.values import ANY_TEXT, Problems, bytes_column, carried, column, of_text, typed
-from ingest.settings.process_sections import SourceSettings
-from ingest.source.columns import DELETE, LANDED, OFFSET, PARTITION, PROBLEM, RAW_HEADERS, RAW_KEY, RAW_VALUE, TOPIC
-from ingest.spark.task import is_looking, task_edge
+from memwal.ingest.errors import Invalid
+from memwal.ingest.mapping import json_columns as mapping_json
+from memwal.ingest.mapping.documents import Document, documents, of_json
+from memwal.ingest.mapping.documents import field as field_of
+from memwal.ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
+from memwal.ingest.mapping.values import ANY_TEXT, Problems, bytes_column, carried, column, of_text, typed
+from memwal.ingest.settings.process_sections import SourceSettings
+from memwal.ingest.source.columns import (
+    DELETE,
+    LANDED,
+    OFFSET,
+    PARTITION,
+    PROBLEM,
+    RAW_HEADERS,
+    RAW_KEY,
+    RAW_VALUE,
+    TOPIC,
+)
+from memwal.ingest.spark.task import is_looking, task_edge
 
 KEY_PROBLEM = "_memwal_key_problem"
 """As PROBLEM, if the row turns out to be a delete; there where `delete_when` decides it later."""
@@ -260,7 +270,7 @@ def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes
     """What reads a value, or a key: Avro where the registry wrote its id in front of it, else JSON."""
     if mapping.value_format != "avro" or (of_key and not mapping.registry):
         return of_json
-    from ingest.mapping.avro import MAGIC, decoder
+    from memwal.ingest.mapping.avro import MAGIC, decoder
 
     of_avro = decoder(mapping.avro_schema, mapping.registry, mapping.registry_options)
     if not of_key:

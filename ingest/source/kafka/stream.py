@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ingest.errors import Internal, Invalid, Unavailable
-from ingest.mapping.spec import KEY, PLAIN, VALUE, Column, RecordMapping
-from ingest.secret_refs import resolve
-from ingest.settings.load import Settings, SourceSettings
-from ingest.settings.process_sections import KAFKA
-from ingest.source.columns import (
+from memwal.ingest.errors import Internal, Invalid, Unavailable
+from memwal.ingest.mapping.spec import KEY, PLAIN, VALUE, Column, RecordMapping
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import Settings, SourceSettings
+from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.source.columns import (
     DELETE,
     HEADERS_TYPE,
     LANDED,
@@ -41,12 +41,12 @@ from ingest.source.columns import (
     RAW_VALUE,
     TOPIC,
 )
-from ingest.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping
-from ingest.source.kafka.topics import Topic, check_places
-from ingest.spark.errors import of_java
-from ingest.spark.schema import spark_type
-from ingest.spark.session import _SCALA
-from ingest.suggest import suggestion
+from memwal.ingest.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping
+from memwal.ingest.source.kafka.topics import Topic, check_places
+from memwal.ingest.spark.errors import of_java
+from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.session import _SCALA
+from memwal.ingest.suggest import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn

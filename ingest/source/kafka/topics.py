@@ -12,9 +12,9 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ingest.errors import Invalid
-from ingest.settings.load import Settings
-from ingest.settings.paths import is_remote, local_path
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.paths import is_remote, local_path
 
 _LOG = logging.getLogger("memwal.pipeline")
 NOTE = "memwal-topics"

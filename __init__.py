@@ -1,0 +1,57 @@
+"""memwal: streaming ingestion into Lance tables.
+
+import memwal
+table = memwal.open("packages.lance", schema=schema, key="package", indexes={"embedding": "ivf_pq"})
+table.put(rows)                       # durable and queryable when it returns
+table.search("embedding", vector)
+
+The root of the repository is this package: `ingest/` is `memwal.ingest`, `wal/` is `memwal.wal`, and so on.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+# Lance logs "Index __lance_mem_wal has no fields" as an error whenever it plans over a table with MemWAL; it is none.
+# Its logger reads this variable once, when Lance is imported, which the modules below do.
+os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
+
+from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
+
+if TYPE_CHECKING:
+    from memwal.ingest.api.tokens import Token
+    from memwal.ingest.client.connect import connect
+    from memwal.ingest.sink.foreach_batch import MemWalSink
+    from memwal.ingest.table.open import open_embedded as open
+
+__all__ = [
+    "Corrupted",
+    "FencedError",
+    "Internal",
+    "Invalid",
+    "MemWalError",
+    "MemWalSink",
+    "Token",
+    "Unavailable",
+    "UnknownOutcome",
+    "connect",
+    "open",
+]
+
+_LAZY = {
+    "open": ("memwal.ingest.table.open", "open_embedded"),
+    "connect": ("memwal.ingest.client.connect", "connect"),
+    "MemWalSink": ("memwal.ingest.sink.foreach_batch", "MemWalSink"),
+    "Token": ("memwal.ingest.api.tokens", "Token"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the heavy parts (Lance, faiss, Spark) when they are first asked for: errors and settings need none."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'memwal' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _LAZY[name]
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,159 @@
+"""The wheel: what is built from the checkout works where the checkout is not, whatever else lies around."""
+
+from __future__ import annotations
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PARTS = ("ingest", "memtable", "wal", "flush")
+EXTRAS = ("pyspark", "py4j", "pandas", "fastavro")
+"""What only `memwal[all]` brings, as it is imported."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel in it, and a directory of a user's own."""
+
+    bin: Path
+    home: Path
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of the environment, in the user's directory, with nothing of this process's environment."""
+        command = [str(self.bin / words[0]), *words[1:]]
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME", "LANG")}
+        return subprocess.run(command, cwd=self.home, env=kept, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, since setuptools writes beside what it builds."""
+    source, built = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("wheel")
+    source.mkdir()
+    for name in (*PARTS, "tests"):  # the tests: must not get into it
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", built, source],
+        check=True,
+        timeout=300,
+    )
+    return next(built.glob("memwal-*.whl"))
+
+
+def installed(wheel: Path, at: Path, missing: Iterable[str] = ()) -> Installed:
+    """The wheel in an environment of its own; other libraries are this process's, but for those `missing`."""
+    venv.create(at / "venv", symlinks=True)
+    python = at / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
+    subprocess.run(pip, check=True, timeout=300)
+    (libraries := at / "libraries").mkdir()
+    for each in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "memwal" not in each.name and each.name not in missing and each.suffix != ".pth":
+            (libraries / each.name).symlink_to(each)
+    packages = next((at / "venv" / "lib").glob("python*/site-packages"))
+    (packages / "libraries.pth").write_text(f"{libraries}\n")
+    (home := at / "home").mkdir()
+    return Installed(python.parent, home)
+
+
+@pytest.fixture(scope="module")
+def library(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The library alone, without an extra."""
+    return installed(wheel, tmp_path_factory.mktemp("library"), EXTRAS)
+
+
+def example() -> tuple[str, list[str]]:
+    """The README's Python program, and the lines that it says the program prints."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    return text, [line.rsplit("  # ", 1)[1] for line in text.splitlines() if line.strip().startswith("print(")]
+
+
+def test_the_example_runs_beside_modules_of_a_user_that_are_called_like_ours(library: Installed) -> None:
+    program, printed = example()
+    for name in ("ingest.py", "flush.py", "memtable.py", "wal/__init__.py"):
+        (library.home / name).parent.mkdir(exist_ok=True)
+        (library.home / name).write_text("raise AssertionError('a module of the user')\n")
+    (library.home / "example.py").write_text(program)
+    ran = library.run("python", "example.py")
+    assert (ran.returncode, ran.stdout.splitlines()) == (0, printed), ran.stderr
+
+
+def test_one_package_is_installed_and_all_of_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    expected = [path.relative_to(ROOT).as_posix() for part in PARTS for path in (ROOT / part).rglob("*.py")]
+    assert sorted(names) == sorted(f"memwal/{name}" for name in [*expected, "__init__.py", "py.typed"])
+
+
+def metadata(wheel: Path) -> Mapping[str, str]:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_spark_and_avro_are_extras(wheel: Path) -> None:
+    requires = metadata(wheel).get_all("Requires-Dist")  # type: ignore[attr-defined]
+    always = [line for line in requires if "extra ==" not in line]
+    assert [line for line in always if line.startswith(EXTRAS)] == []
+    assert {"pyspark", "pandas"} <= {
+        line.split("=")[0].split("<")[0] for line in requires if 'extra == "spark"' in line
+    }
+    assert any(line.startswith("fastavro") and 'extra == "kafka"' in line for line in requires)
+
+
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(library: Installed) -> None:
+    (library.home / "landing").mkdir()
+    (library.home / "orders.toml").write_text(
+        '[table]\nuri = "orders.lance"\nkey = ["id"]\ncolumns = { id = "int64" }\n'
+        '[source]\nformat = "json"\npath = "landing"\n'
+    )
+    ran = library.run("memwal", "run", "orders.toml", "--once")
+    line = "memwal: PySpark is not installed, and this needs it: pip install 'memwal[spark]'\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", line)
+
+
+def test_commands_that_need_no_extra_work_without_one(library: Installed) -> None:
+    (library.home / "plain.toml").write_text(
+        '[table]\nuri = "plain.lance"\nkey = ["id"]\ncolumns = { id = "int64" }\n[source]\npath = "x"\n'
+    )
+    for command in ("init", "status", "query", "verify", "commit"):
+        ran = library.run("memwal", command, "plain.toml")
+        assert (ran.returncode, ran.stderr) == (0, ""), command
+    assert library.run("memwal", "--version").returncode == 0
+
+
+def newest_python() -> str:
+    """Of this machine, as far as memwal supports it: on the path, or kept by pyenv."""
+    kept = sorted(Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.*/bin"))
+    path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, kept)])
+    for minor in range(14, sys.version_info.minor, -1):
+        for folder in path.split(os.pathsep):  # a name on the path may be a shim of a version that is not there
+            python = shutil.which(f"python3.{minor}", path=folder)
+            if python and not subprocess.run([python, "-c", "import ensurepip"], capture_output=True).returncode:
+                return python
+    return sys.executable
+
+
+def test_the_library_installs_and_runs_on_the_newest_python_of_the_machine(wheel: Path, tmp_path: Path) -> None:
+    """With its own copies of all libraries, as `pip install memwal` brings them."""
+    subprocess.run([newest_python(), "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    there = Installed(tmp_path / "venv" / "bin", tmp_path)
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "versions").write_text("\n".join(line.removesuffix(" \\") for line in lock if line[:1].isalpha()))
+    there.run("python", "-m", "pip", "install", "--quiet", "-c", "versions", str(wheel)).check_returncode()
+    program, printed = example()
+    ran = there.run("python", "-c", program)
+    assert ran.stdout.splitlines() == printed, ran.stderr
