@@ -321,7 +321,7 @@ def starter() -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="session")
-def memwal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
     """Runs `memwal …` as a user does and waits for its end."""
     elsewhere = tmp_path_factory.mktemp("cwd")
 

@@ -50,12 +50,12 @@ def config(tmp_path: Path, small_config: Callable[..., Path]) -> Callable[..., P
 
 
 @pytest.fixture
-def refused(memwal: Callable[..., Any], tmp_path: Path, tree: Callable[[Path], dict[str, int]]) -> Callable[..., str]:
+def refused(cli: Callable[..., Any], tmp_path: Path, tree: Callable[[Path], dict[str, int]]) -> Callable[..., str]:
     """Runs a command that must be refused; returns the one line it said."""
 
     def run(*arguments: str | Path, env: dict[str, str | None] | None = None) -> str:
         before = tree(tmp_path)
-        ran = memwal(*arguments, cwd=tmp_path, env=env)
+        ran = cli(*arguments, cwd=tmp_path, env=env)
         assert (ran.code, ran.out) == (2, ""), ran.err
         assert len(ran.error_lines) == 1, ran.err
         assert ran.error_lines[0].startswith("memwal: ")
@@ -179,12 +179,12 @@ def test_a_table_path_that_is_no_lance_table(
 def test_a_configuration_that_contradicts_the_table(
     source: Callable[..., Path],
     config: Callable[..., Path],
-    memwal: Callable[..., Any],
+    cli: Callable[..., Any],
     refused: Callable[..., str],
     uri: str,
 ) -> None:
     directory = source()
-    assert memwal("init", config(directory)).code == 0
+    assert cli("init", config(directory)).code == 0
     line = refused("run", config(directory, table={"key": ["version"]}), "--once")
     assert "key" in line
     assert "version" in line
@@ -258,21 +258,21 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 def test_rows_that_do_not_fit_the_table(
-    source: Callable[..., Path], config: Callable[..., Path], memwal: Callable[..., Any], tmp_path: Path
+    source: Callable[..., Path], config: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     """What reading the rows shows: the table may exist by then, but no row of the file is in it."""
 
     def run(case: str) -> None:
         columns, named = BAD_ROWS[case]
         path = config(source(case, **columns), name=f"{case}.toml", table={"uri": str(tmp_path / f"{case}.lance")})
-        ran = memwal("run", path, "--once")
+        ran = cli("run", path, "--once")
         assert ran.code == 2, ran.err
         assert len(ran.error_lines) == 1, ran.err
         for name in named:
             assert name in ran.error_lines[0]
         assert case != "null key" or not (tmp_path / f"{case}.lance").exists()  # the file's footer told already
         if (tmp_path / f"{case}.lance").exists():
-            left = memwal("query", path, "--format", "json")
+            left = cli("query", path, "--format", "json")
             assert (left.code, left.out.strip()) == (0, "[]")
 
     with ThreadPoolExecutor(2) as threads:  # each starts a Spark of its own

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import memwal
+
 
 @pytest.fixture
 def filled(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any) -> tuple[Path, dict[int, Any]]:
@@ -32,11 +34,11 @@ def filled(open_small: Callable[..., Any], small_config: Callable[..., Path], ma
 
 
 @pytest.fixture
-def query(memwal: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> Callable[..., list[dict[str, Any]]]:
+def query(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> Callable[..., list[dict[str, Any]]]:
     """Rows of `memwal query CONFIG … --format json`."""
 
     def ask(*arguments: str) -> list[dict[str, Any]]:
-        ran = memwal("query", filled[0], *arguments, "--format", "json")
+        ran = cli("query", filled[0], *arguments, "--format", "json")
         assert (ran.code, ran.err) == (0, "")
         rows: list[dict[str, Any]] = json.loads(ran.out)
         return rows
@@ -55,28 +57,28 @@ def by_id(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def test_init_creates_the_table_once_and_says_what_it_did(
-    memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
 ) -> None:
     config = small_config(regions={"count": 3})
-    first = memwal("init", config)
+    first = cli("init", config)
     assert (first.code, first.err) == (0, "")
     for fact in ("created", uri, "5 columns", "key id", "3 regions", "vector (ivf_pq)", "body (fts)", "price (btree)"):
         assert fact in first.out
     before = {path: path.stat().st_mtime_ns for path in Path(uri).rglob("*")}
-    second = memwal("init", config)
+    second = cli("init", config)
     assert (second.code, second.err) == (0, "")
     assert "created" not in second.out
     assert {path: path.stat().st_mtime_ns for path in Path(uri).rglob("*")} == before
     with memwal.open(uri) as table:
         assert table.key == ("id",)
         assert len(table.status()["regions"]) == 3
-    pending = memwal("status", config)
+    pending = cli("status", config)
     assert pending.code == 0
     assert "nothing pending" in pending.out
 
 
-def test_help_names_every_command(memwal: Callable[..., Any]) -> None:
-    ran = memwal("--help")
+def test_help_names_every_command(cli: Callable[..., Any]) -> None:
+    ran = cli("--help")
     assert ran.code == 0
     for command in ("run", "serve", "init", "status", "query", "inspect", "config"):
         assert f" {command} " in ran.out
@@ -131,14 +133,14 @@ def test_query_by_words(query: Callable[..., Any], filled: tuple[Path, dict[int,
     assert [row["_score"] for row in found] == sorted((row["_score"] for row in found), reverse=True)
 
 
-def test_query_prints_tables_and_csv(memwal: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> None:
+def test_query_prints_tables_and_csv(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> None:
     config, rows = filled
-    ran = memwal("query", config, "--limit", "99", "--columns", "id,name,price", "--format", "csv")
+    ran = cli("query", config, "--limit", "99", "--columns", "id,name,price", "--format", "csv")
     read = list(csv.DictReader(io.StringIO(ran.out)))
     assert {int(row["id"]): (row["name"], int(row["price"])) for row in read} == {
         id: (row["name"], row["price"]) for id, row in rows.items()
     }
-    ran = memwal("query", config, "--key", "40")
+    ran = cli("query", config, "--key", "40")
     assert (ran.code, ran.err) == (0, "")
     assert "row 40 v2" in ran.out
     assert "1 row" in ran.out
@@ -146,20 +148,20 @@ def test_query_prints_tables_and_csv(memwal: Callable[..., Any], filled: tuple[P
 
 
 def test_query_asks_the_daemon_that_owns_the_table(
-    memwal: Callable[..., Any], filled: tuple[Path, dict[int, Any]], serve: Callable[..., Any], made: Any
+    cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]], serve: Callable[..., Any], made: Any
 ) -> None:
     """Rows that only the owner has in memory yet; and after it was killed, what storage has."""
     config, rows = filled
     running, endpoint = serve(config)
     memwal.connect(endpoint).put(made.rows([70], 7))
-    status = json.loads(memwal("status", config, "--json").out)
+    status = json.loads(cli("status", config, "--json").out)
     assert all(region["owner"] for region in status["regions"])
     for alive in (True, False):
-        ran = memwal("query", config, "--limit", "99", "--format", "json")
+        ran = cli("query", config, "--limit", "99", "--format", "json")
         assert (ran.code, ran.err) == (0, "")
         assert by_id(json.loads(ran.out)) == rows | {70: made.row(70, 7)}, alive
         running.kill() if alive else None
-    status = json.loads(memwal("status", config, "--json").out)
+    status = json.loads(cli("status", config, "--json").out)
     assert not any(region["owner"] for region in status["regions"])
 
 
@@ -177,11 +179,9 @@ BAD_QUERIES = {
 }
 
 
-def test_bad_queries_are_one_line_and_exit_code_2(
-    memwal: Callable[..., Any], filled: tuple[Path, dict[int, Any]]
-) -> None:
+def test_bad_queries_are_one_line_and_exit_code_2(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> None:
     with ThreadPoolExecutor(3) as threads:
-        all_ran = list(threads.map(lambda case: memwal("query", filled[0], *case[0]), BAD_QUERIES.values()))
+        all_ran = list(threads.map(lambda case: cli("query", filled[0], *case[0]), BAD_QUERIES.values()))
     for (case, (_, named)), ran in zip(BAD_QUERIES.items(), all_ran, strict=True):
         assert (ran.code, ran.out, len(ran.error_lines)) == (2, "", 1), f"{case}: {ran.err}"
         for name in named:
@@ -189,11 +189,11 @@ def test_bad_queries_are_one_line_and_exit_code_2(
 
 
 def test_a_table_that_is_not_there_says_how_to_make_it(
-    memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
 ) -> None:
     config = small_config()
     for command in ("query", "status"):
-        ran = memwal(command, config)
+        ran = cli(command, config)
         assert (ran.code, ran.out, len(ran.error_lines)) == (2, "", 1)
         assert uri in ran.err
         assert "memwal init" in ran.err
@@ -203,21 +203,21 @@ def test_a_table_that_is_not_there_says_how_to_make_it(
 # ---- status and inspect --------------------------------------------------------------------------------------------
 
 
-def test_status_says_what_is_pending(memwal: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str) -> None:
+def test_status_says_what_is_pending(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str) -> None:
     config, _ = filled
-    status = json.loads(memwal("status", config, "--json").out)
+    status = json.loads(cli("status", config, "--json").out)
     assert (status["table"], status["rows"]) == (uri, 30)
     assert sum(region["memtable_rows"] for region in status["regions"]) == 13
     pending = [sst for region in status["regions"] for sst in region["ssts"] if not sst["committed"]]
     assert sum(sst["rows"] for sst in pending) == 15
-    ran = memwal("status", config)
+    ran = cli("status", config)
     assert (ran.code, ran.err) == (0, "")
     assert "pending: 13 rows in memtables, 15 rows in 2 SSTs" in ran.out
     with memwal.open(uri) as table:
         table.flush()
         table.commit()
-    assert "nothing pending" in memwal("status", config).out
-    status = json.loads(memwal("status", config, "--json").out)
+    assert "nothing pending" in cli("status", config).out
+    status = json.loads(cli("status", config, "--json").out)
     assert status["rows"] == 42
     assert not [sst for region in status["regions"] for sst in region["ssts"] if not sst["committed"]]
 
@@ -233,7 +233,7 @@ def test_status_can_be_watched_until_interrupted(
 
 
 def test_inspect_shows_every_kind_of_object(
-    memwal: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str, tree: Callable[[Path], dict[str, int]]
+    cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str, tree: Callable[[Path], dict[str, int]]
 ) -> None:
     before = tree(Path(uri))
     region = next(path for path in (Path(uri) / "_mem_wal").iterdir() if (path / "wal").is_dir())
@@ -242,7 +242,7 @@ def test_inspect_shows_every_kind_of_object(
     sst = max(region.glob("*_gen_*"), key=lambda path: path.name.rsplit("_", 1)[1])
     paths = (Path(uri), region, manifest, entries[0], sst)
     with ThreadPoolExecutor(3) as threads:
-        shown = dict(zip(paths, threads.map(lambda path: memwal("inspect", path), paths), strict=True))
+        shown = dict(zip(paths, threads.map(lambda path: cli("inspect", path), paths), strict=True))
     for path, ran in shown.items():
         assert (ran.code, ran.err) == (0, ""), path
     assert "writer epoch" in shown[manifest].out
@@ -259,7 +259,7 @@ def test_inspect_shows_every_kind_of_object(
 
 
 def test_inspect_refuses_what_it_does_not_know(
-    memwal: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str, tmp_path: Path
+    cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str, tmp_path: Path
 ) -> None:
     entry = next((Path(uri) / "_mem_wal").rglob("wal/*.lance"))
     entry.write_bytes(entry.read_bytes()[:100])
@@ -268,7 +268,7 @@ def test_inspect_refuses_what_it_does_not_know(
         (filled[0], 2, "config.toml"),
         (entry, 1, "position"),
     ):
-        ran = memwal("inspect", path)
+        ran = cli("inspect", path)
         assert (ran.code, ran.out, len(ran.error_lines)) == (code, "", 1), ran.err
         assert named in ran.err
 
@@ -277,7 +277,7 @@ def test_inspect_refuses_what_it_does_not_know(
 
 
 def test_config_show_prints_everything_but_secrets(
-    memwal: Callable[..., Any], small_config: Callable[..., Path], tmp_path: Path
+    cli: Callable[..., Any], small_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("hunter2-from-file")
@@ -289,26 +289,24 @@ def test_config_show_prints_everything_but_secrets(
     }
     config = small_config(table={"storage_options": options})
     environ = {"MEMWAL_TEST_KEY": "hunter2-from-env", "MEMWAL__WAL__LINGER_MAX": "70ms"}
-    ran = memwal("config", "show", config, env=environ)
+    ran = cli("config", "show", config, env=environ)
     assert (ran.code, ran.err) == (0, "")
     assert "hunter2" not in ran.out
     for shown in ("eu-west-1", "env:MEMWAL_TEST_KEY", 'linger_max = "70ms"', 'interval = "0s"', "rows_max = 1000000"):
         assert shown in ran.out
-    checked = memwal("config", "check", config, env=environ)
+    checked = cli("config", "check", config, env=environ)
     assert (checked.code, checked.err) == (0, "")
     assert "hunter2" not in checked.out
-    bad = memwal("config", "check", small_config("bad.toml", table={"storage_options": options | {"region": 5}}))
+    bad = cli("config", "check", small_config("bad.toml", table={"storage_options": options | {"region": 5}}))
     assert bad.code == 2
     assert "hunter2" not in bad.err
 
 
-def test_config_check_reports_every_problem_at_once(
-    memwal: Callable[..., Any], small_config: Callable[..., Path]
-) -> None:
+def test_config_check_reports_every_problem_at_once(cli: Callable[..., Any], small_config: Callable[..., Path]) -> None:
     config = small_config(
         wal={"linger_maks": "5ms", "put_timeout": "10 parsecs"}, memtable={"rows_max": 0}, comit={"interval": "1s"}
     )
-    ran = memwal("config", "check", config, env={"MEMWAL__DAEMON__PRT": "1"})
+    ran = cli("config", "check", config, env={"MEMWAL__DAEMON__PRT": "1"})
     assert (ran.code, ran.out) == (2, "")
     for named in (
         ("linger_maks", "linger_max"),

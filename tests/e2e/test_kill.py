@@ -131,7 +131,7 @@ LIVES = ((("daemon", 1), ("run", 2000)), (("daemon", "updated"),))
 @pytest.mark.timeout(1800)
 def test_a_run_killed_again_and_again_ends_in_the_same_table(
     start_run: Callable[[], tuple[Life, Path, dict[str, str]]],
-    memwal: Callable[..., Any],
+    cli: Callable[..., Any],
     packages: Any,
     wait_until: Callable[..., Any],
 ) -> None:
@@ -152,10 +152,10 @@ def test_a_run_killed_again_and_again_ends_in_the_same_table(
         assert len(again) == 1, life.running.errors
         assert code == (-signal.SIGKILL if ("run", 2000) in kills else 0), life.running.errors
         wait_until(lambda life=life: not any(each.is_running() for each in life.processes))
-        left = memwal("query", config, "--columns", "package,version", "--limit", "9999", "--format", "json", env=env)
+        left = cli("query", config, "--columns", "package,version", "--limit", "9999", "--format", "json", env=env)
         assert left.code == 0, left.err
         seen.check(versions(json.loads(left.out)))
     rows = lance.dataset(env["MEMWAL__TABLE__URI"]).to_table().to_pylist()
     assert len(rows) == 4000
     assert {row["package"]: row for row in rows} == packages.newest
-    assert "nothing pending" in memwal("status", config, env=env).out
+    assert "nothing pending" in cli("status", config, env=env).out

@@ -29,7 +29,7 @@ class Quickstart:
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory, memwal: Callable[..., Any]) -> Quickstart:
+def quickstart(tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Any]) -> Quickstart:
     """One run of the quickstart as it is shipped, its paths moved to a directory of its own."""
     directory = tmp_path_factory.mktemp("quickstart")
     config = directory / CONFIG.name
@@ -39,7 +39,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, memwal: Callable[..., A
         "MEMWAL__SOURCE__FEED": str(CONFIG.parent / "quickstart"),
         "MEMWAL__SOURCE__PATH": str(directory / "landing"),
     }
-    ran = memwal("run", config, "--once", cwd=directory, env=env)
+    ran = cli("run", config, "--once", cwd=directory, env=env)
     return Quickstart(config, env, ran, env["MEMWAL__TABLE__URI"])
 
 
@@ -87,8 +87,8 @@ def test_the_report_says_what_happened(quickstart: Quickstart) -> None:
         assert re.search(rf"{way}.*[\d.,]+ m?s", said), way
 
 
-def test_status_shows_nothing_pending(quickstart: Quickstart, memwal: Callable[..., Any]) -> None:
-    ran = memwal("status", quickstart.config, "--json", env=quickstart.env)
+def test_status_shows_nothing_pending(quickstart: Quickstart, cli: Callable[..., Any]) -> None:
+    ran = cli("status", quickstart.config, "--json", env=quickstart.env)
     assert (ran.code, ran.err) == (0, "")
     status = json.loads(ran.out)
     assert status["rows"] == 4000
@@ -97,13 +97,13 @@ def test_status_shows_nothing_pending(quickstart: Quickstart, memwal: Callable[.
         assert region["memtable_rows"] == 0
         assert region["replay_after"] == region["wal_position"]
         assert [sst for sst in region["ssts"] if not sst["committed"]] == []
-    shown = memwal("status", quickstart.config, env=quickstart.env)
+    shown = cli("status", quickstart.config, env=quickstart.env)
     assert "nothing pending" in shown.out
 
 
-def test_the_packages_are_found_every_way(quickstart: Quickstart, memwal: Callable[..., Any], packages: Any) -> None:
+def test_the_packages_are_found_every_way(quickstart: Quickstart, cli: Callable[..., Any], packages: Any) -> None:
     def query(*arguments: str) -> list[dict[str, Any]]:
-        ran = memwal("query", quickstart.config, *arguments, "--format", "json", env=quickstart.env)
+        ran = cli("query", quickstart.config, *arguments, "--format", "json", env=quickstart.env)
         assert ran.code == 0, ran.err
         rows: list[dict[str, Any]] = json.loads(ran.out)
         return rows
@@ -129,9 +129,9 @@ def test_the_packages_are_found_every_way(quickstart: Quickstart, memwal: Callab
     assert all("firewall" in row["description"].lower() for row in matched)
 
 
-def test_a_second_run_changes_nothing(quickstart: Quickstart, memwal: Callable[..., Any], packages: Any) -> None:
+def test_a_second_run_changes_nothing(quickstart: Quickstart, cli: Callable[..., Any], packages: Any) -> None:
     before = lance.dataset(quickstart.uri)
-    again = memwal("run", quickstart.config, "--once", cwd=quickstart.config.parent, env=quickstart.env)
+    again = cli("run", quickstart.config, "--once", cwd=quickstart.config.parent, env=quickstart.env)
     assert (again.code, again.err) == (0, "")
     after = lance.dataset(quickstart.uri)
     assert after.version == before.version

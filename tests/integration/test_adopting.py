@@ -85,13 +85,13 @@ def doubled_key(uri: str) -> None:
     ],
 )
 def test_what_cannot_be_ingested_into_is_refused_in_one_line_and_left_as_it_is(
-    tmp_path: Path, memwal: Callable[..., Any], make: Callable[[str], None], says: str
+    tmp_path: Path, cli: Callable[..., Any], make: Callable[[str], None], says: str
 ) -> None:
     uri, config = str(tmp_path / "t.lance"), tmp_path / "c.toml"
     make(uri)
     before = lance.dataset(uri).version
     config.write_text(f'[table]\nuri = "{uri}"\nkey = ["id"]\n')
-    ran = memwal("init", str(config))
+    ran = cli("init", str(config))
     assert ran.code == 2
     (line,) = ran.error_lines
     assert says in line

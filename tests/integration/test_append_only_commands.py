@@ -294,14 +294,14 @@ def test_a_replayed_micro_batch_adds_nothing(spark: Any, uri: str, tmp_path: Pat
         sink.close()
 
 
-def test_memwal_run_once_and_again(uri: str, tmp_path: Path, memwal: Callable[..., Any]) -> None:
+def test_memwal_run_once_and_again(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> None:
     feed = tmp_path / "feed"
     feed.mkdir()
     for number in range(3):
         pq.write_table(rows([1, 1, *range(30)]), feed / f"{number}.parquet")
     config = configured(tmp_path, uri, source={"feed": str(feed), "path": str(tmp_path / "in")})
     for _ in range(2):
-        done = memwal("run", config, "--once", timeout=600)
+        done = cli("run", config, "--once", timeout=600)
         assert (done.code, done.error_lines) == (0, [])
         assert Counter(lance.dataset(uri).to_table().column("n").to_pylist()) == Counter([1, 1, *range(30)] * 3)
     clean(uri)

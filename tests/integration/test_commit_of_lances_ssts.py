@@ -242,7 +242,7 @@ def test_what_shard_writer_flushed_is_committed(world: World) -> None:
     world.check_collected()
 
 
-def test_by_the_command(uri: str, tmp_path: Path, memwal: Callable[..., Any]) -> None:
+def test_by_the_command(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> None:
     created(uri, **INDEXES)
     world = World(uri)
     world.three_generations()
@@ -250,7 +250,7 @@ def test_by_the_command(uri: str, tmp_path: Path, memwal: Callable[..., Any]) ->
     gc = {"interval": "0s", "wal_age_min": "0s", "sst_age_min": "0s"}
     config.write_text(toml({"table": {"uri": uri}, "gc": gc, "commit": {"interval": "0s"}}))
     for command in (["verify", "--deep"], ["commit"], ["verify", "--deep"], ["gc"], ["verify", "--deep"]):
-        done = memwal(command[0], str(config), *command[1:])
+        done = cli(command[0], str(config), *command[1:])
         assert done.code == 0, (command, done.out, done.err)
     assert world.directories() == []
     world.same(lance.dataset(uri).to_table())

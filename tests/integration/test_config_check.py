@@ -34,14 +34,14 @@ def test_what_run_would_say(
     changes: dict[str, Any],
     texts: list[str],
     small_config: Callable[..., Path],
-    memwal: Callable[..., Any],
+    cli: Callable[..., Any],
     tmp_path: Path,
     tree: Callable[[Path], dict[str, int]],
 ) -> None:
     (tmp_path / "in").mkdir()
     config = small_config(**changes)
     before = tree(tmp_path)
-    ran = memwal("config", "check", config, cwd=tmp_path)
+    ran = cli("config", "check", config, cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert len(ran.error_lines) == 1
     assert all(text in ran.error_lines[0] for text in (str(config), *texts))
@@ -49,20 +49,20 @@ def test_what_run_would_say(
 
 
 def test_run_says_the_same_and_writes_nothing(
-    small_config: Callable[..., Path], memwal: Callable[..., Any], tmp_path: Path, uri: str
+    small_config: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path, uri: str
 ) -> None:
     (tmp_path / "in").mkdir()
-    ran = memwal("run", small_config(source={"path": "in", "spark": {"spark.mastr": "local[2]"}}), cwd=tmp_path)
+    ran = cli("run", small_config(source={"path": "in", "spark": {"spark.mastr": "local[2]"}}), cwd=tmp_path)
     assert ran.code == 2
     assert "did you mean 'spark.master'" in ran.error_lines[0]
     assert not Path(uri).exists()
 
 
-def test_all_of_it_at_once(small_config: Callable[..., Path], memwal: Callable[..., Any], tmp_path: Path) -> None:
+def test_all_of_it_at_once(small_config: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path) -> None:
     config = small_config(
         source={"path": "absent", "options": {"multiLien": "true"}}, daemon={"token": "env:NO_SUCH_NAME"}
     )
-    lines = memwal("config", "check", config, cwd=tmp_path).error_lines
+    lines = cli("config", "check", config, cwd=tmp_path).error_lines
     assert [text for text in ("absent", "multiLine", "NO_SUCH_NAME") if any(text in line for line in lines)] == [
         "absent",
         "multiLine",
@@ -71,13 +71,13 @@ def test_all_of_it_at_once(small_config: Callable[..., Path], memwal: Callable[.
 
 
 def test_a_daemon_that_runs_does_not_make_its_configuration_wrong(
-    small_config: Callable[..., Path], serve: Callable[..., Any], memwal: Callable[..., Any], tmp_path: Path
+    small_config: Callable[..., Path], serve: Callable[..., Any], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     from tests.s3_server import free_ports
 
     config = small_config(daemon={"port": free_ports(1)[0]})
     serve(config)
-    ran = memwal("config", "check", config)
+    ran = cli("config", "check", config)
     assert (ran.code, ran.err, ran.out) == (0, "", f"{config}: ok\n")
 
 
@@ -116,14 +116,14 @@ def test_what_spark_or_a_plugin_may_know_is_no_slip(source: dict[str, Any]) -> N
     ],
 )
 def test_changed_indexes_are_refused(
-    indexes: Any, text: str, small_config: Callable[..., Path], memwal: Callable[..., Any]
+    indexes: Any, text: str, small_config: Callable[..., Path], cli: Callable[..., Any]
 ) -> None:
     first = {"vector": {"type": "ivf_pq", "metric": "l2"}, "body": "fts", "price": "btree"}
     config = small_config()
     for _ in range(2):
-        assert memwal("init", config, env={"MEMWAL__TABLE__INDEXES": json.dumps(first)}).code == 0
+        assert cli("init", config, env={"MEMWAL__TABLE__INDEXES": json.dumps(first)}).code == 0
     for command in (("init",), ("config", "check")):
-        ran = memwal(*command, config, env={"MEMWAL__TABLE__INDEXES": json.dumps(indexes)})
+        ran = cli(*command, config, env={"MEMWAL__TABLE__INDEXES": json.dumps(indexes)})
         assert ran.code == 2
         (line,) = ran.error_lines
         assert re.search(text, line), line

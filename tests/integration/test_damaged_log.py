@@ -39,17 +39,17 @@ def test_a_damaged_entry_stops_the_table_and_is_named(
     assert open_small().count() == 3
 
 
-def test_a_reader_names_it_too(damaged: tuple[Path, bytes], small_config: Callable[..., Path], memwal: Any) -> None:
-    ran = memwal("query", small_config(), "--level", "durable", "--filter", "id >= 0")
+def test_a_reader_names_it_too(damaged: tuple[Path, bytes], small_config: Callable[..., Path], cli: Any) -> None:
+    ran = cli("query", small_config(), "--level", "durable", "--filter", "id >= 0")
     assert ran.code == 1
     assert len(ran.error_lines) == 1
     assert damaged[0].name in ran.error_lines[0]
 
 
 def test_the_daemon_says_so_once_and_ends(
-    damaged: tuple[Path, bytes], small_config: Callable[..., Path], memwal: Any, uri: str
+    damaged: tuple[Path, bytes], small_config: Callable[..., Path], cli: Any, uri: str
 ) -> None:
-    ran = memwal("serve", small_config(), timeout=300)
+    ran = cli("serve", small_config(), timeout=300)
     assert ran.code == 1
     assert len(ran.error_lines) == 1
     assert damaged[0].name in ran.error_lines[0]

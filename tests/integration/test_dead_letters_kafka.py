@@ -9,6 +9,7 @@ from typing import Any
 
 import lance
 
+import memwal
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, Record
 
@@ -16,7 +17,7 @@ POISON = (b"\xff\x00 no JSON", b'{"id": "x"}', b'{"n": 1}', b"", b'{"id": 5000, 
 
 
 def test_a_poison_record_every_100_records_of_a_topic(
-    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, memwal: Callable[..., Any]
+    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     topic = tmp_path.name
     kafka.create_topic(topic, partitions=1)
@@ -42,7 +43,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
             return {row["id"]: row["twice"] for row in table.scan().to_pylist()}
 
     twice = 'twice = { sql = "value.n * 2" }'
-    ran = memwal("run", configured(twice), "--once")
+    ran = cli("run", configured(twice), "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert "8 left out, 8 new dead letters" in ran.out
     good = {id: 2 * id for id in range(1, 800) if id % 100 != 50}
@@ -58,7 +59,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
     assert letters[4]["reason"] == "column 'twice' (sql) cannot be evaluated: value.n * 2"
 
     # The mapping learns to do without a key: two letters fit now, and the same key twice is one row.
-    replayed = memwal("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice))
+    replayed = cli("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice))
     assert (replayed.code, replayed.error_lines) == (0, [])
     assert "replayed 2 dead letters" in replayed.out
     assert "6 stay" in replayed.out

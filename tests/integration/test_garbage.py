@@ -71,7 +71,7 @@ def filled(uri: str, made: Any) -> None:
 
 
 def test_the_command_says_first_and_deletes_then(
-    uri: str, made: Any, tmp_path: Path, memwal: Callable[..., Any], tree: Callable[[Path], dict[str, int]]
+    uri: str, made: Any, tmp_path: Path, cli: Callable[..., Any], tree: Callable[[Path], dict[str, int]]
 ) -> None:
     filled(uri, made)
     orphan = Path(uri, "data", "0" * 40 + ".lance")
@@ -80,26 +80,26 @@ def test_the_command_says_first_and_deletes_then(
     os.utime(orphan, (a_week_ago, a_week_ago))
     path = config(tmp_path, uri, wal_age_min="0s", sst_age_min="0s")
     before = tree(Path(uri))
-    dry = memwal("gc", str(path), "--dry-run")
+    dry = cli("gc", str(path), "--dry-run")
     assert dry.code == 0
     assert "would delete 10 WAL entries, 1 SST, 0 abandoned SSTs, 1 orphan file: " in dry.out
     assert orphan.name in dry.out
     assert tree(Path(uri)) == before
-    done = json.loads(memwal("gc", str(path), "--json").out)
+    done = json.loads(cli("gc", str(path), "--json").out)
     assert sum(before.values()) - sum(tree(Path(uri)).values()) == done["bytes"] > 0
     assert done["orphans"] == {"files": [f"data/{orphan.name}"], "bytes": 10, "too_young": 0}
     (region,) = done["regions"]
     assert (region["wal"]["entries"], region["wal"]["boundary"]) == (10, 10)
     assert (region["ssts"]["committed"], region["ssts"]["listed"]) == (1, 1)
-    again = memwal("gc", str(path))
+    again = cli("gc", str(path))
     assert "deleted 0 WAL entries, 0 SSTs, 0 abandoned SSTs, 0 orphan files: 0 bytes" in again.out
     with memwal.open(uri, settings=BY_HAND) as table:
         assert table.count() == 12
 
 
-def test_young_garbage_stays_by_default(uri: str, made: Any, tmp_path: Path, memwal: Callable[..., Any]) -> None:
+def test_young_garbage_stays_by_default(uri: str, made: Any, tmp_path: Path, cli: Callable[..., Any]) -> None:
     filled(uri, made)
-    memwal("gc", str(config(tmp_path, uri)))
+    cli("gc", str(config(tmp_path, uri)))
     assert (entries(uri), len(ssts(uri))) == (12, 2)
 
 
@@ -123,8 +123,8 @@ def test_an_open_table_collects_regions_that_fell_away_in_a_shrink(uri: str, mad
     assert_clean(store, uri)
 
 
-def test_no_table_is_one_line(uri: str, tmp_path: Path, memwal: Callable[..., Any]) -> None:
-    done = memwal("gc", str(config(tmp_path, uri)))
+def test_no_table_is_one_line(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    done = cli("gc", str(config(tmp_path, uri)))
     assert done.code == 2
     assert len(done.error_lines) == 1
     assert "no table is there" in done.err

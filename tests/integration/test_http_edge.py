@@ -78,7 +78,7 @@ def test_metrics_move_with_puts_flushes_and_commits(
     small_config: Callable[..., Path],
     daemon: Callable[..., Any],
     made: Any,
-    memwal: Callable[..., Any],
+    cli: Callable[..., Any],
     wait_until: Callable[..., Any],
 ) -> None:
     """What is counted is counted just behind the answer that a caller gets."""
@@ -120,7 +120,7 @@ def test_metrics_move_with_puts_flushes_and_commits(
     assert told("memwal_base_version") == version
     assert told("process_resident_memory_bytes") > 0
     status, text = fetch(f"{url}/status")
-    assert (status, json.loads(text)) == (200, json.loads(memwal("status", config, "--json").out))
+    assert (status, json.loads(text)) == (200, json.loads(cli("status", config, "--json").out))
     assert [fetch(f"{url}{path}")[0] for path in ("/", "/nothing")] == [404, 404]
 
 

@@ -66,9 +66,9 @@ def test_from_nothing_over_10_rows_to_300(open_small: Callable[..., Any], uri: s
 
 
 def test_init_makes_the_indexes_of_an_empty_table(
-    memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str, made: Made, open_small: Callable[..., Any]
+    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str, made: Made, open_small: Callable[..., Any]
 ) -> None:
-    ran = memwal("init", small_config())
+    ran = cli("init", small_config())
     assert (ran.code, ran.err) == (0, "")
     assert "indexes: vector (ivf_pq), body (fts), price (btree)" in ran.out
     assert indexed(uri) == {"body_idx": 0, "price_idx": 0}

@@ -44,23 +44,23 @@ def config(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
 
 
 def test_one_topic_over_sasl_and_one_over_tls(
-    config: Path, kafka: KafkaServer, tmp_path: Path, memwal: Callable[..., Any]
+    config: Path, kafka: KafkaServer, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    ran = memwal("run", config, "--once", env={"TEST_LOGIN": kafka.login()})
+    ran = cli("run", config, "--once", env={"TEST_LOGIN": kafka.login()})
     assert (ran.code, ran.error_lines) == (0, [])
     for name in ("sasl", "tls"):
         rows = lance.dataset(tmp_path / f"{name}.lance").to_table().sort_by("id").to_pylist()
         assert rows == [{"id": id, "by": name} for id in range(20)]
-    shown = memwal("config", "show", f"{config}:sasl", env={"TEST_LOGIN": kafka.login()})
+    shown = cli("config", "show", f"{config}:sasl", env={"TEST_LOGIN": kafka.login()})
     assert shown.code == 0
     assert PASSWORD not in ran.out + ran.err + shown.out + shown.err
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
 
 
 def test_a_wrong_password_is_one_line_without_it(
-    config: Path, kafka: KafkaServer, tmp_path: Path, memwal: Callable[..., Any]
+    config: Path, kafka: KafkaServer, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    ran = memwal("run", f"{config}:sasl", "--once", env={"TEST_LOGIN": kafka.login("wrong-and-secret")})
+    ran = cli("run", f"{config}:sasl", "--once", env={"TEST_LOGIN": kafka.login("wrong-and-secret")})
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "Kafka refuses us" in ran.error_lines[0]
     assert "wrong-and-secret" not in ran.out + ran.err

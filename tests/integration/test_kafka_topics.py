@@ -18,7 +18,7 @@ def values(ids: Iterable[int]) -> list[bytes]:
 
 
 def test_transactions_and_a_topic_that_is_created_anew(
-    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, memwal: Callable[..., Any]
+    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     topic, config = tmp_path.name, tmp_path / "config.toml"
     kafka.create_topic(topic)
@@ -29,7 +29,7 @@ def test_transactions_and_a_topic_that_is_created_anew(
 
     def run(**sink: str) -> Any:
         config.write_text(toml({**sections, "sink": sink} if sink else sections))
-        return memwal("run", config, "--once")
+        return cli("run", config, "--once")
 
     def ids() -> list[int]:
         return sorted(lance.dataset(str(tmp_path / "t.lance")).to_table(["id"])["id"].to_pylist())

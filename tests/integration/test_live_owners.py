@@ -117,7 +117,7 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
     small_config: Callable[..., Path],
     serve: Callable[[Path], Any],
     start: Callable[..., Any],
-    memwal: Callable[..., Any],
+    cli: Callable[..., Any],
     made: Any,
     uri: str,
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
     with memwal.connect(endpoint) as table:
         table.put(made.rows(range(4)))
     before = epochs(uri)
-    second = memwal("serve", config)
+    second = cli("serve", config)
     assert second.code == 1
     assert len(second.error_lines) == 1
     assert f"served by {endpoint}" in second.error_lines[0]
@@ -142,7 +142,7 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
 
 
 def test_a_step_of_the_command_line_fences_no_program(
-    script: Callable[..., Any], memwal: Callable[..., Any], uri: str
+    script: Callable[..., Any], cli: Callable[..., Any], uri: str
 ) -> None:
     process = script("putter.py", uri, 1000)
     process.line_with("ready")
@@ -151,7 +151,7 @@ def test_a_step_of_the_command_line_fences_no_program(
     config = Path(uri).parent / "flush.toml"
     config.write_text(f'[table]\nuri = "{uri}"\n')
     before = epochs(uri)
-    ran = memwal("flush", config)
+    ran = cli("flush", config)
     assert ran.code == 1
     assert f"opened by process {process.process.pid}" in ran.error_lines[0]
     assert epochs(uri) == before

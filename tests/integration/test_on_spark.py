@@ -110,7 +110,7 @@ def test_an_executor_that_is_killed_costs_no_acked_row_and_sigterm_drains_all_da
 def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     config: Callable[..., Path],
     start: Callable[..., Running],
-    memwal: Callable[..., Ran],
+    cli: Callable[..., Ran],
     tmp_path: Path,
     uri: str,
     wait_until: Callable[..., Any],
@@ -122,7 +122,7 @@ def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(path)])
 
     def names() -> dict[int, str]:
-        ran = memwal("query", path, "--format", "json", "--limit", "1000")
+        ran = cli("query", path, "--format", "json", "--limit", "1000")
         return {row["id"]: row["name"] for row in json.loads(ran.out)} if not ran.code else {}
 
     running.line_with("micro-batch 0")
@@ -150,8 +150,8 @@ def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(
-    config: Callable[..., Path], memwal: Callable[..., Ran], master: str, options: dict[str, Any], said: str
+    config: Callable[..., Path], cli: Callable[..., Ran], master: str, options: dict[str, Any], said: str
 ) -> None:
-    ran = memwal("serve", config(master, **options), "--on-spark", "3")
+    ran = cli("serve", config(master, **options), "--on-spark", "3")
     assert (ran.code, len(ran.error_lines), ran.out) == (2, 1, "")
     assert said in ran.err

@@ -106,26 +106,26 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
 
 
 def test_more_daemons_than_the_cluster_has_slots_is_one_line(
-    config: Callable[..., Path], memwal: Callable[..., Ran], tmp_path: Path
+    config: Callable[..., Path], cli: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    ran = memwal("serve", config(spark={"spark.cores.max": "4"}), "--on-spark", "5", cwd=tmp_path, env=TOKEN)
+    ran = cli("serve", config(spark={"spark.cores.max": "4"}), "--on-spark", "5", cwd=tmp_path, env=TOKEN)
     assert (ran.code, len(ran.error_lines), ran.out) == (2, 1, "")
     assert "daemon.on_spark: 5 daemons need 5 slots at the same time, and Spark at spark://127.0.0.1" in ran.err
 
 
 def test_a_cluster_that_has_no_room_for_an_executor_is_one_line(
-    config: Callable[..., Path], memwal: Callable[..., Ran], tmp_path: Path
+    config: Callable[..., Path], cli: Callable[..., Ran], tmp_path: Path
 ) -> None:
     too_large = {"spark.executor.memory": "64g", "spark.scheduler.maxRegisteredResourcesWaitingTime": "1s"}
     (tmp_path / "in").mkdir()
-    ran = memwal("run", config(spark=too_large, source={"path": "in"}, daemon={"on_spark": 2}), cwd=tmp_path, env=TOKEN)
+    ran = cli("run", config(spark=too_large, source={"path": "in"}, daemon={"on_spark": 2}), cwd=tmp_path, env=TOKEN)
     assert (ran.code, len(ran.error_lines)) == (1, 1)
     assert "gave no executor within 1 s; see on its page whether a worker has room for one of all cores" in ran.err
 
 
 @pytest.mark.parametrize("words", [("serve", "--on-spark", "2"), ("run",)])
 def test_a_master_that_is_not_there_is_told_at_once(
-    memwal: Callable[..., Ran], tmp_path: Path, words: tuple[str, ...]
+    cli: Callable[..., Ran], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     (port,) = free_ports(1)
     (tmp_path / "in").mkdir()
@@ -133,7 +133,7 @@ def test_a_master_that_is_not_there_is_told_at_once(
     path = tmp_path / "config.toml"
     source = {"path": "in", "spark": {"spark.master": master}}
     path.write_text(toml({"table": {"uri": "t.lance", "columns": COLUMNS, "key": ["id"]}, "source": source}))
-    ran = memwal(words[0], path, *words[1:], cwd=tmp_path)
+    ran = cli(words[0], path, *words[1:], cwd=tmp_path)
     assert (ran.code, len(ran.error_lines), ran.out) == (1, 1, "")
     assert f"Spark's master does not answer at {master} (Connection refused); start it" in ran.err
     assert not (tmp_path / "t.lance").exists()
@@ -143,7 +143,7 @@ def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
     cluster: SparkCluster,
     config: Callable[..., Path],
     command: Callable[..., Running],
-    memwal: Callable[..., Ran],
+    cli: Callable[..., Ran],
     tmp_path: Path,
     wait_until: Callable[..., Any],
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
     cluster.leader().kill()
     land(landing / "3.json", range(200, 300))
     running.line_with("micro-batch 2")
-    found = memwal("query", path, "--format", "json", "--limit", "1000", cwd=tmp_path, env=TOKEN)
+    found = cli("query", path, "--format", "json", "--limit", "1000", cwd=tmp_path, env=TOKEN)
     assert sorted(row["id"] for row in json.loads(found.out)) == list(range(300))
 
     running.process.send_signal(signal.SIGTERM)
@@ -173,5 +173,5 @@ def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
     wait_until(lambda: not cluster.started_by_workers())
     with memwal.open(str(tmp_path / "table.lance")) as table:
         assert sorted(table.scan().column("id").to_pylist()) == list(range(300))
-    letters = memwal("dlq", "list", path, "--format", "json", cwd=tmp_path)
+    letters = cli("dlq", "list", path, "--format", "json", cwd=tmp_path)
     assert json.loads(letters.out)["letters"] == 1

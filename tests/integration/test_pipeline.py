@@ -55,9 +55,9 @@ def fed(small_config: Callable[..., Path], tmp_path: Path, made: Any) -> Callabl
 EXPECTED = {id: f"row {id} v{1 if id < 100 else 0}" for id in range(200)}
 
 
-def test_once_then_again(fed: Callable[..., Path], uri: str, memwal: Callable[..., Any]) -> None:
+def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Callable[..., Any]) -> None:
     config = fed()
-    first = memwal("run", config, "--once")
+    first = cli("run", config, "--once")
     assert (first.code, first.error_lines) == (0, [])
     assert names(uri) == EXPECTED
     assert "300 in 10 micro-batches" in first.out
@@ -65,17 +65,17 @@ def test_once_then_again(fed: Callable[..., Path], uri: str, memwal: Callable[..
     assert all(f"by {name}" in first.out for name in ("key", "filter", "vector", "text"))
     assert not any(character in first.out for character in "\x1b\r")
     version = lance.dataset(uri).version
-    again = memwal("run", config, "--once")
+    again = cli("run", config, "--once")
     assert (again.code, again.error_lines) == (0, [])
     assert "0: the source holds nothing new" in again.out
     assert (names(uri), lance.dataset(uri).version) == (EXPECTED, version)
 
 
 def test_a_source_without_a_feed_is_drained(
-    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, memwal: Callable[..., Any]
+    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
 ) -> None:
     directory = write_feed(tmp_path / "in", made.table(range(30)), made.table(range(30, 50)))
-    ran = memwal("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once")
+    ran = cli("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert sorted(names(uri)) == list(range(50))
 
@@ -127,14 +127,14 @@ def test_a_source_that_cannot_be_read_is_refused_before_anything_is_written(
     small_config: Callable[..., Path],
     tmp_path: Path,
     made: Any,
-    memwal: Callable[..., Any],
+    cli: Callable[..., Any],
     tree: Any,
 ) -> None:
     make(tmp_path / "in", made)
     drift = "fail" if "more" in says else "ignore"  # which leaves columns out that the table does not have
     config = small_config(source={"path": str(tmp_path / "in"), "schema_drift": drift})
     before = tree(tmp_path)
-    ran = memwal("run", config, "--once")
+    ran = cli("run", config, "--once")
     assert ran.code == 2
     assert len(ran.error_lines) == 1
     assert says in ran.err
@@ -142,13 +142,13 @@ def test_a_source_that_cannot_be_read_is_refused_before_anything_is_written(
 
 
 def test_a_path_that_is_no_table_and_a_checkpoint_without_its_table(
-    fed: Callable[..., Path], tmp_path: Path, uri: str, memwal: Callable[..., Any], tree: Any
+    fed: Callable[..., Path], tmp_path: Path, uri: str, cli: Callable[..., Any], tree: Any
 ) -> None:
     config = fed()
     Path(uri).mkdir()
     (Path(uri) / "notes.txt").write_text("mine")
     before = tree(tmp_path)
-    ran = memwal("run", config, "--once")
+    ran = cli("run", config, "--once")
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert uri in ran.err
     assert tree(tmp_path) == before
@@ -158,14 +158,14 @@ def test_a_path_that_is_no_table_and_a_checkpoint_without_its_table(
     offsets.mkdir(parents=True)
     (offsets / "0").write_text("v1")
     before = tree(tmp_path)
-    ran = memwal("run", config, "--once")
+    ran = cli("run", config, "--once")
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "sink.checkpoint" in ran.err
     assert tree(tmp_path) == before
 
 
 def test_a_port_in_use_is_refused_before_anything_is_written(
-    fed: Callable[..., Path], small_config: Callable[..., Path], tmp_path: Path, memwal: Callable[..., Any], tree: Any
+    fed: Callable[..., Path], small_config: Callable[..., Path], tmp_path: Path, cli: Callable[..., Any], tree: Any
 ) -> None:
     fed()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -173,7 +173,7 @@ def test_a_port_in_use_is_refused_before_anything_is_written(
         source = {"feed": str(tmp_path / "feed"), "path": str(tmp_path / "in")}
         config = small_config(source=source, daemon={"port": port})
         before = tree(tmp_path)
-        ran = memwal("run", config, "--once")
+        ran = cli("run", config, "--once")
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "daemon.port" in ran.err
     assert str(port) in ran.err
@@ -181,24 +181,24 @@ def test_a_port_in_use_is_refused_before_anything_is_written(
 
 
 def test_without_java_one_line_says_what_to_install(
-    fed: Callable[..., Path], tmp_path: Path, memwal: Callable[..., Any], tree: Any
+    fed: Callable[..., Path], tmp_path: Path, cli: Callable[..., Any], tree: Any
 ) -> None:
     config = fed()
     before = tree(tmp_path)
-    ran = memwal("run", config, "--once", env={"PATH": str(tmp_path), "JAVA_HOME": None})
+    ran = cli("run", config, "--once", env={"PATH": str(tmp_path), "JAVA_HOME": None})
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "openjdk-17-jre-headless" in ran.err
     assert tree(tmp_path) == before
 
 
 def test_a_refused_row_in_the_stream_is_one_line(
-    small_config: Callable[..., Path], tmp_path: Path, made: Any, memwal: Callable[..., Any]
+    small_config: Callable[..., Path], tmp_path: Path, made: Any, cli: Callable[..., Any]
 ) -> None:
     rows = made.rows(range(5))
     rows[3]["vector"] = [1.0, 2.0]
     loose = pa.schema([*list(made.schema)[:4], pa.field("vector", pa.list_(pa.float32()))])
     directory = write_feed(tmp_path / "in", pa.Table.from_pylist(rows, schema=loose))
-    ran = memwal("run", small_config(source={"path": directory}), "--once")
+    ran = cli("run", small_config(source={"path": directory}), "--once")
     assert ran.code == 2
     assert len(ran.error_lines) == 1
     assert "'vector' has 2 numbers" in ran.err

@@ -54,10 +54,8 @@ def several(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_pipeline_of_a_file_runs_in_one_process(
-    several: Path, tmp_path: Path, memwal: Callable[..., Any]
-) -> None:
-    ran = memwal("run", several, "--once")
+def test_every_pipeline_of_a_file_runs_in_one_process(several: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    ran = cli("run", several, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     books = lance.dataset(tmp_path / "books.lance").to_table().to_pylist()
     expected = {**{id: f"first {id}" for id in range(50)}, **{id: f"second {id}" for id in range(100, 150)}}
@@ -66,22 +64,22 @@ def test_every_pipeline_of_a_file_runs_in_one_process(
     events = lance.dataset(tmp_path / "events.lance").to_table().column("id").to_pylist()
     assert sorted(events) == [1, 1, 2]
     assert all(f" query {several}:{name} --help" in ran.out for name in ("first", "second", "events"))
-    asked = memwal("query", f"{several}:second", "--key", "120", "--format", "json")
+    asked = cli("query", f"{several}:second", "--key", "120", "--format", "json")
     assert [row["name"] for row in json.loads(asked.out)] == ["second 120"]
-    again = memwal("run", several, "--once")
+    again = cli("run", several, "--once")
     assert (again.code, again.out.count("0: the source holds nothing new")) == (0, 3)
 
 
 def test_pipelines_that_get_in_each_others_way_are_refused_before_anything_is_written(
-    several: Path, tmp_path: Path, memwal: Callable[..., Any], tree: Callable[[Path], dict[str, int]]
+    several: Path, tmp_path: Path, cli: Callable[..., Any], tree: Callable[[Path], dict[str, int]]
 ) -> None:
     same = several.read_text().replace("second.checkpoint", "books.lance.checkpoint")
     several.write_text(same)
     before = tree(tmp_path)
-    ran = memwal("run", several, "--once")
+    ran = cli("run", several, "--once")
     assert (ran.code, tree(tmp_path)) == (2, before)
     checkpoint = f"{tmp_path}/books.lance.checkpoint"
     assert ran.error_lines == [f"memwal: two pipelines have the same sink.checkpoint, {checkpoint}; give each its own"]
-    unnamed = memwal("status", several)
+    unnamed = cli("status", several)
     assert unnamed.code == 2
     assert f"write one behind it: {several}:first, {several}:second, {several}:events" in unnamed.error_lines[0]

@@ -107,10 +107,10 @@ def test_a_stale_note_is_not_believed(open_small: Callable[..., Any], made: Any,
 
 
 def test_the_command_line_and_the_library_answer_alike(
-    open_small: Callable[..., Any], made: Any, uri: str, small_config: Callable[..., Path], memwal: Callable[..., Any]
+    open_small: Callable[..., Any], made: Any, uri: str, small_config: Callable[..., Path], cli: Callable[..., Any]
 ) -> None:
     layers(open_small(), made)
-    ran = memwal("query", small_config(), "--limit", "100", "--columns", "id", "--format", "json")
+    ran = cli("query", small_config(), "--limit", "100", "--columns", "id", "--format", "json")
     told = sorted(row["id"] for row in json.loads(ran.out))
     with memwal.connect(uri, fallback="durable") as table:
         assert told == sorted(table.scan(["id"])["id"].to_pylist()) == list(range(16))

@@ -74,7 +74,7 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     start: Callable[..., Any],
     certificates: Certificates,
     made: Any,
-    memwal: Callable[..., Any],
+    cli: Callable[..., Any],
 ) -> None:
     log = {"level": "debug", "format": "json"}
     config = small_config(daemon={"http_port": 0, **certificates.settings}, log=log, **QUIET)
@@ -97,16 +97,16 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
         memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
     doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": str(certificates.stranger)}
     for command in ("status", "flush"):  # a daemon that lives is not taken for one that ended, and fenced
-        ran = memwal(command, config, env=doubtful)
+        ran = cli(command, config, env=doubtful)
         assert (ran.code, len(ran.error_lines)) == (2, 1), ran.err
         assert "tls_ca" in ran.err
 
     with memwal.connect(endpoint, token=TOKEN, tls_ca=str(certificates.ca)) as table:
         table.put(made.rows(range(10)))
         assert table.count() == 10
-    found = memwal("query", config, "--filter", "id < 3", "--columns", "id", "--format", "json", env=ENV)
+    found = cli("query", config, "--filter", "id < 3", "--columns", "id", "--format", "json", env=ENV)
     assert (found.code, len(json.loads(found.out))) == (0, 3)
-    assert endpoint in memwal("status", config, "--json", env=ENV).out
+    assert endpoint in cli("status", config, "--json", env=ENV).out
 
     context = certificates.context
     for path in ("/metrics", "/status", "/health/readyz"):
@@ -117,10 +117,10 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
         urllib.request.urlopen(f"{url}/health/livez", timeout=60)
 
-    wrong = memwal("query", config, "--filter", "id < 3", env={"MEMWAL_TEST_TOKEN": "another"})
+    wrong = cli("query", config, "--filter", "id < 3", env={"MEMWAL_TEST_TOKEN": "another"})
     assert (wrong.code, len(wrong.error_lines)) == (2, 1)
     assert "missing or wrong token" in wrong.error_lines[0]
-    shown = memwal("config", "show", config, env=ENV)
+    shown = cli("config", "show", config, env=ENV)
     assert 'token = "env:MEMWAL_TEST_TOKEN"' in shown.out
     running.process.terminate()
     assert running.wait() == 0

@@ -193,10 +193,10 @@ def test_a_version_column_that_cannot_be_one_is_refused(rules: dict[str, str], s
 
 
 def test_another_version_column_than_the_tables_is_refused(
-    tmp_path: Path, memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    tmp_path: Path, cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
 ) -> None:
     config = small_config("versioned.toml", table={"version": "price"})
-    assert "version price" in memwal("init", config).out
+    assert "version price" in cli("init", config).out
     with pytest.raises(Invalid, match=r'\[table\] version = "id" but the table .* has "price"'):
         memwal.open(uri, settings={"table": {"version": "id"}})
     with memwal.open(uri) as table:

@@ -401,27 +401,27 @@ def test_a_rule_that_contradicts_the_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_init_takes_rules_and_says_them_and_refuses_others_with_exit_code_2(
-    memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
 ) -> None:
     config = small_config("merge.toml", table={"upsert": "merge", "on_duplicate": "first"})
-    ran = memwal("init", config)
+    ran = cli("init", config)
     assert (ran.code, ran.err) == (0, "")
     assert "upsert merge, on_duplicate first" in ran.out
-    assert "merge" in memwal("inspect", uri).out
-    unknown = memwal("init", small_config("unknown.toml", table={"upsert": "insrt"}))
+    assert "merge" in cli("inspect", uri).out
+    unknown = cli("init", small_config("unknown.toml", table={"upsert": "insrt"}))
     assert unknown.code == 2
     assert "upsert = 'insrt' must be one of" in unknown.err
     assert "did you mean 'insert'?" in unknown.err
-    other = memwal("init", small_config("other.toml", table={"on_duplicate": "fail"}))
+    other = cli("init", small_config("other.toml", table={"on_duplicate": "fail"}))
     assert (other.code, len(other.error_lines)) == (2, 1)
     assert 'on_duplicate = "fail" but the table' in other.err
 
 
 def test_init_adopts_a_table_with_its_rules(
-    memwal: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
 ) -> None:
     lance.write_dataset(pa.table({"id": [1, 2], "name": ["a", "b"]}), uri)
-    ran = memwal("init", small_config(table={"upsert": "insert", "columns": {"id": "int64"}, "indexes": {}}))
+    ran = cli("init", small_config(table={"upsert": "insert", "columns": {"id": "int64"}, "indexes": {}}))
     assert (ran.code, ran.err) == (0, "")
     assert "adopted" in ran.out
     assert "upsert insert" in ran.out
