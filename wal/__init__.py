@@ -34,7 +34,6 @@ from memwal.wal.store.local import LocalStore
 from memwal.wal.store.memory import MemoryStore
 from memwal.wal.store.open import open_store, probe
 from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome
-from memwal.wal.tail import WalTailer
 
 __all__ = [
     "WAL_FORMATS",
@@ -81,7 +80,6 @@ __all__ = [
     "WalFormat",
     "WalGarbage",
     "WalOptions",
-    "WalTailer",
     "bucket_region",
     "check_succession",
     "claim",

@@ -46,7 +46,7 @@ from tests.simulation.actors import (
     Sleeper,
     StorageReader,
     Stranger,
-    Tailer,
+    TailReader,
     Visitor,
 )
 from tests.simulation.lance_calls import simulated_machine
@@ -373,7 +373,7 @@ def simulate(seed: int, show: Callable[[str], None] | None = None, kind: type[Wo
 _VISITORS: dict[str, type[Visitor]] = {
     "reader": StorageReader,
     "client": Client,
-    "tailer": Tailer,
+    "tail": TailReader,
     "committer": Committer,
     "collector": Collector,
     "stranger": Stranger,
@@ -386,7 +386,7 @@ def _shape(chance: random.Random) -> Shape:
     beings = (
         "reader0",
         "reader1",
-        "tailer0",
+        "tail0",
         "committer0",
         "committer1",
         "collector0",
