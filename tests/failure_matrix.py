@@ -28,7 +28,8 @@ from unittest.mock import patch
 
 import memwal.flush.base.fsync
 import memwal.wal.store.local
-from memwal.wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
+from memwal.wal import ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
+from tests.support.clock import FakeClock
 
 _Keys = list[str]
 _Infos = list[ObjectInfo]

@@ -11,19 +11,12 @@ from uuid import UUID
 import pytest
 
 from memwal.flush import BaseNeeds, BaseTable, SstCollector, SstGarbage, base_needs
-from memwal.wal import (
-    FakeClock,
-    LocalStore,
-    ManifestStore,
-    MemoryStore,
-    ObjectStore,
-    RegionManifest,
-    SeededIds,
-    SsTable,
-)
+from memwal.wal import LocalStore, ManifestStore, ObjectStore, RegionManifest, SsTable
 from memwal.wal.layout import bucket_region, manifest_prefix, region_prefix, sst_key
 from tests import commit_world
 from tests.clean import assert_clean, assert_collected
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 AGE = 600.0

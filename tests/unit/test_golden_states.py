@@ -28,13 +28,10 @@ from memwal.flush.resizing.routing import Decision, decide, decided, routing_key
 from memwal.memtable import IndexSpec
 from memwal.wal import (
     EntryHeader,
-    FakeClock,
     LocalStore,
     ManifestStore,
-    MemoryStore,
     RegionManifest,
     RegionStatus,
-    SeededIds,
     SsTable,
     WalFormat,
     WalOptions,
@@ -44,6 +41,8 @@ from memwal.wal import (
 from memwal.wal.applied import AppliedMap, Snapshot, hashes
 from memwal.wal.layout import manifest_key, snapshot_key, version_hint_key
 from memwal.wal.snapshots import encoded, read_snapshot
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REGION = bucket_region(0)

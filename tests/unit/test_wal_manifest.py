@@ -14,20 +14,19 @@ import pytest
 from memwal.wal import (
     Corrupt,
     EpochGuard,
-    FakeClock,
     Fenced,
     LocalStore,
     ManifestStore,
-    MemoryStore,
     PutOutcome,
     RegionManifest,
     RegionStatus,
-    SeededIds,
     SsTable,
     StoreRefused,
     bucket_region,
 )
 from memwal.wal.layout import manifest_key, version_hint_key
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(version=1, writer_epoch=1, region_id=REGION)

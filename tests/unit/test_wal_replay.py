@@ -17,10 +17,8 @@ from memwal.wal import (
     Corrupt,
     EntryHeader,
     EpochGuard,
-    FakeClock,
     Fenced,
     ManifestStore,
-    MemoryStore,
     Overtaken,
     RegionManifest,
     StoreUnavailable,
@@ -34,6 +32,8 @@ from memwal.wal.assembler import BatchAssembler
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, parse_entry_key
 from tests.log_rows import CODEC, SCHEMA, FailingReads
+from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(1)
 

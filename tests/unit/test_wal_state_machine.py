@@ -17,14 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from memwal.wal import (
     BatchPart,
     Claim,
-    FakeClock,
     Fenced,
     ManifestStore,
-    MemoryStore,
     OutcomeUnknown,
     Poisoned,
     PutOutcome,
-    SeededIds,
     StoreUnavailable,
     WalAppender,
     WalCollector,
@@ -34,6 +31,8 @@ from memwal.wal import (
     read_tail,
 )
 from tests.log_rows import CODEC, SCHEMA
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 OPTIONS = WalOptions(put_timeout=1.0, retry_budget=2.0)

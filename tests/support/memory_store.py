@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and simulation."""
+"""An object store in this process's memory."""
 
 from __future__ import annotations
 
