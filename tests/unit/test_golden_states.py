@@ -111,7 +111,7 @@ def test_lance_reads_our_manifest_and_writes_its_own_of_the_same_content(tmp_pat
 def test_the_hint_beside_a_manifest() -> None:
     store = MemoryStore()
     manifests = ManifestStore(store, REGION, ids=SeededIds(), clock=FakeClock())
-    manifests.put(None, RegionManifest(1, 1, REGION))
+    manifests.create(None, RegionManifest(1, 1, REGION))
     written = manifests.read(1)
     assert written is not None
     assert store.get(version_hint_key(REGION)) == b'{"version":1,"edit":"%s"}' % written.edit_id.encode()

@@ -109,7 +109,7 @@ def test_attached_to_the_one_place_that_writes() -> None:
     assert written is not None
     before = sorted(store.list(""))
     with pytest.raises(InvariantViolation):
-        manifests.put(written, replace(written, version=2, writer_epoch=0))
+        manifests.create(written, replace(written, version=2, writer_epoch=0))
     with pytest.raises(InvariantViolation):
         manifests.edit_unowned(lambda current: replace(current, current_generation=0))
     assert sorted(store.list("")) == before
