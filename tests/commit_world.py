@@ -17,7 +17,6 @@ from memwal.flush.commits.changes import read_changes
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import (
     Claim,
-    FakeClock,
     LanceCodec,
     LocalStore,
     ManifestStore,
@@ -29,6 +28,7 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
+from tests.support.clock import FakeClock
 
 WIDTH = 8
 SCHEMA = pa.schema(

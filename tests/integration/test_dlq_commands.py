@@ -16,7 +16,8 @@ import pytest
 import memwal
 from memwal.ingest.cli import app as cli
 from memwal.ingest.dlq.table import SCHEMA, DeadLetters
-from memwal.wal import FakeClock, SystemClock, SystemIds
+from memwal.wal import SystemClock, SystemIds
+from tests.support.clock import FakeClock
 
 DAY = 86_400_000_000
 

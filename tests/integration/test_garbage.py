@@ -24,6 +24,7 @@ from memwal.ingest.table.stored import StoredTable
 from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import ROOT
+from tests.support.clock import FakeClock
 
 REGION = wal.bucket_region(0)
 ROUNDS = 7
@@ -346,6 +347,6 @@ def test_orphan_files_on_s3(s3_table: tuple[str, dict[str, str]], made: Any) -> 
     LanceFragment.create(uri, rows, mode="append", storage_options=store.storage_options)
     (orphan,) = set(store.list("")) - before
     assert flush.collect_orphans(store, dataset, wal.SystemClock(), 86_400.0).files == ()
-    later = wal.FakeClock(start=time.time() + 86_400.0)
+    later = FakeClock(start=time.time() + 86_400.0)
     assert flush.collect_orphans(store, dataset, later, 86_400.0).files == (orphan,)
     assert set(store.list("")) == before

@@ -12,10 +12,11 @@ import pytest
 
 from memwal.flush import CommitReport
 from memwal.flush.commits import committer
-from memwal.wal import FakeClock, LocalStore
+from memwal.wal import LocalStore
 from tests.clean import assert_clean, assert_collected
 from tests.commit_world import World
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
+from tests.support.clock import FakeClock
 
 LANCES = ("delete_pass", "upsert_pass", "catch_up", "sync_table")
 

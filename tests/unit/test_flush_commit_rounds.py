@@ -14,8 +14,9 @@ import pytest
 from memwal import flush
 from memwal.flush import CommitReport, CountMismatch
 from memwal.flush.commits import changes, committer, merge_passes
-from memwal.wal import FakeClock, SystemClock
+from memwal.wal import SystemClock
 from tests.commit_world import World
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture

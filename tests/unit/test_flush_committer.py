@@ -18,8 +18,9 @@ from memwal.flush.commits.changes import read_changes
 from memwal.flush.commits.merge_passes import Written, delete_pass, upsert_pass
 from memwal.flush.commits.plan import agree, uncommitted
 from memwal.memtable import IndexSpec
-from memwal.wal import Corrupt, FakeClock, bucket_region
+from memwal.wal import Corrupt, bucket_region
 from tests.commit_world import World, before_writing, crash
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from memwal.flush.base.manifest import compacted_generations, set_up_generations
 from memwal.flush.commits import committer
 from memwal.flush.commits import plan as commit_plan
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
-from memwal.wal import Corrupt, FakeClock, LocalStore, StoreUnavailable, bucket_region
+from memwal.wal import Corrupt, LocalStore, StoreUnavailable, bucket_region
 from tests.commit_world import World
+from tests.support.clock import FakeClock
 
 REGION = bucket_region(0)
 
