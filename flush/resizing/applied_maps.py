@@ -141,7 +141,7 @@ def _joined(exceptions: set[Rows]) -> set[Rows]:
         for rows in exceptions:
             rest = tuple(pair for pair in rows if pair[0] != n)
             others[rest] = others.get(rest, 0) | dict(rows).get(n, _all(n))
-        exceptions = {rows for rest, bits in others.items() if (rows := _both(rest, n, bits)) is not None}
+        exceptions = {both for rest, bits in others.items() if (both := _both(rest, n, bits)) is not None}
     return exceptions
 
 
