@@ -14,7 +14,7 @@ import pyarrow as pa
 from memwal import wal
 from memwal.flush import FileOptions, SstIndexes, WriteRules
 from memwal.flush.base.shape import Shape
-from memwal.flush.resizing.carried import RouteInto
+from memwal.flush.resizing.applied_maps import RouteInto
 from memwal.ingest.ops.counters import Meters
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.vector_models import VectorModels

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwal.flush.resizing.carried import left_over, settle, with_exceptions
+from memwal.flush.resizing.applied_maps import left_over, settle, with_exceptions
 from memwal.ingest.api.rows import size_bound
 from memwal.ingest.errors import Invalid
 from memwal.ingest.region.admission import Admission, fitted
