@@ -274,7 +274,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
+def translate_errors(method: Callable[P, R]) -> Callable[P, R]:
     """Let `method` raise only `MemWalError`s; the original stays as `__cause__`."""
 
     @wraps(method)
