@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.mapping.values import ANY_TEXT, MARK_ANY, check_unit, is_text, typed
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
 VALUE, KEY, HEADERS, ENVELOPE = "value", "key", "headers", "envelope"
@@ -145,7 +145,7 @@ def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple
         except MappingProblem as problem:
             problems.append(problem)
     problems += [
-        MappingProblem("columns", f"columns.{name}: the table has no such column; {nearest(name, schema.names)}")
+        MappingProblem("columns", f"columns.{name}: the table has no such column{suggestion(name, schema.names)}")
         for name in source.columns
         if name not in schema.names
     ]
@@ -174,7 +174,7 @@ def _origin(parts: Sequence[str], text: str, source: MappingSource) -> Origin:
         raise ValueError(f"{text!r} names nothing; write value.FIELD, with dots between names, odd names in backticks")
     root, path = parts[0], tuple(parts[1:])
     if root not in roots:
-        raise ValueError(f"{text!r} is no part of a record; {nearest(root, roots)} A field is value.{text}")
+        raise ValueError(f"{text!r} is not a part of a record (a field is value.{text}){suggestion(root, roots)}")
     if root in PLAIN and path:
         raise ValueError(f"{text!r}: {root} has no fields; write {root!r}")
     if root in (HEADERS, ENVELOPE) and not path:
@@ -231,7 +231,7 @@ def _entry(source: MappingSource, name: str) -> Mapping[str, Any]:
         return {"from": entry}
     for word, value in entry.items():
         if word not in _ENTRY:
-            raise MappingProblem("columns", f"columns.{name}: unknown word {word!r}; {nearest(word, _ENTRY)}")
+            raise MappingProblem("columns", f"columns.{name}: unknown word {word!r}{suggestion(word, _ENTRY)}")
         if word != "default" and not isinstance(value, str):
             raise MappingProblem("columns", f"columns.{name}: {word} must be text in quotes")
     if ("from" in entry) == ("sql" in entry):

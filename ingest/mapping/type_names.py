@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 
 import pyarrow as pa
+
+from memwal.ingest.suggest import suggestion
 
 SIMPLE: Mapping[str, Callable[[], pa.DataType]] = {
     "string": pa.string,
@@ -44,9 +45,7 @@ def parse_type(name: str) -> pa.DataType:
         return pa.timestamp(match[1], tz=match[2])
     if match := _VECTOR.fullmatch(name):
         return _vector(int(match[1]), match[2] or "float32")
-    close = get_close_matches(name, EXAMPLES, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(EXAMPLES)}"
-    raise ValueError(f"is not a column type; {hint}")
+    raise ValueError(f"is not a column type{suggestion(name, EXAMPLES)}")
 
 
 def _vector(width: int, element: str) -> pa.DataType:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 Problems = dict[int, str]
 """Row of a batch -> why it cannot be used."""
@@ -69,7 +69,7 @@ def check_unit(unit: str, kind: pa.DataType) -> str:
     if unit and not wanted:
         raise ValueError(f"unit = {unit!r} is for columns that are times, this one is {kind}; take it out")
     if unit and unit not in wanted:
-        raise ValueError(f"unit = {unit!r} is not known; {nearest(unit, wanted)}")
+        raise ValueError(f"unit = {unit!r} is not known{suggestion(unit, wanted)}")
     return unit
 
 

@@ -14,7 +14,7 @@ from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import Problem
 from memwal.ingest.settings.process_sections import KAFKA, SourceSettings
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 _ONLY = (
     *("brokers", "topics", "topic_pattern", "starting_offsets", "max_offsets_per_trigger", "fail_on_data_loss"),
@@ -136,5 +136,5 @@ def _of_schemas(source: SourceSettings) -> Iterator[Problem]:
         yield Problem("source", "registry", f"registry = {source.registry!r} is no http:// or https:// URL; correct it")
     for name in source.registry_options:
         if name not in _REGISTRY:
-            text = f"registry_options.{name} is not known; {nearest(name, _REGISTRY)}"
+            text = f"registry_options.{name} is not known{suggestion(name, _REGISTRY)}"
             yield Problem("source", f"registry_options.{name}", text)

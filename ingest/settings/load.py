@@ -38,7 +38,7 @@ from memwal.ingest.settings.table_sections import (
     WalSettings,
 )
 from memwal.ingest.settings.values import Section
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 __all__ = [
     "CommitSettings",
@@ -157,7 +157,7 @@ def _unknown_pipeline(name: str, chosen: str, found: Mapping[str, object]) -> st
         return f"{name}: it has no [{PIPELINES}], so no {chosen!r}; write the path alone"
     if not chosen:
         return f"{name}: it has several pipelines; write one behind it: {', '.join(f'{name}:{each}' for each in found)}"
-    return f"{name}: it has no pipeline {chosen!r}; {nearest(chosen, found)}"
+    return f"{name}: it has no pipeline {chosen!r}{suggestion(chosen, found)}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -189,11 +189,11 @@ def _fold_environment(raw: Raw, origins: Origins, environ: Mapping[str, str]) ->
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         section, _, key = variable.removeprefix(PREFIX).lower().partition("__")
         if section not in Settings.model_fields:
-            hint = nearest(section, Settings.model_fields, "[{}]")
-            lines.append(f"{variable}: unknown section [{section}]; {hint}")
+            hint = suggestion(section, Settings.model_fields, "[{}]")
+            lines.append(f"{variable}: unknown section [{section}]{hint}")
         elif key not in section_type(section).model_fields:
-            hint = nearest(key, section_type(section).model_fields)
-            lines.append(f"{variable}: [{section}] unknown setting {key!r}; {hint}")
+            hint = suggestion(key, section_type(section).model_fields)
+            lines.append(f"{variable}: [{section}] unknown setting {key!r}{hint}")
         else:
             raw.setdefault(section, {})[key] = _from_text(section, key, environ[variable])
             origins[section, key] = variable

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.values import Section
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 _HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "token")
 _WANTED = {
@@ -43,10 +43,10 @@ def unknown_section(name: str, value: object) -> Problem:
     """A top-level name that is no section; a bare key is told which section it belongs to."""
     sections = Settings.model_fields
     if isinstance(value, Mapping):
-        return Problem(name, "", f"unknown section [{name}]; {nearest(name, sections, '[{}]')}")
+        return Problem(name, "", f"unknown section [{name}]{suggestion(name, sections, '[{}]')}")
     homes = [section for section in sections if name in section_type(section).model_fields]
-    hint = f"put it under [{homes[0]}]" if homes else nearest(name, sections, "[{}]")
-    return Problem("", name, f"setting {name!r} stands outside every section; {hint}")
+    hint = f"; put it under [{homes[0]}]" if homes else suggestion(name, sections, "[{}]")
+    return Problem("", name, f"setting {name!r} stands outside every section{hint}")
 
 
 def section_type(section: str) -> type[Section]:
@@ -69,7 +69,7 @@ def _problem(section: str, error: ErrorDetails) -> Problem:
     key = str(error["loc"][0]) if error["loc"] else ""
     fields = section_type(section).model_fields
     if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-        return Problem(section, key, f"unknown setting {key!r}; {nearest(key, fields)}")
+        return Problem(section, key, f"unknown setting {key!r}{suggestion(key, fields)}")
     if not key:
         return Problem(section, "", f"must be a table of settings: write [{section}] and its keys below")
     value = "" if key in _HIDDEN_FIELDS else f" = {error['input']!r}"

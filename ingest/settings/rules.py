@@ -19,7 +19,7 @@ from memwal.ingest.settings.problems import Problem
 from memwal.ingest.settings.table_sections import TableSettings
 from memwal.ingest.settings.units import format_duration, format_size
 from memwal.ingest.settings.values import Index
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import check_indexes
 from memwal.memtable.schema import is_key_type
@@ -86,7 +86,7 @@ def of_append(settings: Settings) -> Iterator[Problem]:
         yield Problem("regions", "by", f"by names {name!r} {by.count(name)} times; name it once")
     for name in dict.fromkeys(by) if table.columns else ():
         if name not in table.columns:
-            text = f"by: {name!r} is not a column of [table]; {nearest(name, table.columns)}"
+            text = f"by: {name!r} is not a column of [table]{suggestion(name, table.columns)}"
             yield Problem("regions", "by", text, needs=_column(name))
         elif not is_hashed(parse_type(table.columns[name])):
             text = f"by: column {name!r} is {table.columns[name]}; name columns of numbers, text, bytes or times"
@@ -134,7 +134,7 @@ def of_source(settings: Settings) -> Iterator[Problem]:
         yield from _of_drift(settings)
     for name in source.order_by if columns else ():
         if name not in columns:
-            text = f"order_by: {name!r} is not a column of [table]; {nearest(name, columns)}"
+            text = f"order_by: {name!r} is not a column of [table]{suggestion(name, columns)}"
             yield Problem("source", "order_by", text, needs=_column(name))
 
 
@@ -176,7 +176,7 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
             return
     if daemon.advertise and daemon.advertise not in daemon.endpoints:
         text = (
-            f"advertise = {daemon.advertise!r} is not one of endpoints; {nearest(daemon.advertise, daemon.endpoints)}"
+            f"advertise = {daemon.advertise!r} is not one of endpoints{suggestion(daemon.advertise, daemon.endpoints)}"
         )
         yield Problem("daemon", "advertise", text)
 
@@ -200,7 +200,7 @@ def _of_key(table: TableSettings) -> Iterator[Problem]:
         yield Problem("table", "key", f"key names {name!r} {table.key.count(name)} times; name it once")
     for name in dict.fromkeys(table.key) if table.columns else ():
         if name not in table.columns:
-            text = f"key column {name!r} is not among columns; {nearest(name, table.columns)}"
+            text = f"key column {name!r} is not among columns{suggestion(name, table.columns)}"
             yield Problem("table", "key", text, needs=_column(name))
         elif not is_key_type(parse_type(table.columns[name])):
             yield Problem(
@@ -218,7 +218,7 @@ def _of_version(table: TableSettings) -> Iterator[Problem]:
     if name in table.key:
         yield Problem("table", "version", f"version = {name!r} is part of the key; name a column outside it")
     elif name and table.columns and name not in table.columns:
-        text = f"version = {name!r} is not among columns; {nearest(name, table.columns)}"
+        text = f"version = {name!r} is not among columns{suggestion(name, table.columns)}"
         yield Problem("table", "version", text, needs=_column(name))
     elif name and table.columns and not is_version_type(parse_type(table.columns[name])):
         text = f"version column {name!r} is {table.columns[name]}; name a column of integers, timestamps or dates"
@@ -238,11 +238,11 @@ def _of_index(schema: pa.Schema, column: str, index: Index) -> str:
     if spec.kind is None:
         return f'no type given; write type = "{INDEX_KINDS[0]}", or another of {", ".join(INDEX_KINDS)}'
     if spec.kind not in INDEX_KINDS:
-        return f"unknown index kind {spec.kind!r}; {nearest(str(spec.kind), INDEX_KINDS)}"
+        return f"unknown index kind {spec.kind!r}{suggestion(str(spec.kind), INDEX_KINDS)}"
     if not schema.names:
         return ""
     if column not in schema.names:
-        return f"no such column in columns; {nearest(column, schema.names)}"
+        return f"no such column in columns{suggestion(column, schema.names)}"
     try:
         check_indexes(schema, (spec,))
     except InvalidRows as error:
