@@ -27,7 +27,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.pipeline.checkpoint import unfinished
 from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.units import format_duration, parse_duration
+from memwal.ingest.settings.values import format_duration, parse_duration
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.table.open import by_itself, open_table
 

@@ -17,8 +17,7 @@ from pydantic.fields import FieldInfo
 from memwal.ingest.secret_refs import shown
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import section_type
-from memwal.ingest.settings.units import format_duration, format_size, parse_duration, parse_size
-from memwal.ingest.settings.values import Section
+from memwal.ingest.settings.values import Section, format_duration, format_size, parse_duration, parse_size
 
 BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 _HEADER = """\

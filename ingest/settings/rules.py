@@ -17,8 +17,7 @@ from memwal.ingest.settings.kafka_rules import of_kafka
 from memwal.ingest.settings.model import Settings, index_spec
 from memwal.ingest.settings.problems import Problem
 from memwal.ingest.settings.table_sections import TableSettings
-from memwal.ingest.settings.units import format_duration, format_size
-from memwal.ingest.settings.values import Index
+from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import check_indexes

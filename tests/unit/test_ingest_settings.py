@@ -15,7 +15,7 @@ from memwal.ingest.cli.docs import between_markers
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings, load, pipelines_of
 from memwal.ingest.settings.reference import render_reference, render_settings, to_dict, toml_value
-from memwal.ingest.settings.units import format_duration, format_size, parse_duration, parse_size
+from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
 
 TABLE: dict[str, Any] = {
     "uri": "data/t.lance",
