@@ -1,8 +1,8 @@
-"""Values of settings: durations and sizes with units, references to secrets, types of columns; and what a section is.
+"""Types of settings' values (durations, sizes, secrets, column types), and the base class of the sections.
 
-Durations are float seconds, sizes are int bytes; neither is ever negative. A file says them as people write them
-("100ms", "1.5h", "256MiB"). A bare 0 needs no unit, every other number does: `linger_max = 50` is more often a mistake
-than a wish for fifty seconds.
+Durations are float seconds, sizes are int bytes; neither is ever negative. A file writes them with a unit ("100ms",
+"1.5h", "256MiB"). A bare 0 needs no unit, every other number does: `linger_max = 50` is more often a mistake than a
+wish for fifty seconds.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of a duration such as "100ms". Raises: ValueError that names the remedy."""
+    """Return the seconds of a duration such as "100ms". Raises: ValueError that names the remedy."""
     number, factor = _split(value, SECONDS, 'a duration such as "100ms", "30s" or "5min"')
     return number * factor
 
 
 def parse_size(value: object) -> int:
-    """Bytes of a size such as "256MiB". Raises: ValueError that names the remedy."""
+    """Return the bytes of a size such as "256MiB". Raises: ValueError that names the remedy."""
     number, factor = _split(value, BYTES, 'a size such as "64KiB", "256MiB" or "1GiB"')
     return round(number * factor)
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest text that `parse_duration` reads back as the same number of seconds, to a millionth."""
+    """Return the shortest text that `parse_duration` reads back as the same number of seconds, to a millionth."""
     microseconds = round(seconds * 1e6)
     return _format(microseconds, {unit: round(factor * 1e6) for unit, factor in SECONDS.items()}) if seconds else "0s"
 
 
 def format_size(size: int) -> str:
-    """The shortest text that `parse_size` reads back as the same number of bytes."""
+    """Return the shortest text that `parse_size` reads back as the same number of bytes."""
     binary = {unit: factor for unit, factor in BYTES.items() if unit == "B" or "i" in unit}
     return _format(size, binary) if size else "0B"
 
@@ -65,7 +65,7 @@ def _split(value: object, units: Mapping[str, float], wanted: str) -> tuple[floa
 
 
 def _format(value: int, units: Mapping[str, int]) -> str:
-    """`value` in the largest unit that divides it; the smallest unit divides everything."""
+    """Write `value` in the largest unit that divides it; the smallest unit divides everything."""
     unit = max((unit for unit, factor in units.items() if value % factor == 0), key=lambda unit: units[unit])
     return f"{value // units[unit]}{unit}"
 
@@ -80,7 +80,7 @@ def _checked_type(name: str) -> str:
 
 def _a_day_at_least(seconds: float) -> float:
     if seconds < 86_400.0:
-        raise ValueError('must be at least "1d": what a commit under way has written looks just the same')
+        raise ValueError('must be at least "1d": files of a commit in progress look like orphans too')
     return seconds
 
 
@@ -94,6 +94,6 @@ Index = str | dict[str, Any]
 
 
 class Section(BaseModel):
-    """One table of the TOML file. Immutable; refuses unknown keys and values of another type."""
+    """One section of the TOML file. Immutable; refuses unknown keys and values of a wrong type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
