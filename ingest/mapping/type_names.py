@@ -1,6 +1,6 @@
-"""Names of column types in the configuration: `installed_kb = "int64"`, `embedding = "vector[384]"`.
+"""Parses names of column types in the configuration: `installed_kb = "int64"`, `embedding = "vector[384]"`.
 
-A name maps to exactly one Arrow type and back. Vectors are `fixed_size_list<float32>[width]`, as Lance stores them.
+Each name is exactly one Arrow type. Vectors are `fixed_size_list<float32>[width]`, as Lance stores them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TIMESTAMP = re.compile(r"timestamp\[\s*(s|ms|us|ns)\s*(?:,\s*([\w/+:-]+)\s*)?\]
 
 
 def parse_type(name: str) -> pa.DataType:
-    """The Arrow type of a configured name. Raises: ValueError that names the nearest known type."""
+    """Return the Arrow type of a configured name. Raises: ValueError that names the nearest known type."""
     if name in SIMPLE:
         return SIMPLE[name]()
     if match := _TIMESTAMP.fullmatch(name):
@@ -50,7 +50,7 @@ def parse_type(name: str) -> pa.DataType:
 
 def _vector(width: int, element: str) -> pa.DataType:
     if width < 1:
-        raise ValueError("has no elements; write the width of your vectors, such as vector[384]")
+        raise ValueError("has width 0; write the width of your vectors, such as vector[384]")
     if element not in ELEMENTS:
-        raise ValueError(f"holds {element!r}, a vector holds {' or '.join(ELEMENTS)}")
+        raise ValueError(f"has elements of type {element!r}; a vector has {' or '.join(ELEMENTS)}")
     return pa.list_(ELEMENTS[element](), width)
