@@ -27,8 +27,8 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.pipeline.checkpoint import unfinished
 from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.units import format_duration, parse_duration
-from memwal.ingest.suggest import nearest
+from memwal.ingest.settings.values import format_duration, parse_duration
+from memwal.ingest.suggest import suggestion
 from memwal.ingest.table.open import by_itself, open_table
 
 _LISTED = ["id", "time", "stage", "column", "reason", "topic", "partition", "offset", "file", "block", "row"]
@@ -179,7 +179,7 @@ def _of_stage(stage: str | None) -> str | None:
     if stage is None:
         return None
     if stage not in STAGES:
-        raise Invalid(f"--stage {stage!r}: {nearest(stage, STAGES)}")
+        raise Invalid(f"--stage {stage!r} is unknown{suggestion(stage, STAGES)}")
     return f"stage = {quoted(stage)}"
 
 
