@@ -36,15 +36,13 @@ from memwal import flush as flush_package
 from memwal import wal
 from memwal.ingest.api.tokens import Applied
 from memwal.ingest.read.levels import RegionView
-from memwal.ingest.region.backlog import RowAges, Waiting
+from memwal.ingest.region.backlog import Waiting
 from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.generations import RegionGenerations
 from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
-from memwal.ingest.region.indexes import RegionIndexes
 from memwal.ingest.region.log import RegionLog
 from memwal.ingest.region.state import RegionLevels
 from memwal.ingest.region.write_queue import Write
-from memwal.memtable import Checked
-from memwal.wal.applied import AppliedMap
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
 """Failures of an append that leave the log as it was: the region lives on, the callers may try again."""
@@ -87,28 +85,20 @@ class RegionCore:
     """
 
     def __init__(self, context: RegionContext, region: UUID, claim: wal.Claim) -> None:
-        """Take over what `wal.claim` gave, rows of the log included; nobody else may use that claim."""
+        """Take over `claim`, replay its entries; nothing else may use that claim."""
         self.region, self.guard = region, claim.guard
         self._context = context
         self._manifests = wal.ManifestStore(
             context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
         )
-        self._applied = claim.applied
-        self._log = RegionLog(_appender(context, region, claim), context, context.meters.of(region), self._applied)
-        self.levels = RegionLevels(region, claim.manifest, context)
-        self._repeats = Repeats(claim.applied)
-        self._groups = WriteGroups(context, self._repeats, self.levels.view)
-        self._indexes = RegionIndexes(region, self.levels, context.log)
-        self._index_at_once = False  # not while the log is replayed
-        self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
         self.lease = wal.ReadLease(claim.guard, self._manifests, claim.manifest, context.clock)
         self._others_read_until = claim.others_read_until
-        self._active_since, self._ages = context.clock.monotonic(), RowAges(context.clock)
-        self._frozen_to = claim.manifest.replay_after
-        self._replay(claim.entries)
-        self._index_at_once = context.index_at_once
-        if self._index_at_once:
-            self._index()
+        self._log = RegionLog(context, region, claim, self.lease)
+        self.levels = RegionLevels(region, claim.manifest, context)
+        self._generations = RegionGenerations(context, region, claim, self.levels, self._log, self._manifests)
+        self._repeats = Repeats(claim.applied)
+        self._groups = WriteGroups(context, self._repeats, self.levels.view)
+        self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
 
     @classmethod
     def open(cls, context: RegionContext, region: UUID, committed: int = 0) -> RegionCore:
@@ -136,12 +126,12 @@ class RegionCore:
     @property
     def lingers(self) -> bool:
         """Whether visible rows wait for the next entry."""
-        return self._log.lingers_since is not None
+        return self._log.lingers
 
     @property
     def unflushed_entries(self) -> int:
         """Entries of the log that the next claim has to replay."""
-        return self._log.position - self.levels.manifest.replay_after
+        return self._generations.unflushed_entries
 
     def view(self) -> RegionView:
         """The levels above the base table at this moment. Raises: the error that ended this region."""
@@ -150,7 +140,7 @@ class RegionCore:
     def applied(self, producer: str) -> Applied:
         """The highest sequence of `producer` of which rows, and the highest of which all rows, were applied here."""
         self._wait_for_others()
-        applied = self._applied
+        applied = self._log.applied
         newest = applied.get(producer)
         left = newest is not None and self._repeats.half_applied(producer, applied)
         return Applied(newest - 1 if left and newest is not None else newest, newest)
@@ -162,7 +152,7 @@ class RegionCore:
         except wal.Fenced as error:
             self.end(error)
             raise
-        self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
+        self._generations.forget_committed(manifest)
 
     @property
     def alone(self) -> bool:
@@ -184,10 +174,7 @@ class RegionCore:
 
     def waiting(self) -> Waiting:
         """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
-        memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
-        unflushed = [table.generation for table in memtables if table.rows]
-        age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
-        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
+        return self._generations.waiting()
 
     def status(self) -> dict[str, Any]:
         """This region's part of `Table.status()`; generations and positions as in the region manifest."""
@@ -196,7 +183,7 @@ class RegionCore:
             "epoch": self.guard.epoch,
             "wal_position": self._log.position,
             **self.levels.status(),
-            "unindexed_rows": self._indexes.waiting() if self._context.has_indexes else 0,
+            "unindexed_rows": self._generations.indexes.waiting() if self._context.has_indexes else 0,
         }
 
     def end(self, error: BaseException) -> BaseException:
@@ -215,7 +202,7 @@ class RegionCore:
         try:
             with self._ending:
                 for gathered in entry_sized(writes, self._context.limits.entry_size_max):
-                    group = self._groups.group(gathered, self._applied)
+                    group = self._groups.group(gathered, self._log.applied)
                     if group is not None:
                         self._append_and_apply(group)
         except BaseException as error:
@@ -229,25 +216,12 @@ class RegionCore:
 
         Raises: StoreUnavailable or StoreRefused, to be called again later; what ended the region.
         """
-        now, limits = self._context.clock.monotonic(), self._context.limits
         with self._ending:
-            if self._log.lingers_since is not None and now - self._log.lingers_since >= limits.linger_max:
-                self._append_lingering()
-            many = self._log.position - self._frozen_to >= limits.entries_max
-            if self._full() or many or (self.levels.active.rows and now - self._active_since >= limits.age_max):
-                self._freeze()
-            if many and self._log.position - self._frozen_to >= limits.entries_max:
-                self._pass_over_notes()
+            self._generations.keep_limits()
 
     def next_duty(self) -> float | None:
         """Seconds until `keep_limits` has something to do; None while there is nothing to watch."""
-        now, limits = self._context.clock.monotonic(), self._context.limits
-        due = []
-        if self._log.lingers_since is not None:
-            due.append(self._log.lingers_since + limits.linger_max - now)
-        if self.levels.active.rows:
-            due.append(self._active_since + limits.age_max - now)
-        return max(0.0, min(due)) if due else None
+        return self._generations.next_duty()
 
     def freeze(self) -> int:
         """Freeze what is there, durable to its last row; returns the generation that is active then.
@@ -255,7 +229,7 @@ class RegionCore:
         Raises: as `keep_limits`.
         """
         with self._ending:
-            self._freeze()
+            self._generations.freeze()
             return self.levels.active.generation
 
     def reshape(self, context: RegionContext) -> int:
@@ -266,24 +240,21 @@ class RegionCore:
         """
         with self._ending:
             if context.shape != self._context.shape:
-                self._freeze()
-                self._log.recode(context.codec)
-                self.levels.reshape(context)
+                self._generations.reshape(context)
                 self._context = context
                 self._groups = WriteGroups(context, self._repeats, self.levels.view)
-                self._index_at_once = context.index_at_once
             return self.levels.last_unlike(self._context)
 
     def durable_view(self) -> RegionView:
         """The levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
         with self._ending:
-            self._append_lingering()
+            self._log.append_lingering(self.levels.active.generation)
             return self.levels.view()
 
     def close(self) -> None:
         """Append what lingers. Nothing is flushed: the WAL holds it. Raises: what kept visible rows from the WAL."""
         with self._ending:
-            self._append_lingering()
+            self._log.append_lingering(self.levels.active.generation)
 
     def release(self) -> None:
         """Answer no more reads from memory alone, and tell the next owner that it need not wait for that.
@@ -332,7 +303,7 @@ class RegionCore:
 
     def index_step(self) -> bool:
         """Move one block of waiting rows into vector and text indexes; False when none waits, or the region ended."""
-        return not self.levels.ended and self._indexes.step()
+        return not self.levels.ended and self._generations.indexes.step()
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -341,30 +312,20 @@ class RegionCore:
         position = 0
         self._wait_for_others()
         try:
-            self._keep_generation_small(group.rows)
+            self._generations.keep_small(group.rows)
             if group.durable:
-                position = self._append(group.rows, group.applied, alone=group.is_note)
+                generation = self.levels.active.generation
+                position = self._log.append(group.rows, group.applied, generation=generation, alone=group.is_note)
         except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
             if isinstance(error, NOT_ENCODED) and self.lingers:
                 raise  # visible rows among them: they could never be appended
             group.fail(error)
             return
-        if group.rows is not None and not group.durable:
-            self._log.linger(group.rows.rows, group.rows.size, self._context.clock.monotonic())
-        self._applied = group.applied
+        if not group.durable:
+            self._log.linger(group.rows, group.applied)
         if group.rows is not None:
-            self._apply(group.rows)
-            if self._index_at_once:
-                self._index()
+            self._generations.apply(group.rows)
         group.acknowledge(position)
-
-    def _append(self, checked: Checked | None, applied: AppliedMap, *, alone: bool = False) -> int:
-        rows, size = (None, 0) if checked is None else (checked.rows, checked.size)
-        begun, before, generation = self.lease.begin(), self._log.position, self.levels.active.generation
-        position = self._log.append(rows, size, applied=applied, generation=generation, alone=alone)
-        if self._log.position > before:
-            self.lease.confirm(begun)
-        return position
 
     def _wait_for_others(self) -> None:
         """Until no older owner answers reads without what is written here; see `wal.lease`."""
@@ -372,93 +333,3 @@ class RegionCore:
             self._others_read_until = 0.0
         else:
             self._context.clock.sleep(self._others_read_until - self._context.clock.monotonic())
-
-    def _append_lingering(self) -> None:
-        if self.lingers:
-            self._append(None, self._applied)
-
-    def _apply(self, rows: pa.Table | Checked) -> None:
-        if not rows.num_rows:
-            return
-        if not self.levels.active.rows:
-            self._active_since = self._context.clock.monotonic()
-            self._ages.began(self.levels.active.generation)
-        self.levels.active.apply(rows)
-        self.levels.applied()
-
-    def _index(self) -> None:
-        while self._indexes.step():
-            pass
-
-    def _replay(self, entries: Sequence[wal.Entry]) -> None:
-        covers = 0
-        # ShardWriter passes over entries of a generation below the manifest's, so where it may come next (arrow format)
-        # a generation of the log is published whole or not at all.
-        limited = self._context.limits.generation_rows is not None
-        for done, entry in enumerate(entries, 1):
-            if entry.header.generation > self.levels.active.generation:
-                # As its writer froze them: the generations in a log never go back, not over claims either.
-                self._freeze(covers=covers)
-            covers = entry.position
-            self._apply(entry.rows)
-            closed = entry.header.part is None or entry.header.part.closes
-            if closed and self._full() and not limited:
-                self._freeze(covers=entry.position)
-            self._context.replayed(self.region, "applying", done, len(entries))
-
-    def _full(self) -> bool:
-        limits = self._context.limits
-        return self.levels.active_bytes >= limits.size_max or self.levels.active.rows >= limits.rows_max
-
-    def _keep_generation_small(self, checked: Checked | None) -> None:
-        """Freeze first where the active generation and `checked` are more than one generation of the log may hold."""
-        limits, entries = self._context.limits, self._log.position - self._frozen_to
-        if checked is None or limits.generation_rows is None or limits.generation_entries is None:
-            return
-        parts = 1 + checked.size // limits.entry_size_max
-        rows = self.levels.active.rows + checked.num_rows
-        if rows > limits.generation_rows or entries + parts > limits.generation_entries:
-            self._freeze()
-
-    def _pass_over_notes(self) -> None:
-        """Move `replay_after` where all entries behind it are notes of batches without rows, which no SST will cover.
-
-        Nothing is in a memtable, active or frozen, so every row up to the newest entry is in an SST.
-        """
-        position = self._log.position
-        if self.levels.active.rows or self.levels.oldest_frozen() is not None or self.lingers:
-            return
-
-        def passed(current: wal.RegionManifest) -> wal.RegionManifest:
-            return replace(
-                current,
-                replay_after=max(current.replay_after, position),
-                last_seen=max(current.last_seen, position),
-            )
-
-        with suppress(wal.OutcomeUnknown):  # the edit may be there, or is made again
-            self.levels.adopt(self._manifests.edit(self.guard, passed))
-            self._frozen_to = position
-
-    def _freeze(self, covers: int | None = None) -> None:
-        """Swap in an empty memtable; the full one waits for `publish_next`, durable to its last row."""
-        self._append_lingering()
-        if self.levels.active.rows:
-            self._frozen_to = self._log.position if covers is None else covers
-            self.levels.freeze(self._frozen_to)
-            if self._index_at_once:
-                self._index()
-
-
-def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.WalAppender:
-    return wal.WalAppender(
-        context.store,
-        region,
-        claim.guard,
-        context.codec,
-        claim.next_position,
-        context.ids,
-        context.clock,
-        context.wal_options,
-        claim.applied.snapshot.name,
-    )
