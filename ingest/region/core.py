@@ -1,21 +1,22 @@
 """The protocol of one region, without threads: append, apply, ack; freeze; publish in order.
 
-A driver calls it: `ingest.region.writer` with threads and a queue, a simulation with greenlets of one thread. No method
-waits for anything but storage, and none holds a lock while it asks storage, so that several parties may be under way at
-once, one inside `serve`, one inside `publish_next` and one inside `index_step`.
+`ingest.region.writer` drives it with threads and a queue, a simulation with greenlets of one thread. A method waits for
+storage only, and holds no lock while it does, so several parties may run at once, one inside `serve`, one inside
+`publish_next` and one inside `index_step`.
 
 What the core promises, whatever storage answers:
 
-1. Rows enter the memtable in WAL order, and only rows that the WAL holds or that linger for its next entry.
+1. Rows enter the memtable in WAL order, and only rows that the WAL holds or that linger for its next entry (visible,
+   not durable yet).
 2. A write is visible as a whole or not at all, and not before all its rows are checked and copied.
 3. A durable write is acknowledged only after the entry that closes it is on storage.
-4. Of two writes of one producer only the one with the higher sequence is applied; the map that says so is in the same
-   entry as the rows. A write of no rows has an entry of its own, which is nothing but the map.
-5. Every write handed in is answered: acknowledged, or given the error that kept it out. Nothing is in between.
+4. A write is applied only if its sequence is above all that its producer had applied; the map of these sequences (the
+   applied map) is in the same entry as the rows. A write of no rows gets an entry of its own with nothing but the map.
+5. Every write is answered: acknowledged, or given the error that kept it out.
 6. A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
 7. Generations are published in ascending order; a failed flush changes nothing and blocks those behind it.
-8. After a failure that leaves an outcome open, or a fence, nothing more is written, shown or acknowledged: `failure`
-   says why, for good.
+8. After a fence, or a failure that leaves an outcome open, nothing more is written, shown or acknowledged; `failure`
+   holds the reason and never changes.
 9. A read that begins after any owner's acknowledgement of a write sees it, or fails (`wal.lease`): a read takes a
    ticket of `lease`, and calls `prove` where that does not cover it, before it takes a view.
 """
@@ -45,22 +46,22 @@ from memwal.ingest.region.state import RegionLevels
 from memwal.ingest.region.write_queue import Write
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
-"""Failures of an append that leave the log as it was: the region lives on, the callers may try again."""
+"""Failures of an append that leave the log unchanged: the region lives on, the callers may try again."""
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
-"""Failures to make an entry of rows, before its slot is touched: the callers' affair, not the region's."""
+"""Failures to encode rows as an entry, before its slot is touched: the callers get them, the region lives on."""
 
 RETRY_FLUSH = (*NOTHING_WRITTEN, wal.OutcomeUnknown, flush_package.SstInvalid, OSError)
-"""Failures of a flush that leave the region as it was: `publish_next` may be called again, those behind it wait."""
+"""Failures of a flush that leave the region unchanged: call `publish_next` again; later generations wait."""
 
 _BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
-"""For a note at the end that nothing depends on."""
+"""Limits of the last manifest edit of `release`, which nothing depends on."""
 
 
 class _Ending:
-    """A context: whatever breaks out of the block ends the region, except what leaves it as it was.
+    """A context manager: an exception out of the block ends the region, unless it is one of `survives`.
 
-    Reusable, and no generator, since every put passes several.
+    Reusable, and no generator, because every put enters several.
     """
 
     def __init__(self, core: RegionCore, survives: tuple[type[Exception], ...]) -> None:
@@ -76,11 +77,11 @@ class _Ending:
 
 
 class RegionCore:
-    """One claimed region; its promises are numbered in the module's text.
+    """One claimed region; its promises are numbered in the module's docstring.
 
-    Thread safety. Three parties: the serving one calls `serve`, `keep_limits`, `freeze`, `durable_view` and `close`,
-    the publishing one `publish_next`, the indexing one `index_step` (index mode "async" only); the rest from anybody.
-    Each party is one thread (or greenlet) at a time.
+    Thread safety. Three parties: the serving one calls `serve`, `keep_limits`, `freeze`, `reshape`, `durable_view` and
+    `close`, the publishing one `publish_next`, the indexing one `index_step` (index mode "async" only); the rest from
+    any thread. Each party is one thread (or greenlet) at a time.
     Durability. `serve` acknowledges durable writes only once they are on storage.
     """
 
@@ -116,11 +117,11 @@ class RegionCore:
         )
         return cls(context, region, claim)
 
-    # ---- anybody -------------------------------------------------------------------------------------------------
+    # ---- any thread ----------------------------------------------------------------------------------------------
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended this region, None while it lives."""
+        """The error that ended this region, None while it lives."""
         return self.levels.failure
 
     @property
@@ -134,11 +135,11 @@ class RegionCore:
         return self._generations.unflushed_entries
 
     def view(self) -> RegionView:
-        """The levels above the base table at this moment. Raises: the error that ended this region."""
+        """Return the levels above the base table as of now. Raises: the error that ended this region."""
         return self.levels.view()
 
     def applied(self, producer: str) -> Applied:
-        """The highest sequence of `producer` of which rows, and the highest of which all rows, were applied here."""
+        """Return two sequences of `producer`: the highest with all rows applied here, and the highest with any."""
         self._wait_for_others()
         applied = self._log.applied
         newest = applied.get(producer)
@@ -156,14 +157,14 @@ class RegionCore:
 
     @property
     def alone(self) -> bool:
-        """Whether no older owner answers reads any more. Until then this one answers none either: what is replayed here
-        may not have been acknowledged there."""
+        """Whether no older owner answers reads any more. Until then this one answers none either: the older owner may
+        not have acknowledged the rows that were replayed here."""
         return self._others_read_until <= 0 or self._context.clock.monotonic() >= self._others_read_until
 
     def prove(self) -> None:
         """Ask storage whether the region is still ours, once it is `alone`.
 
-        Raises: Fenced, which ends the region; what reading storage does.
+        Raises: Fenced, which ends the region; errors of reading storage.
         """
         self._wait_for_others()
         try:
@@ -173,11 +174,11 @@ class RegionCore:
             raise
 
     def waiting(self) -> Waiting:
-        """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
+        """Return what is not in the base table, as of the last `refresh`, which learns of other processes' commits."""
         return self._generations.waiting()
 
     def status(self) -> dict[str, Any]:
-        """This region's part of `Table.status()`; generations and positions as in the region manifest."""
+        """Return this region's part of `Table.status()`; generations and positions as in the region manifest."""
         return {
             "id": str(self.region),
             "epoch": self.guard.epoch,
@@ -187,8 +188,8 @@ class RegionCore:
         }
 
     def end(self, error: BaseException) -> BaseException:
-        """End the region with `error`, unless it ended before; returns what those get who ask from now on."""
-        if isinstance(error, wal.OutcomeUnknown):  # unknown only to those whose rows were in it
+        """End the region with `error`, unless it ended before; return the error that every later call gets."""
+        if isinstance(error, wal.OutcomeUnknown):  # unknown only to the callers whose rows were in that entry
             error = wal.Poisoned(f"region {self.region}: the writer stopped itself: {error}; open the table again")
         return self.levels.fail(error)
 
@@ -197,7 +198,7 @@ class RegionCore:
     def serve(self, writes: Sequence[Write]) -> None:
         """Append, apply and answer `writes`, in order, in as few entries as `wal.entry_size_max` allows.
 
-        Raises: what ended the region; every write is answered all the same.
+        Raises: the error that ended the region; every write is answered even then.
         """
         try:
             with self._ending:
@@ -214,17 +215,17 @@ class RegionCore:
     def keep_limits(self) -> None:
         """Append rows that have lingered long enough, freeze the memtable when it is full or old.
 
-        Raises: StoreUnavailable or StoreRefused, to be called again later; what ended the region.
+        Raises: StoreUnavailable or StoreRefused, then call again later; the error that ended the region.
         """
         with self._ending:
             self._generations.keep_limits()
 
     def next_duty(self) -> float | None:
-        """Seconds until `keep_limits` has something to do; None while there is nothing to watch."""
+        """Return the seconds until `keep_limits` has something to do; None if no row lingers or is in the memtable."""
         return self._generations.next_duty()
 
     def freeze(self) -> int:
-        """Freeze what is there, durable to its last row; returns the generation that is active then.
+        """Freeze the active memtable, durable to its last row; return the generation that is active then.
 
         Raises: as `keep_limits`.
         """
@@ -233,9 +234,9 @@ class RegionCore:
             return self.levels.active.generation
 
     def reshape(self, context: RegionContext) -> int:
-        """Take rows of the shape of `context` from now on; what is there keeps its own, in generations of its own.
+        """Take rows of the shape of `context` from now on; earlier rows keep theirs, in generations of their own.
 
-        Returns the newest generation that waits to be flushed in another shape, 0 where none does. May be called again.
+        Returns the newest generation that waits to be flushed in another shape, 0 if none does. May be called again.
         Raises: as `keep_limits`; then nothing is changed.
         """
         with self._ending:
@@ -246,20 +247,20 @@ class RegionCore:
             return self.levels.last_unlike(self._context)
 
     def durable_view(self) -> RegionView:
-        """The levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
+        """Return the levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
         with self._ending:
             self._log.append_lingering(self.levels.active.generation)
             return self.levels.view()
 
     def close(self) -> None:
-        """Append what lingers. Nothing is flushed: the WAL holds it. Raises: what kept visible rows from the WAL."""
+        """Append lingering rows; the WAL has them, nothing is flushed. Raises: the error that kept them from it."""
         with self._ending:
             self._log.append_lingering(self.levels.active.generation)
 
     def release(self) -> None:
-        """Answer no more reads from memory alone, and tell the next owner that it need not wait for that.
+        """Stop answering reads from memory, and write in the manifest that the next owner need not wait for that.
 
-        To be called last. Where storage does not take it the next owner waits.
+        Call it last. If storage does not take the edit, the next owner waits.
         """
         self.lease.end()
         if self.failure is None and self.alone and self.levels.manifest.read_lease:
@@ -274,13 +275,13 @@ class RegionCore:
     def publish_next(self) -> bool:
         """Flush the oldest frozen memtable and publish its SST; False when none is frozen.
 
-        Raises: RETRY_FLUSH (nothing is published, call again), what ended the region.
+        Raises: RETRY_FLUSH (nothing is published, call again), the error that ended the region.
         """
         with self._ending_flush:
             frozen = self.levels.oldest_frozen()
             if frozen is None:
                 return False
-            context = frozen.context  # its own: the table may have other columns by now
+            context = frozen.context  # that of its rows: the table may have other columns by now
             manifest = flush_package.flush(
                 context.store,
                 self._manifests,
@@ -302,13 +303,13 @@ class RegionCore:
     # ---- the indexing party --------------------------------------------------------------------------------------
 
     def index_step(self) -> bool:
-        """Move one block of waiting rows into vector and text indexes; False when none waits, or the region ended."""
+        """Move one block of waiting rows into the indexes; return False when none waits, or the region ended."""
         return not self.levels.ended and self._generations.indexes.step()
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _append_and_apply(self, group: WriteGroup) -> None:
-        """Append, apply, and answer the group."""
+        """Append, apply and acknowledge the group, or give its writes the error of the append."""
         position = 0
         self._wait_for_others()
         try:
@@ -328,7 +329,7 @@ class RegionCore:
         group.acknowledge(position)
 
     def _wait_for_others(self) -> None:
-        """Until no older owner answers reads without what is written here; see `wal.lease`."""
+        """Wait until no older owner answers reads, which would miss the rows written here; see `wal.lease`."""
         if self.alone:
             self._others_read_until = 0.0
         else:

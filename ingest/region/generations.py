@@ -59,7 +59,7 @@ class RegionGenerations:
         self._index_at_once = context.index_at_once
         self._index()
 
-    # ---- anybody -------------------------------------------------------------------------------------------------
+    # ---- any thread ----------------------------------------------------------------------------------------------
 
     @property
     def unflushed_entries(self) -> int:

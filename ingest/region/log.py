@@ -1,4 +1,4 @@
-"""One region's WAL as its thread writes it: rows that linger, entries in parts, the applied map with each entry."""
+"""Write one region's WAL: rows that linger, entries in parts, the applied map with each entry."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from memwal.wal.applied import AppliedMap
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table | None:
-    """One table of them all without a copy, None of none."""
+    """Return `tables` as one table without a copy, None if there are none."""
     return pa.concat_tables(tables) if len(tables) > 1 else next(iter(tables), None)
 
 
 class RegionLog:
-    """Appends what a region takes, in the order in which it became or becomes visible; keeps the applied map.
+    """The rows of a region on their way to the WAL, in the order in which they become visible, and its applied map.
 
     Thread safety. The region's thread only; `position`, `lingers` and `applied` from any.
     Durability. `append` returns once its rows, and everything that lingered before them, are on storage.
@@ -45,15 +45,15 @@ class RegionLog:
         self._waiting: list[pa.Table] = []
         self._waiting_size = 0
         self._durable_applied = claim.applied
-        """The map of the newest entry."""
+        """The applied map of the newest entry."""
         self.applied: AppliedMap = claim.applied
-        """The map of everything that is visible."""
+        """The applied map of all visible rows."""
         self.lingers_since: float | None = None
         """Monotonic seconds at which the first row that lingers was applied, None when none lingers."""
 
     @property
     def position(self) -> int:
-        """Newest WAL position, 0 where there is none."""
+        """Newest WAL position, 0 if the log is empty."""
         return self._appender.next_position - 1
 
     @property
@@ -62,7 +62,7 @@ class RegionLog:
         return self.lingers_since is not None
 
     def linger(self, checked: Checked | None, applied: AppliedMap) -> None:
-        """Keep rows that become visible before they are durable for the next entry; `applied` is the map with them."""
+        """Keep rows that become visible now for the next entry. `applied`: the map after them."""
         self.applied = applied
         if checked is None or not checked.num_rows:
             return
@@ -72,11 +72,11 @@ class RegionLog:
         self._waiting_size += checked.size
 
     def recode(self, codec: wal.EntryCodec) -> None:
-        """Write entries by another codec from now on; nothing may linger."""
+        """Write entries by another codec from now on. Requires: no row lingers."""
         self._appender.recode(codec)
 
     def append_lingering(self, generation: int) -> None:
-        """Make what lingers durable. Raises: as `append`."""
+        """Make lingering rows durable. Raises: as `append`."""
         if self.lingers:
             self.append(None, self.applied, generation=generation)
 
