@@ -1,4 +1,4 @@
-"""`memwal dlq list|show|replay|purge`: what became of rows that could not be used."""
+"""`memwal dlq list|show|replay|purge`: the commands for dead letters, rows that could not be used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HEX = 16
 
 @dataclass
 class Group:
-    """Letters with the same stage, column and reason. Times are datetimes."""
+    """Dead letters with the same stage, column and reason. Times are datetimes."""
 
     stage: str
     column: str | None
@@ -52,7 +52,7 @@ class Group:
 def list_letters(
     settings: Settings, environ: Mapping[str, str], console: Console, *, stage: str | None, limit: int, form: str
 ) -> int:
-    """Print counts by stage and reason, and the newest letters. Raises: Invalid for an unknown stage."""
+    """Print counts by stage and reason, and the newest dead letters. Raises: Invalid for an unknown stage."""
     condition = _of_stage(stage)
     found = _find(settings, environ)
     groups, newest = ([], SCHEMA.empty_table().select(_LISTED)) if found is None else _summary(found, condition, limit)
@@ -72,14 +72,14 @@ def list_letters(
 def show_letter(
     settings: Settings, environ: Mapping[str, str], console: Console, *, id: str, in_hex: bool, as_json: bool
 ) -> int:
-    """Print everything about one letter. `id`: as `list` prints it, or its beginning. Raises: Invalid."""
+    """Print everything about one dead letter. `id`: as `list` prints it, or its beginning. Raises: Invalid."""
     letters = _find(settings, environ)
     if len(id) < _ID_MIN:
-        raise Invalid(f"{id!r}: give at least {_ID_MIN} letters of the id, as `memwal dlq list` prints it")
+        raise Invalid(f"{id!r}: give at least {_ID_MIN} characters of the id, as `memwal dlq list` prints it")
     found = [] if letters is None else letters.dataset.to_table(filter=f"starts_with(id, {quoted(id)})").to_pylist()
     if len(found) != 1:
-        said = f"{len(found)} dead letters have an id that begins so; give more of it" if found else "no dead letter"
-        raise Invalid(f"{id}: {said} in {settings.dead_letters}")
+        what = f"begins {len(found)} ids; give more characters" if found else "no dead letter has this id"
+        raise Invalid(f"{id}: {what} (in {settings.dead_letters})")
     for name in ("raw_key", "raw_value"):
         found[0][name] = _readable(found[0][name], in_hex=in_hex)
     for header in found[0].get("raw_headers") or ():
@@ -101,11 +101,11 @@ def replay(
     stage: str | None,
     limit: int | None,
 ) -> int:
-    """Put letters that fit now into the table, and remove them. Raises: Invalid; what a put raises."""
+    """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; what a put raises."""
     condition = _all_of(_of_stage(stage), among(ids) if ids else None)
     letters = _find(settings, environ)
     if letters is None:
-        console.out(f"no dead letters: {settings.dead_letters} is not there", highlight=False)
+        console.out(f"no dead letters: {settings.dead_letters} does not exist", highlight=False)
         return 0
     options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
     target = opened(settings.table.uri, options)
@@ -113,7 +113,7 @@ def replay(
     with _writable(settings, environ) as table:
         replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
         outcome = replaying.replay(condition, limit)
-    said = f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} stay"
+    said = f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} remain"
     console.out(said, highlight=False)
     for reason, count in outcome.stay.most_common():
         console.out(f"  {count:,}x {reason}", highlight=False)
@@ -129,7 +129,7 @@ def purge(
     stage: str | None,
     dry_run: bool,
 ) -> int:
-    """Delete letters of an age. Raises: Invalid for what is no duration or stage."""
+    """Delete dead letters older than a given age. Raises: Invalid for an invalid duration or stage."""
     age = settings.dlq.age_max
     if older_than is not None:
         try:
@@ -143,7 +143,7 @@ def purge(
     if letters is not None:
         gone = letters.dataset.count_rows(filter=condition) if dry_run else letters.delete(condition)
     what = "would be deleted" if dry_run else "deleted"
-    said = f"{_counted(gone)} of at least {format_duration(age)} {what} from {settings.dead_letters}"
+    said = f"{_counted(gone)} older than {format_duration(age)} {what} from {settings.dead_letters}"
     console.out(said, highlight=False)
     return 0
 
@@ -159,7 +159,7 @@ def _find(settings: Settings, environ: Mapping[str, str]) -> DeadLetters | None:
 
 @contextmanager
 def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
-    """The table at its owner where one answers, else opened here, which claims its regions."""
+    """Yield the table: through its owner if one answers, else opened here, which claims its regions."""
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
         with found:
@@ -170,7 +170,7 @@ def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _comes_again(settings: Settings, table: Any) -> tuple[str, int] | None:
-    """The micro-batch that the next run does again, unless every region has it and would take no row of it."""
+    """Return the micro-batch that the next run repeats; None if every region has applied it and would skip its rows."""
     found = unfinished(settings)
     return None if found is None or table.applied(found[0]).everywhere == found[1] else found
 
@@ -188,7 +188,7 @@ def _all_of(*conditions: str | None) -> str | None:
 
 
 def _summary(letters: DeadLetters, condition: str | None, limit: int) -> tuple[list[Group], pa.Table]:
-    """Groups, the largest first, and the newest letters; one pass over all but the raw bytes."""
+    """Return the groups, largest first, and the newest dead letters; reads all columns but the raw bytes once."""
     groups: dict[tuple[Any, ...], Group] = {}
     newest = SCHEMA.empty_table().select(_LISTED)
     for batch in letters.dataset.to_batches(columns=_LISTED, filter=condition):

@@ -1,4 +1,4 @@
-"""`memwal log`: the versions of the base table as lists of actions, and what lies between two of them."""
+"""`memwal log`: the versions of the base table as lists of actions, and the difference between two versions."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ def show_diff(
     keys: int,
     as_json: bool,
 ) -> int:
-    """Print what changed between two versions, by key, with at most `keys` keys of each sort. Reads rows.
+    """Print the difference between two versions by key, with at most `keys` keys of each kind. Reads rows.
 
-    Raises: Invalid when there is no such version; NotALanceTable, NotInitialised; wal errors.
+    Raises: Invalid if a version does not exist; NotALanceTable, NotInitialised; wal errors.
     """
     base, store = _opened(settings, environ)
     if not base.key:
         raise Invalid(
-            f"--diff compares rows by key, and {base.uri} has none; leave it out: every version has its counts"
+            f"--diff compares rows by key, and {base.uri} has no key; run the command without --diff: it prints row counts"
         )
     kept = versions(store)
     for version in between:
         if version not in kept:
-            raise Invalid(f"version {version} of {base.uri} is not kept; kept are {ranges(kept)}")
+            raise Invalid(f"version {version} of {base.uri} does not exist; existing versions: {ranges(kept)}")
     found = diff_versions(store, *between, base.key)
     if as_json:
         _write_json(_diff_json(found, keys))
@@ -94,7 +94,7 @@ def _opened(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseT
 
 
 def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -> RenderableType:
-    """A history for people. `regions`: what to call a region, by its id."""
+    """Return a history for people. `regions`: names of regions by id."""
     table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("version", "when (UTC)", "rows", "frags", "size"):
         table.add_column(name, justify="left" if name.startswith("when") else "right", no_wrap=True)
@@ -132,11 +132,11 @@ def _headline(history: History) -> str:
 def _what(change: Change, regions: Mapping[str, str]) -> Text:
     if change.actions is None:
         operation = "" if change.state.transaction is None else f" (Lance: {change.state.transaction.operation})"
-        return Text(f"not known: the version before it was cleaned up{operation}", style=_PLAIN)
+        return Text(f"unknown: the previous version was cleaned up{operation}", style=_PLAIN)
     parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
     parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
     if any(each.kind == "mark" for each in change.actions):
-        parts.append(Text("Lance's marker follows what is committed", style=_PLAIN))
+        parts.append(Text("Lance's progress marker updated", style=_PLAIN))
     if change.part_of is not None:
         parts.append(Text(f"first half of the commit in version {change.part_of}", style=_PLAIN))
     if change.state.transaction is not None and change.state.transaction.message:
@@ -145,7 +145,7 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
 
 
 def _rows_touched(actions: Iterable[Action]) -> list[Text]:
-    """insert 40, update 3 rows"""
+    """Return a phrase such as: insert 40, update 3 rows."""
     touched = [each for each in actions if each.kind in _OF_ROWS]
     if not touched:
         return []
@@ -155,7 +155,7 @@ def _rows_touched(actions: Iterable[Action]) -> list[Text]:
 
 
 def _indexes(actions: Iterable[Action]) -> list[Text]:
-    """extend indexes body_idx, price_idx"""
+    """Return phrases such as: extend indexes body_idx, price_idx."""
     by_verb: dict[str, list[str]] = {}
     for each in actions:
         if each.kind in _OF_INDEXES:
@@ -167,7 +167,7 @@ def _indexes(actions: Iterable[Action]) -> list[Text]:
 
 
 def _commits(actions: Iterable[Action], regions: Mapping[str, str]) -> list[Text]:
-    """commit generations 4–6 of bucket-0; regions that commit the same generations are one piece of news."""
+    """Return a phrase such as: commit generations 4–6 of bucket-0. Regions with the same generations are grouped."""
     by_range: dict[tuple[int, int], list[str]] = {}
     for each in actions:
         if each.kind == "commit":
@@ -180,7 +180,7 @@ def _commits(actions: Iterable[Action], regions: Mapping[str, str]) -> list[Text
 
 
 def _together(names: Sequence[str]) -> str:
-    """bucket-0, bucket-1 and bucket-2 as buckets 0–2."""
+    """Shorten bucket-0, bucket-1 and bucket-2 to buckets 0–2."""
     numbers = sorted(int(name.removeprefix("bucket-")) for name in names if name.startswith("bucket-"))
     if len(numbers) < 2 or len(numbers) < len(names):
         return ", ".join(sorted(names))
@@ -246,11 +246,11 @@ def _action_json(action: Action, regions: Mapping[str, str]) -> dict[str, Any]:
     return {"action": action.kind, **action.details, **named}
 
 
-# ---- the difference of two -----------------------------------------------------------------------------------------
+# ---- the difference between two versions -----------------------------------------------------------------------------------------
 
 
 def render_diff(uri: str, found: VersionDiff, keys: int) -> RenderableType:
-    """A difference for people, with at most `keys` keys of each sort."""
+    """Return a difference for people, with at most `keys` keys of each kind."""
     table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("rows", no_wrap=True)
     table.add_column("count", justify="right", no_wrap=True)

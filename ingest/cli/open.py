@@ -13,7 +13,7 @@ from memwal.ingest.settings.endpoints import expanded
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.stored import StoredTable
 
-NO_TABLE = "no table is there; `memwal init` or `memwal run` creates it"
+NO_TABLE = "the table does not exist; `memwal init` or `memwal run` creates it"
 Readable = StoredTable | RemoteTable
 
 

@@ -1,4 +1,4 @@
-"""`memwal flush` and `memwal commit`: one step towards the base table, now."""
+"""`memwal flush` and `memwal commit`: run one step towards the base table now."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from memwal.ingest.table.open import by_itself, maintenance_rules, open_table
 
 
 def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
-    """Commit what is published, from storage, whoever owns the regions; then maintain the base table.
+    """Commit the published SSTs from storage, whichever process owns the regions; then maintain the base table.
 
-    Rows in memtables stay there: flush first. Raises: Invalid when there is no table; flush and wal errors.
+    Rows in memtables stay there: flush first. Raises: Invalid if the table does not exist; flush and wal errors.
     """
     uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
     base = flush.BaseTable.find(uri, options)
@@ -52,10 +52,10 @@ def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, 
 
 
 def describe(uri: str, report: flush.CommitReport) -> str:
-    """A report for people, in one line."""
+    """Return the report as one line for people."""
     if not report.ssts and report.rows_repaired:
         rows = _counted(report.rows_repaired, "row")
-        return f"repaired {rows} whose key stood twice, nothing to commit: version {report.version} of {uri}"
+        return f"repaired {rows} with duplicate keys, nothing to commit: version {report.version} of {uri}"
     if not report.ssts:
         return f"nothing to commit: version {report.version} of {uri} has every flushed row"
     rows = ", ".join(
@@ -79,14 +79,14 @@ def describe(uri: str, report: flush.CommitReport) -> str:
 
 
 def flush_table(settings: Settings, environ: Mapping[str, str], console: Console) -> int:
-    """Publish what the memtables hold as SSTs: by the daemon that owns the regions where one answers, else by claiming
-    them here, which fences whoever has them and does not answer. Nothing is claimed where the log holds nothing.
+    """Flush the memtables to SSTs: through the daemon that owns the regions if one answers, else by claiming the regions
+    here, which fences an owner that does not answer. If the log is empty, no region is claimed.
 
-    Raises: Invalid when there is no table; wal errors.
+    Raises: Invalid if the table does not exist; wal errors.
     """
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
-        with found, console.status("flushing, by the daemons"):
+        with found, console.status("flushing through the daemons"):
             rows = _in_memory(found.status()["regions"])
             found.flush()
         by = f"the daemon{'' if found.router.alone else 's'} at {found.endpoint.replace(',', ', ')}"
@@ -95,7 +95,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
         if rows:
             with closing(open_table(by_itself(settings), environ)) as table, console.status("flushing"):
                 table.flush()
-        by = "this process, no daemon answers"
+        by = "this process, because no daemon answers"
     said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"
     console.out(f"{said} ({by})", highlight=False)
     return 0

@@ -1,4 +1,4 @@
-"""`memwal verify`: is everything on storage as the protocols promise, and how to mend what is not."""
+"""`memwal verify`: check what is on storage against the invariants, and print a remedy for each violation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from memwal.ingest.settings.load import Settings
 from memwal.wal.patience import patient
 
 DAMAGED = 1
-"""Exit code where something is wrong."""
+"""Exit code if there are findings."""
 
 
 def show(settings: Settings, environ: Mapping[str, str], console: Console, *, deep: bool, as_json: bool) -> int:
-    """Check the table and print one line per finding and a summary; 0 when clean, 1 when not. Writes nothing.
+    """Check the table, print one line per finding and a summary; return 0 if clean, else 1. Writes nothing.
 
     Raises: NotALanceTable, NotInitialised; errors of storage.
     """
@@ -65,7 +65,7 @@ def _write_json(found: Verified) -> None:
 
 @contextmanager
 def _progress(console: Console, *, wanted: bool) -> Iterator[OnProgress | None]:
-    """A bar on a terminal, gone when done; nothing elsewhere."""
+    """Show a progress bar on a terminal while the context lasts; elsewhere nothing."""
     if not wanted or not console.is_terminal:
         yield None
         return

@@ -45,7 +45,7 @@ def test_flush_then_commit_without_a_daemon(
         table.put(made.rows(range(95, 110), 1))
         table.delete([0, 1])
     code, out, err = command("flush", config)
-    assert (code, out, err) == (0, f"flushed 17 rows of {uri} (this process, no daemon answers)\n", "")
+    assert (code, out, err) == (0, f"flushed 17 rows of {uri} (this process, because no daemon answers)\n", "")
     assert lance.dataset(uri).count_rows() == 100
     code, out, err = command("commit", config)
     assert (code, err) == (0, "")
@@ -55,7 +55,7 @@ def test_flush_then_commit_without_a_daemon(
     assert lance.dataset(uri).count_rows() == 108
     epochs = [region["epoch"] for region in json.loads(command("status", config, "--json")[1])["regions"]]
     before = lance.dataset(uri).version
-    assert command("flush", config)[1] == f"nothing to flush in {uri} (this process, no daemon answers)\n"
+    assert command("flush", config)[1] == f"nothing to flush in {uri} (this process, because no daemon answers)\n"
     assert command("commit", config)[1] == f"nothing to commit: version {before} of {uri} has every flushed row\n"
     after = json.loads(command("status", config, "--json")[1])
     assert ([region["epoch"] for region in after["regions"]], after["base_version"]) == (epochs, before)
@@ -124,7 +124,7 @@ def test_mistakes_are_told_in_one_line(
     other = small_config("other.toml", table={"uri": str(tmp_path / "file")})
     before = tree(tmp_path)
     for path, said in (
-        (config, "no table is there; `memwal init` or `memwal run` creates it"),
+        (config, "the table does not exist; `memwal init` or `memwal run` creates it"),
         (tmp_path / "absent.toml", "absent.toml"),
         (wrong, "intervall"),
         (other, "file"),
