@@ -66,7 +66,9 @@ Config = Annotated[
         show_default=False,
     ),
 ]
-Format = Literal["table", "json", "csv"]
+Format = Annotated[Literal["table", "json", "csv"], typer.Option(help="output format")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
 Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 
@@ -146,7 +148,7 @@ def init(config: Config) -> int:
 @app.command()
 def status(
     config: Config,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
     watch: Annotated[bool, typer.Option(help="refresh every second until interrupted")] = False,
 ) -> int:
     """Show regions, writer epochs, owners, WAL positions, SSTs, and rows that are not in the base table yet."""
@@ -173,7 +175,7 @@ def query(
     columns: Annotated[str | None, typer.Option(help="columns to print, separated by commas")] = None,
     limit: Annotated[int, typer.Option(min=1, help="maximum number of rows")] = 10,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
-    format: Annotated[Format, typer.Option(help="output format")] = "table",
+    format: Format = "table",
 ) -> int:
     """Look up rows by key, filter, vector or text."""
     from memwal.ingest.cli.query import Query, answer
@@ -191,7 +193,7 @@ def flush(config: Config) -> int:
 
 
 @app.command()
-def commit(config: Config, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> int:
+def commit(config: Config, as_json: AsJson = False) -> int:
     """Commit flushed rows to the base table, then maintain it; safe while writers run."""
     from memwal.ingest.cli.steps import commit as commit_table
 
@@ -201,8 +203,8 @@ def commit(config: Config, as_json: Annotated[bool, typer.Option("--json", help=
 @app.command()
 def gc(
     config: Config,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> int:
     """Delete WAL entries, SSTs and orphan files that are no longer needed; safe while writers run."""
     from memwal.ingest.cli.collect import show
@@ -221,7 +223,7 @@ def log(
     keys: Annotated[
         int, typer.Option(min=0, help="with --diff: number of added, removed and changed keys to print, of each")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show what each version of the base table changed: rows, commits, indexes, compaction, columns."""
     from memwal.ingest.cli.log import show_diff, show_log
@@ -235,7 +237,7 @@ def log(
 def verify(
     config: Config,
     deep: Annotated[bool, typer.Option(help="read every row too")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Check every invariant on storage; print each problem with its remedy and exit 1. Safe while writers run."""
     from memwal.ingest.cli.verify import show
@@ -265,7 +267,7 @@ def inspect(
 def resize(
     config: Config,
     to: Annotated[int, typer.Option(help="new number of regions, from 1 to 4096", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Change the number of regions; writes pause meanwhile. Also finishes an interrupted resize."""
     from memwal.ingest.cli.resize import resize as resize_table
@@ -304,7 +306,7 @@ def dlq_list(
     config: Config,
     stage: Stage = None,
     limit: Annotated[int, typer.Option(min=1, help="maximum number of dead letters to list, newest first")] = 10,
-    format: Annotated[Format, typer.Option(help="output format")] = "table",
+    format: Format = "table",
 ) -> int:
     """Count dead letters by stage and reason, and list the newest."""
     from memwal.ingest.cli.dlq import list_letters
@@ -321,7 +323,7 @@ def dlq_show(
     hex: Annotated[
         bool, typer.Option("--hex", help="print raw bytes as hexadecimal digits, even if they are text")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show everything about one dead letter, with its raw bytes."""
     from memwal.ingest.cli.dlq import show_letter
@@ -347,7 +349,7 @@ def dlq_purge(
     config: Config,
     older_than: Annotated[str | None, typer.Option(help='minimum age, such as "7d"; default: dlq.age_max')] = None,
     stage: Stage = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Delete old dead letters."""
     from memwal.ingest.cli.dlq import purge

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
-from rich.table import Table as RichTable
 
-from memwal import flush, wal
-from memwal.ingest.cli.open import NO_TABLE
-from memwal.ingest.errors import Invalid
+from memwal import wal
+from memwal.ingest.cli.open import open_base
+from memwal.ingest.cli.print import plain_table, write_json
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 
@@ -24,17 +20,13 @@ _FILES_SHOWN = 20
 
 def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dry_run: bool, as_json: bool) -> int:
     """Collect once; print what was deleted and kept. Raises: Invalid if the table does not exist; wal, flush errors."""
-    options = settings.storage_options(environ)
-    base = flush.BaseTable.find(settings.table.uri, options)
-    if base is None:
-        raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
-    store = wal.open_store(settings.table.uri, options)
+    base, store = open_base(settings, environ)
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget)
     collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store), limits)
     with console.status("looking" if dry_run else "collecting"):
         found = collector.collect(base, Ages.of(settings.gc), dry_run=dry_run)
     if as_json:
-        sys.stdout.write(json.dumps(as_dict(found, base.uri), default=str, indent=2) + "\n")
+        write_json(as_dict(found, base.uri))
     else:
         console.print(render(found))
     return 0
@@ -66,7 +58,7 @@ def _without_ids(found: Any) -> dict[str, Any]:
 
 def render(found: TableGarbage) -> RenderableType:
     """Return a collection for people: what was deleted of each kind, what was kept and why."""
-    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column("region", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     table.add_column("would delete" if found.dry_run else "deleted", justify="right", no_wrap=True)
@@ -98,7 +90,7 @@ def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
             "abandoned SSTs",
             ssts.abandoned,
             ssts.abandoned_bytes,
-            _kept({"possibly being written": ssts.unpublished}),
+            _kept({"maybe in use": ssts.unpublished}),
         )
 
     if found.plans.plans or found.plans.needed:

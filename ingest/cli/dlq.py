@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from rich.console import Console
 
 from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import as_rich
+from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Replaying, among
@@ -59,11 +56,9 @@ def list_letters(
     if form == "json":
         total = sum(each.letters for each in groups)
         said = {"table": settings.dead_letters, "letters": total, "groups": [vars(each) for each in groups]}
-        _print_json(said | {"newest": newest.to_pylist()})
+        write_json(said | {"newest": newest.to_pylist()}, ascii_only=False)
     elif form == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerow(newest.column_names)
-        writer.writerows(zip(*(column.to_pylist() for column in newest.columns), strict=True))
+        write_csv(newest)
     else:
         _print_tables(console, settings.dead_letters, groups, newest)
     return 0
@@ -85,7 +80,7 @@ def show_letter(
     for header in found[0].get("raw_headers") or ():
         header["value"] = _readable(header["value"], in_hex=in_hex)
     if as_json:
-        _print_json(found[0])
+        write_json(found[0], ascii_only=False)
     else:
         for name, value in found[0].items():
             console.out(f"{name:<11} {value}", highlight=False)
@@ -113,10 +108,10 @@ def replay(
     with _writable(settings, environ) as table:
         replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
         outcome = replaying.replay(condition, limit)
-    said = f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} remain"
-    console.out(said, highlight=False)
-    for reason, count in outcome.stay.most_common():
-        console.out(f"  {count:,}x {reason}", highlight=False)
+    replayed, remain = count(outcome.replayed, "dead letter"), outcome.stay.total()
+    console.out(f"replayed {replayed} into {settings.table.uri}; {remain:,} remain", highlight=False)
+    for reason, number in outcome.stay.most_common():
+        console.out(f"  {number:,}x {reason}", highlight=False)
     return 0
 
 
@@ -143,7 +138,7 @@ def purge(
     if letters is not None:
         gone = letters.dataset.count_rows(filter=condition) if dry_run else letters.delete(condition)
     what = "would be deleted" if dry_run else "deleted"
-    said = f"{_counted(gone)} older than {format_duration(age)} {what} from {settings.dead_letters}"
+    said = f"{count(gone, 'dead letter')} older than {format_duration(age)} {what} from {settings.dead_letters}"
     console.out(said, highlight=False)
     return 0
 
@@ -216,14 +211,14 @@ def _print_tables(console: Console, uri: str, groups: list[Group], newest: pa.Ta
         console.out(f"no dead letters in {uri}", highlight=False)
         return
     shown = [vars(each) | {"newest": _time(each.newest)} for each in groups]
-    names = ("stage", "letters", "newest", "reason")
-    console.print(as_rich(pa.table({name: [each[name] for each in shown] for name in names}), _WIDTH))
+    names = {"stage": "stage", "letters": "dead letters", "newest": "newest", "reason": "reason"}
+    console.print(as_rich(pa.table({head: [each[name] for each in shown] for name, head in names.items()}), _WIDTH))
     rows = [
         {"id": row["id"], "time": _time(row["time"]), "stage": row["stage"], "place": _place(row)}
         for row in newest.to_pylist()
     ]
     console.print(as_rich(pa.Table.from_pylist(rows), _WIDTH))
-    console.out(f"{_counted(total)} in {uri}; the newest {len(rows):,} are shown", highlight=False)
+    console.out(f"{count(total, 'dead letter')} in {uri}; the newest {len(rows):,} are shown", highlight=False)
 
 
 def _place(row: Mapping[str, Any]) -> str:
@@ -247,11 +242,3 @@ def _readable(raw: bytes | None, *, in_hex: bool) -> str | None:
     else:
         in_hex = in_hex or not all(each.isprintable() or each.isspace() for each in text)
     return raw.hex(" ", _HEX) if in_hex else text
-
-
-def _counted(letters: int) -> str:
-    return f"{letters:,} dead letter{'' if letters == 1 else 's'}"
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, default=str, indent=2, ensure_ascii=False) + "\n")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +11,10 @@ import pyarrow as pa
 from rich.console import Console
 
 from memwal.ingest.api.keys import parse_key
-from memwal.ingest.api.python_times import python_rows, python_values
+from memwal.ingest.api.python_times import python_rows
 from memwal.ingest.api.reads import check_level
 from memwal.ingest.cli.open import Readable, open_for_reading
-from memwal.ingest.cli.print import as_rich
+from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 
@@ -39,16 +37,14 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
     _check(query)
     rows = _run(open_for_reading(settings, environ), query)
     if form == "json":
-        sys.stdout.write(json.dumps(python_rows(rows), default=str, indent=2) + "\n")
+        write_json(python_rows(rows))
     elif form == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerow(rows.column_names)
-        writer.writerows(zip(*map(python_values, rows.columns), strict=True))
+        write_csv(rows)
     else:
         hidden = [] if query.columns else [field.name for field in rows.schema if pa.types.is_nested(field.type)]
         console.print(as_rich(rows.drop_columns(hidden)))
         left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
-        console.print(f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'}{left_out}")
+        console.print(f"{count(rows.num_rows, 'row')}{left_out}")
     return 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,6 +10,7 @@ from rich.console import Console
 
 from memwal import flush, wal
 from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.print import write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.settings.load import Settings
@@ -41,7 +40,7 @@ def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, 
             on_step=shown.update,
         )
     if as_json:
-        sys.stdout.write(json.dumps({"table": uri} | asdict(report), indent=2) + "\n")
+        write_json({"table": uri} | asdict(report))
     else:
         console.out(describe(uri, report), highlight=False)
     return 0

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import ranges
+from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
 
@@ -46,8 +42,7 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as
 
 def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent: int | None = 2) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(status, default=str, indent=indent) + "\n")
-        sys.stdout.flush()
+        write_json(status, indent=indent)
     else:
         console.print(render(status))
 
@@ -63,7 +58,7 @@ def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def render(status: Mapping[str, Any]) -> RenderableType:
     """Return a status as text and a table for people."""
-    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     for name in ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
         table.add_column(name, justify="left" if name == "id" else "right", no_wrap=True)
     for region in status["regions"]:
