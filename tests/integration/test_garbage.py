@@ -128,7 +128,7 @@ def test_no_table_is_one_line(uri: str, tmp_path: Path, cli: Callable[..., Any])
     done = cli("gc", str(config(tmp_path, uri)))
     assert done.code == 2
     assert len(done.error_lines) == 1
-    assert "no table is there" in done.err
+    assert "the table does not exist" in done.err
 
 
 def test_an_orphan_age_that_could_hit_a_commit_under_way_is_refused(uri: str, made: Any) -> None:
