@@ -23,7 +23,6 @@ from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, Tab
 from memwal.ingest.table.stored import StoredTable
 from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean, assert_collected
-from tests.conftest import ROOT
 from tests.support.clock import FakeClock
 
 REGION = wal.bucket_region(0)
@@ -269,8 +268,8 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
 
 _KILLED_BEFORE_IT_PUBLISHES = """
 import os, signal, sys
-import flush, ingest
-flusher = sys.modules["memwal.flush.sst.flusher"]
+import memwal
+from memwal.flush.sst import flusher
 write = flusher.write_sst
 flusher.write_sst = lambda *args, **rest: (write(*args, **rest), os.kill(os.getpid(), signal.SIGKILL))
 table = memwal.open(sys.argv[1], settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}})
@@ -281,7 +280,6 @@ table.flush()
 def killed_in_a_flush(uri: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _KILLED_BEFORE_IT_PUBLISHES, uri],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=300,
         capture_output=True,
     )
