@@ -177,7 +177,7 @@ def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
         assert table.scan(["more"], "more = 5").num_rows == 1
     clean(uri)
     lance.dataset(uri).drop_columns(["n"])
-    with pytest.raises(memwal.Invalid, match=r"its regions\.by columns are gone from version"):
+    with pytest.raises(memwal.Invalid, match=r"its regions\.by columns are missing in version"):
         opened(uri)
 
 
