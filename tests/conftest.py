@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.command_line import run_here
+
 pytest_plugins = [
     "tests.damaged_table",
     "tests.kafka_fixtures",
@@ -322,31 +324,39 @@ def starter() -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
-    """Runs `memwal …` as a user does and waits for its end."""
+    """Runs `memwal …` as a user does, in this process; with `process=True` in one of its own, as Spark needs."""
     elsewhere = tmp_path_factory.mktemp("cwd")
 
     def run(
         *arguments: str | Path,
         cwd: Path = elsewhere,
         env: Mapping[str, str | None] | None = None,
+        process: bool = False,
         timeout: float = 500.0,
     ) -> Ran:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "memwal.ingest.cli.app", *map(str, arguments)],
-            cwd=cwd,
-            env=environment(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            out, err = process.communicate(timeout=timeout)
-        finally:
-            end(process)
-        return Ran(process.returncode, out, err)
+        words = list(map(str, arguments))
+        if process:
+            return _in_a_process(words, cwd, environment(env), timeout)
+        return Ran(*run_here(words, cwd=cwd, environ=environment(env)))
 
     return run
+
+
+def _in_a_process(words: list[str], cwd: Path, environ: dict[str, str], timeout: float) -> Ran:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memwal.ingest.cli.app", *words],
+        cwd=cwd,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        end(process)
+    return Ran(process.returncode, out, err)
 
 
 def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:

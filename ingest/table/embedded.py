@@ -85,7 +85,7 @@ class Table(LevelReads):
         self.resizing = Resizing(
             base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
         )
-        self._at_once = AT_ONCE if base.uri.startswith("s3://") else 1  # regions whose round trips go side by side
+        self._at_once = AT_ONCE if context.store.remote else 1  # regions whose round trips go side by side
         try:
             list(each(self._claimed, claim, self._at_once))
         except BaseException:

@@ -8,7 +8,6 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +81,29 @@ def test_help_names_every_command(cli: Callable[..., Any]) -> None:
     assert ran.code == 0
     for command in ("run", "serve", "init", "status", "query", "inspect", "config"):
         assert f" {command} " in ran.out
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, ("query", "CONFIG", "--limit", "99", "--format", "csv")),
+        (0, ("status", "CONFIG")),
+        (2, ("query", "CONFIG", "--level", "newest")),
+        (1, ("inspect", "ENTRY")),
+    ],
+)
+def test_a_process_of_its_own_says_what_the_fixture_says(
+    cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str, code: int, words: tuple[str, ...]
+) -> None:
+    """The other tests run their commands in this process."""
+    entry = next((Path(uri) / "_mem_wal").rglob("wal/*.lance"))
+    if "ENTRY" in words:
+        entry.write_bytes(entry.read_bytes()[:100])
+    paths = {"CONFIG": filled[0], "ENTRY": entry}
+    words = tuple(str(paths.get(word, word)) for word in words)
+    here, there = cli(*words), cli(*words, process=True)
+    assert there.code == code
+    assert here == there
 
 
 # ---- query ---------------------------------------------------------------------------------------------------------
@@ -180,9 +202,8 @@ BAD_QUERIES = {
 
 
 def test_bad_queries_are_one_line_and_exit_code_2(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> None:
-    with ThreadPoolExecutor(3) as threads:
-        all_ran = list(threads.map(lambda case: cli("query", filled[0], *case[0]), BAD_QUERIES.values()))
-    for (case, (_, named)), ran in zip(BAD_QUERIES.items(), all_ran, strict=True):
+    for case, (arguments, named) in BAD_QUERIES.items():
+        ran = cli("query", filled[0], *arguments)
         assert (ran.code, ran.out, len(ran.error_lines)) == (2, "", 1), f"{case}: {ran.err}"
         for name in named:
             assert name in ran.err, case
@@ -241,8 +262,7 @@ def test_inspect_shows_every_kind_of_object(
     entries = sorted((region / "wal").glob("*.lance"), key=lambda path: path.name.removesuffix(".lance")[::-1])
     sst = max(region.glob("*_gen_*"), key=lambda path: path.name.rsplit("_", 1)[1])
     paths = (Path(uri), region, manifest, entries[0], sst)
-    with ThreadPoolExecutor(3) as threads:
-        shown = dict(zip(paths, threads.map(lambda path: cli("inspect", path), paths), strict=True))
+    shown = {path: cli("inspect", path) for path in paths}
     for path, ran in shown.items():
         assert (ran.code, ran.err) == (0, ""), path
     assert "writer epoch" in shown[manifest].out

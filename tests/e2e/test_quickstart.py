@@ -39,7 +39,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Any]
         "MEMWAL__SOURCE__FEED": str(CONFIG.parent / "quickstart"),
         "MEMWAL__SOURCE__PATH": str(directory / "landing"),
     }
-    ran = cli("run", config, "--once", cwd=directory, env=env)
+    ran = cli("run", config, "--once", cwd=directory, env=env, process=True)
     return Quickstart(config, env, ran, env["MEMWAL__TABLE__URI"])
 
 
@@ -131,7 +131,7 @@ def test_the_packages_are_found_every_way(quickstart: Quickstart, cli: Callable[
 
 def test_a_second_run_changes_nothing(quickstart: Quickstart, cli: Callable[..., Any], packages: Any) -> None:
     before = lance.dataset(quickstart.uri)
-    again = cli("run", quickstart.config, "--once", cwd=quickstart.config.parent, env=quickstart.env)
+    again = cli("run", quickstart.config, "--once", cwd=quickstart.config.parent, env=quickstart.env, process=True)
     assert (again.code, again.err) == (0, "")
     after = lance.dataset(quickstart.uri)
     assert after.version == before.version

@@ -177,7 +177,7 @@ def test_the_commands(uri: str, run: Callable[..., Any], tmp_path: Path) -> None
     code, out, _ = run("log", config)
     assert code == 0
     assert "insert 22 rows; commit generation 1 of buckets 0–2" in out
-    assert "Lance's marker follows" in out
+    assert "Lance's progress marker updated" in out
     code, _, err = run("log", config, "--diff", "1", "2")
     assert (code, len(err.splitlines()), "compares rows by key" in err) == (2, 1, True)
     assert run("verify", config, "--deep")[0] == 0
@@ -301,7 +301,7 @@ def test_memwal_run_once_and_again(uri: str, tmp_path: Path, cli: Callable[..., 
         pq.write_table(rows([1, 1, *range(30)]), feed / f"{number}.parquet")
     config = configured(tmp_path, uri, source={"feed": str(feed), "path": str(tmp_path / "in")})
     for _ in range(2):
-        done = cli("run", config, "--once", timeout=600)
+        done = cli("run", config, "--once", process=True, timeout=600)
         assert (done.code, done.error_lines) == (0, [])
         assert Counter(lance.dataset(uri).to_table().column("n").to_pylist()) == Counter([1, 1, *range(30)] * 3)
     clean(uri)

@@ -34,8 +34,8 @@ from memwal.ingest.source.feed import Feed
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.wal import FakeClock
 from tests.conftest import toml
+from tests.support.clock import FakeClock
 
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
 POISON = ("no JSON {", '{"id": "x", "name": "a number as text"}', '{"name": "no key"}', '{"id": 7.5}')

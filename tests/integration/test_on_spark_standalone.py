@@ -108,7 +108,7 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
 def test_more_daemons_than_the_cluster_has_slots_is_one_line(
     config: Callable[..., Path], cli: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    ran = cli("serve", config(spark={"spark.cores.max": "4"}), "--on-spark", "5", cwd=tmp_path, env=TOKEN)
+    ran = cli("serve", config(spark={"spark.cores.max": "4"}), "--on-spark", "5", cwd=tmp_path, env=TOKEN, process=True)
     assert (ran.code, len(ran.error_lines), ran.out) == (2, 1, "")
     assert "daemon.on_spark: 5 daemons need 5 slots at the same time, and Spark at spark://127.0.0.1" in ran.err
 
@@ -118,7 +118,8 @@ def test_a_cluster_that_has_no_room_for_an_executor_is_one_line(
 ) -> None:
     too_large = {"spark.executor.memory": "64g", "spark.scheduler.maxRegisteredResourcesWaitingTime": "1s"}
     (tmp_path / "in").mkdir()
-    ran = cli("run", config(spark=too_large, source={"path": "in"}, daemon={"on_spark": 2}), cwd=tmp_path, env=TOKEN)
+    path = config(spark=too_large, source={"path": "in"}, daemon={"on_spark": 2})
+    ran = cli("run", path, cwd=tmp_path, env=TOKEN, process=True)
     assert (ran.code, len(ran.error_lines)) == (1, 1)
     assert "gave no executor within 1 s; see on its page whether a worker has room for one of all cores" in ran.err
 

@@ -221,7 +221,7 @@ def test_run_streams_into_s3(
     assert refused.code == 2
     assert re.search(r"^memwal: sink.checkpoint is not set.*local directory", refused.error_lines[0])
     path, env = config(s3_table, source=source, sink={"checkpoint": str(tmp_path / "checkpoint")})
-    ran = cli("run", path, "--once", env=env)
+    ran = cli("run", path, "--once", env=env, process=True)
     assert ran.code == 0, ran.err
     assert lance.dataset(s3_table.uri, storage_options=s3_table.storage_options).count_rows() == 50
 
