@@ -1,6 +1,6 @@
-"""What callers give to the methods of tables: brought into one form, or refused with how it is written.
+"""Checks arguments of public methods: each is converted to one form, or refused with the right way to write it.
 
-A mistake in a call is the caller's, so it is Invalid like any other wrong request, never a fault of this program.
+A wrong argument raises Invalid like any other wrong request, never an error that looks like a fault of this program.
 """
 
 from __future__ import annotations
@@ -16,47 +16,49 @@ from memwal.ingest.mapping.type_names import parse_type
 
 
 def listed(columns: Any, name: str = "columns") -> list[str] | None:
-    """Names of columns: a list of them, or one by itself. Raises: Invalid."""
+    """Return names of columns as a list; one name may stand alone. Raises: Invalid."""
     if columns is None or isinstance(columns, str):
         return columns if columns is None else [columns]
     found = None if isinstance(columns, Mapping | bytes) or not isinstance(columns, Iterable) else list(columns)
     if found is None or not all(isinstance(each, str) for each in found):
-        raise Invalid(f"{name} = {_shown(columns)}: write a list of names of columns, such as {name}=['id']")
+        raise Invalid(f"{name} = {_shown(columns)}: write a list of column names, such as {name}=['id']")
     return found
 
 
 def sql(filter: Any) -> str | None:
-    """A filter as text. Raises: Invalid."""
+    """Return a filter as text. Raises: Invalid."""
     if filter is None or isinstance(filter, str):
         return filter
     raise Invalid(f"filter = {_shown(filter)}: write SQL as text, such as filter=\"price > 5 AND name = 'web'\"")
 
 
 def text(name: str, value: Any, such: str) -> str:
-    """An argument that is a text. Raises: Invalid."""
+    """Return an argument that must be text. Raises: Invalid."""
     if isinstance(value, str):
         return value
     raise Invalid(f"{name} = {_shown(value)}: write a text, such as {name}={such!r}")
 
 
 def address(uri: Any) -> str:
-    """Where a table is. Raises: Invalid."""
+    """Return the location of a table as text. Raises: Invalid."""
     if isinstance(uri, str | os.PathLike):
         return str(os.fspath(uri))
     raise Invalid(f"uri = {_shown(uri)}: write the path of the table or its s3:// URL")
 
 
 def mapping(name: str, value: Any, such: str) -> dict[str, Any]:
-    """An argument that is a dict by name. Raises: Invalid."""
+    """Return an argument that must be a dict with names as keys. Raises: Invalid."""
     if isinstance(value, Mapping) and all(isinstance(each, str) for each in value):
         return dict(value)
-    raise Invalid(f"{name} is a {type(value).__name__}; write a dict by name, such as {name}={such}")  # maybe secrets
+    raise Invalid(
+        f"{name} is a {type(value).__name__}; write a dict, such as {name}={such}"
+    )  # its values may be secrets
 
 
 def key_columns(key: Any) -> list[str]:
-    """The columns of a key. Raises: Invalid."""
+    """Return the columns of a key. Raises: Invalid."""
     if isinstance(key, set | frozenset):
-        raise Invalid(f"key = {_shown(key)}: write a list, the columns of a key have an order")
+        raise Invalid(f"key = {_shown(key)}: write a list, because the columns of a key have an order")
     found = listed(key, "key") or []
     if not found:
         raise Invalid("key is empty; name the columns that identify a row, or give key=() for a table without a key")
@@ -64,7 +66,10 @@ def key_columns(key: Any) -> list[str]:
 
 
 def arrow_schema(schema: Any) -> pa.Schema | None:
-    """A schema: Arrow's own, its fields, or types by name, Arrow's or as [table] columns has them. Raises: Invalid."""
+    """Return a schema, given as Arrow's, a list of fields, or types by name (Arrow's, or texts as in [table] columns).
+
+    Raises: Invalid.
+    """
     if schema is None or isinstance(schema, pa.Schema):
         return schema
     if isinstance(found := getattr(schema, "schema", None), pa.Schema):  # a table, batch or reader
@@ -84,6 +89,6 @@ def _field(name: Any, kind: Any) -> pa.Field:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: short, and in one line."""
+    """Return a value for a message: short, and in one line."""
     said = " ".join(repr(value).split())
     return f"{type(value).__name__} {said if len(said) <= 60 else said[:59] + '…'}"

@@ -1,7 +1,7 @@
-"""Keys in whatever form a caller has them, as an Arrow table of exactly the key columns.
+"""Converts keys in any form that callers have into an Arrow table of exactly the key columns.
 
-One key column: a scalar, a list or Arrow array of them, `{"name": value}`. Several: a tuple, a list of tuples
-or dicts. Always: an Arrow table or batch, a pandas or polars frame, with the key columns and no others.
+For one key column: a scalar, a list or Arrow array of scalars, `{"name": value}`. For several: a tuple, a list of
+tuples or dicts. For both: an Arrow table or batch, or a pandas or polars frame, with the key columns and no others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
-NO_KEY = "the table has no key, its rows are only appended: none is looked up or deleted by one; scan with a filter"
+NO_KEY = "the table has no key (append_only), so no row can be looked up or deleted by key; scan with a filter"
 
-# Which Arrow types, and which Python values, may name a key of which column type.
+# Families of column types: a key of an Arrow type or Python type of the same family is accepted.
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = (
     (pa.types.is_boolean, (bool, np.bool_)),
     (pa.types.is_integer, (int, np.integer)),
@@ -34,17 +34,16 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = 
         (bytes,),
     ),
 )
-# Subclasses that would lose something: a bool is an int, a datetime a date.
+# Subclasses that are refused, because the conversion would lose something: a bool is an int, a datetime is a date.
 _NEVER = {int: (bool,), datetime.date: (datetime.datetime,)}
 
 
 def normalise_keys(keys: Any, schema: pa.Schema, key: Sequence[str]) -> pa.Table:
-    """`keys` as a table with the columns `key`, in that order and with the types of `schema`; order and
-    repeats are kept.
+    """Return `keys` as a table with the columns `key`, in that order, with the types of `schema`.
 
-    Text is read as the column's type ("17" for an integer, "2013-01-31" for a date), as a command line needs
-    it. Raises: Invalid naming the column (and the row, counted from 0, of a null) when a key cannot be read, and where
-    there is no key.
+    Order and repeats are kept. Text is parsed as the column's type ("17" for an integer, "2013-01-31" for a date), as
+    the command line needs it. Raises: Invalid if a key cannot be read, naming the column (and the row, from 0, of a
+    null), and if the table has no key.
     """
     if not key:
         raise Invalid(NO_KEY)
@@ -54,15 +53,14 @@ def normalise_keys(keys: Any, schema: pa.Schema, key: Sequence[str]) -> pa.Table
     for name, column in zip(key, arrays, strict=True):
         if column.null_count:
             row = column.is_null().index(True).as_py()
-            raise Invalid(f"key column '{name}': row {row} is null; a key has a value in every key column")
+            raise Invalid(f"key column '{name}': row {row} is null; a key needs a value in every key column")
     return pa.table(arrays, names=list(key))
 
 
 def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:
-    """One key as typed on a command line: the text itself, or comma-separated values (CSV quoting) of several
-    columns.
+    """Parse one key of a command line: the text itself, or comma-separated values (CSV quoting) of several columns.
 
-    Raises: Invalid when the number of values is not the number of key columns, or there are none.
+    Raises: Invalid if the number of values is not the number of key columns, and if the table has no key.
     """
     if not key:
         raise Invalid(NO_KEY)
@@ -73,7 +71,7 @@ def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:
 
 
 def _columns(keys: Any, key: tuple[str, ...]) -> list[Any]:
-    """One list or Arrow array per key column."""
+    """Return one list or Arrow array per key column."""
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
     if isinstance(keys, pa.Array | pa.ChunkedArray | np.ndarray):
@@ -100,7 +98,7 @@ def _of_table(table: pa.Table, key: tuple[str, ...]) -> list[Any]:
 
 
 def _of_rows(rows: list[Any], key: tuple[str, ...]) -> list[Any]:
-    """Columns of a list of dicts, tuples or scalars."""
+    """Return the columns of a list of dicts, tuples or scalars."""
     if rows and all(isinstance(row, Mapping) for row in rows):
         odd = next((row for row in rows if set(row) != set(key)), None)
         if odd is not None:
@@ -123,13 +121,13 @@ def _single(values: Any, key: tuple[str, ...]) -> list[Any]:
 
 
 def _typed(values: Any, field: pa.Field) -> pa.Array | pa.ChunkedArray:
-    """Values as the key column's type; no conversion that could change which key is meant."""
+    """Convert values to the key column's type, without any conversion that could give another key."""
     try:
         if isinstance(values, pa.Array | pa.ChunkedArray):
             return _cast(values, field)
         if values and all(isinstance(value, str) for value in values):
             return pa.array(values, pa.string()).cast(field.type)
-        # Not pa.array alone: that takes 1.5 for an integer 1, and a number for a date.
+        # Not pa.array alone: it converts 1.5 to the integer 1, and a number to a date.
         _check_types(values, field)
         return pa.array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -139,15 +137,15 @@ def _typed(values: Any, field: pa.Field) -> pa.Array | pa.ChunkedArray:
 
 def _check_types(values: list[Any], field: pa.Field) -> None:
     allowed = next((python for family, python in _FAMILIES if family(field.type)), ())
-    refused = tuple(kind for each in allowed for kind in _NEVER.get(each, ()))
-    for found in set(map(type, values)) - {type(None)}:
-        if not issubclass(found, allowed) or issubclass(found, refused):
-            raise TypeError(f"a key of type {found.__name__} cannot be in it; convert the keys")
+    refused = tuple(subclass for kind in allowed for subclass in _NEVER.get(kind, ()))
+    for kind in set(map(type, values)) - {type(None)}:
+        if not issubclass(kind, allowed) or issubclass(kind, refused):
+            raise TypeError(f"a key of type {kind.__name__} does not fit; convert the keys")
 
 
 def _cast(values: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
     found = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     related = any(family(found) and family(field.type) for family, _ in _FAMILIES)
     if found != field.type and not related and not pa.types.is_null(found):
-        raise TypeError(f"a key of type {found} cannot be in it; cast the keys")
+        raise TypeError(f"a key of type {found} does not fit; cast the keys")
     return values.cast(field.type)

@@ -1,7 +1,7 @@
-"""Columns as Python's values, those times included that Python has not: they become text.
+"""Converts columns to Python values; times that Python cannot hold become text.
 
-Arrow and Lance hold times of any year, and nanoseconds; `datetime` has the years 1 to 9999 and microseconds. One such
-value must not end a command that prints rows, or a task that writes a letter.
+Arrow and Lance hold times of any year, and nanoseconds; `datetime` has the years 1 to 9999 and microseconds. A time
+outside must not end a command that prints rows, or a task that writes a dead letter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NOT_IN_PYTHON = (ValueError, OverflowError)
 
 
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """The values of a column; of one with a time that Python has not, times are ISO 8601 (UTC where they have a zone).
+    """Return the values of a column; if Python cannot hold one of its times, all are ISO 8601 text (UTC if zoned).
 
     Raises: UnicodeDecodeError for text that is not UTF-8.
     """
@@ -29,7 +29,7 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
 
 
 def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """`rows` as dicts, by `python_values`."""
+    """Return `rows` as dicts of `python_values`."""
     columns = [python_values(column) for column in rows.columns]
     return [dict(zip(rows.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -43,10 +43,10 @@ def _texts(values: pa.Array) -> list[str | None]:
         texts = np.datetime_as_string(times).tolist()
         zone = "Z" if getattr(kind, "tz", None) is not None else ""
         valid = values.is_valid().to_pylist()
-        return [f"{text}{zone}" if here else None for text, here in zip(texts, valid, strict=True)]
+        return [f"{text}{zone}" if given else None for text, given in zip(texts, valid, strict=True)]
     return [_arrows(values.slice(row, 1)) if values[row].is_valid else None for row in range(len(values))]
 
 
 def _arrows(alone: pa.Array) -> str:
-    """Arrow's own text of a list or struct that holds such a time, or of a span that is too long."""
+    """Return Arrow's own text of a list or struct that holds such a time, or of a duration that is too long."""
     return " ".join(alone.to_string().split())[2:-2]

@@ -1,8 +1,8 @@
-"""Python's values as Arrow columns, by the rule of `memtable.exact_cast`: what does not fit exactly is refused.
+"""Converts Python values to Arrow columns, by the rule of `memtable.exact_cast`: values that do not fit are refused.
 
-Given a type, Arrow loses values without a word: 5.5 becomes the integer 5, 1.7e9 a microsecond, noon without
-a zone 13:00 in Berlin. It loses nothing where the Python types are those of the column (`_SAME`), which costs one look
-at the set of them. Any other values get the type that Arrow finds for them, and are converted from there.
+Given a type, Arrow changes values silently: 5.5 becomes the integer 5, 1.7e9 a microsecond, noon without a zone 13:00
+in Berlin. It changes nothing if the Python types are those of the column (`_SAME`), which costs one look at the set of
+types. Other values first get the type that Arrow infers, and are cast exactly from there.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SAME: Mapping[int, frozenset[type]] = {
     )
     for kind in kinds
 }
-"""By the id of an Arrow type: the Python types of which Arrow takes each value as it is, or refuses it. Of floats
-narrower than float64 the result has to be looked at.
+"""By the id of an Arrow type: Python types whose values Arrow takes unchanged or refuses. For floats narrower than
+float64 the result must be checked for infinity.
 """
 
 
@@ -48,7 +48,7 @@ _NARROW = {pa.float16().id, pa.float32().id}
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """`values` (None = null) as an array of the type `kind`. Raises: one of `NOT_TAKEN`."""
+    """Return `values` (None = null) as an array of the type `kind`. Raises: one of `NOT_TAKEN`."""
     same = _SAME.get(kind.id)
     if same is not None and set(map(type, values)) <= same:
         found = pa.array(values, kind)
@@ -66,9 +66,7 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _alike(values: Sequence[Any], types: set[type]) -> bool:
-    """Whether Arrow finds the one type of all values: among several it changes some, as among times with a zone and
-    without.
-    """
+    """Whether all values have one type, with or without a time zone: in a mixture Arrow changes some of them."""
     several = len(types - _NONE) > 1
     return not several and len({getattr(value, "tzinfo", None) is None for value in values if value is not None}) <= 1
 
@@ -83,19 +81,19 @@ def _converted(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _whole(values: Sequence[Any]) -> pa.Array:
-    """`values` in the type that Arrow finds for them, but for what it leaves out of them.
+    """Return `values` in the type that Arrow infers, with the nanoseconds that it would drop.
 
-    Raises: pa.ArrowTypeError for a time of the day with a zone; one of `NOT_TAKEN`.
+    Raises: pa.ArrowTypeError for a time of day with a zone; one of `NOT_TAKEN`.
     """
     missing = next((value for value in values if type(value).__name__ in _MISSING), None)
     if missing is not None:
         raise pa.ArrowTypeError(_WRITE_NONE.format(missing))
     found = pa.array(values)
-    if isinstance(found.type, pa.BaseExtensionType):  # of Python's own values only a UUID has one
+    if isinstance(found.type, pa.BaseExtensionType):  # of Python's own types only UUID gives one
         return found.storage
     if pa.types.is_time(found.type) and any(getattr(value, "tzinfo", None) is not None for value in values):
-        raise pa.ArrowTypeError("a time of the day has a time zone, which no column holds: take it away")
-    # pandas' times and spans have nanoseconds, which Arrow takes for microseconds.
+        raise pa.ArrowTypeError("a time of day has a time zone, which no column can hold: remove it")
+    # pandas' times and durations have nanoseconds, which Arrow would cut to microseconds.
     if pa.types.is_timestamp(found.type) and any(getattr(value, "nanosecond", 0) for value in values):
         return pa.array(values, pa.timestamp("ns", found.type.tz))
     if pa.types.is_duration(found.type) and any(getattr(value, "nanoseconds", 0) for value in values):
@@ -104,18 +102,18 @@ def _whole(values: Sequence[Any]) -> pa.Array:
 
 
 _MISSING = ("NaTType", "NAType")
-"""pandas' values for what is missing."""
+"""Type names of pandas' missing values."""
 
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-_WRITE_NONE = "{} is no value of it: write None for a null"
+_WRITE_NONE = "{} is not a value of this type: write None for a null"
 
 
 def _unless_infinite(found: pa.Array, values: Sequence[Any]) -> pa.Array:
-    """`found`, made of `values`. Raises: pa.ArrowInvalid for a float that is too large for its type."""
+    """Return `found`, made of `values`. Raises: pa.ArrowInvalid for a float that is too large for its type."""
     if np.isinf(_numbers(found)).any() and overflows(found, pa.array(values, pa.float64())):
         raise pa.ArrowInvalid(f"a number is beyond the largest {found.type}")
     return found
@@ -129,8 +127,8 @@ def _numbers(found: pa.Array) -> Any:
 
 
 def _plain_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
-    """Lists in Arrow's own way, None where it may lose something. Of floats, which may be long and many, elements are
-    looked at in Python only where one may be a bool.
+    """Convert lists by Arrow alone; None if that may change values. Lists of floats, which may be long and many, are
+    checked element by element only where an element may be a bool.
     """
     if not pa.types.is_floating(kind.value_type) or pa.types.is_float16(kind.value_type):
         return pa.array(values, kind) if _loses_nothing(values, kind) else None
@@ -143,7 +141,7 @@ def _plain_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
     elements = _numbers(found.flatten())
     if np.isinf(elements).any():
         return None
-    doubtful = np.flatnonzero((elements == 0) | (elements == 1))  # so are True and False to Arrow
+    doubtful = np.flatnonzero((elements == 0) | (elements == 1))  # Arrow converts True and False to these
     if len(doubtful):
         rows = np.unique(pc.list_parent_indices(found).to_numpy()[doubtful])
         if not all(_has_no_bools(values[row]) for row in rows.tolist()):
@@ -152,7 +150,7 @@ def _plain_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
 
 
 def _loses_nothing(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow takes lists, structs and what they hold as they are, or refuses them."""
+    """Whether Arrow takes lists, structs and their elements unchanged, or refuses them."""
     types = set(map(type, values))
     if is_list(kind):
         within = list(chain.from_iterable(filter(None, values))) if types <= _LISTS else []
@@ -168,11 +166,11 @@ _LISTS, _DICTS = _NONE | {list}, _NONE | {dict}
 
 
 _FEW = 4
-"""Lists of which a look at each element costs less than NumPy's first call."""
+"""Up to this many lists, a look at each element costs less than the first call of NumPy."""
 
 
 def _are_small_floats(values: Sequence[Any]) -> bool:
-    """Whether all elements are floats that no type of float makes infinite; NaN may be one for all that is known."""
+    """Whether all elements are floats too small to overflow any float type; a NaN counts as too large."""
     if not set(map(type, values)) <= _LISTS:
         return False
     elements = list(chain.from_iterable(filter(None, values)))
@@ -201,7 +199,7 @@ def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
     nothing: Mapping[str, Any] = {}
     rows = [nothing if value is None else _expect(value, (Mapping,), kind) for value in values]
     if unknown := set().union(*rows) - {field.name for field in kind}:
-        raise pa.ArrowTypeError(f"its field {min(unknown)!r} is not in the table; take it out")
+        raise pa.ArrowTypeError(f"its field {min(unknown)!r} is not in the table; remove it")
     columns = [column_of([row.get(field.name) for row in rows], field.type) for field in kind]
     nulls = pa.array([value is None for value in values], pa.bool_())
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=nulls)
@@ -209,5 +207,5 @@ def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
 
 def _expect(value: Any, types: tuple[type, ...], kind: pa.DataType) -> Any:
     if not isinstance(value, types):
-        raise pa.ArrowTypeError(f"a {type(value).__name__} is no {kind}")
+        raise pa.ArrowTypeError(f"a {type(value).__name__} is not a {kind}")
     return value

@@ -1,4 +1,4 @@
-"""The reads that every table has, whoever answers them: this process, storage, or a daemon."""
+"""The read methods of every table, embedded, read from storage, or behind daemons."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 class Reads(ABC):
     """get, scan, count, search and match at a level.
 
-    `level`: "committed" (base table) < "flushed" (+ SSTs) < "durable" (+ what is in the WAL) < "latest" (+ what the
-    owners have in memory).
+    `level`: "committed" (base table) < "flushed" (+ SSTs) < "durable" (+ rows of the WAL) < "latest" (+ rows in the
+    owners' memory).
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
     """
 
@@ -31,14 +31,14 @@ class Reads(ABC):
 
     @abstractmethod
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
-        """The result of the method `read` of `ingest.read.reader.Reader` with `request`."""
+        """Return the result of the method `read` of `ingest.read.reader.Reader` with `request`."""
 
     @translate_errors
     def get(self, keys: Any, columns: Sequence[str] | None = None, *, level: str = "latest") -> pa.Table:
-        """The rows of `keys`, in the order in which these are named; missing and deleted keys are left out.
+        """Return the rows of `keys`, in the order of the keys; missing and deleted keys are left out.
 
         `keys`: a scalar or a list of them (one key column), tuples or dicts (several), or an Arrow table of the key.
-        Raises: Invalid where the table has no key.
+        Raises: Invalid if the table has no key.
         """
         found: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns))
         return found
@@ -52,13 +52,13 @@ class Reads(ABC):
         *,
         level: str = "latest",
     ) -> pa.Table:
-        """Rows whose newest version passes `filter` (SQL), at most `limit`."""
+        """Return rows whose newest version passes `filter` (SQL), at most `limit`."""
         found: pa.Table = self._answer("scan", level, columns=listed(columns), filter=sql(filter), limit=limit)
         return found
 
     @translate_errors
     def count(self, filter: str | None = None, *, level: str = "latest") -> int:
-        """Number of rows whose newest version passes `filter`."""
+        """Return the number of rows whose newest version passes `filter`."""
         return int(self._answer("count", level, filter=sql(filter)))
 
     @translate_errors
@@ -72,7 +72,7 @@ class Reads(ABC):
         *,
         level: str = "latest",
     ) -> pa.Table:
-        """The `k` rows nearest to `vector` with `_distance` (float32, ascending), among rows that pass `filter`."""
+        """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending)."""
         request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector, "k": k}
         request |= {"filter": sql(filter), "columns": listed(columns)}
         found: pa.Table = self._answer("search", level, **request)
@@ -89,7 +89,7 @@ class Reads(ABC):
         *,
         level: str = "latest",
     ) -> pa.Table:
-        """The `k` rows that match the words of `text` best, with `_score` (float32, descending)."""
+        """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending)."""
         request: dict[str, Any] = {"column": a_text("column", column, "body"), "text": text, "k": k}
         request |= {"filter": sql(filter), "columns": listed(columns)}
         found: pa.Table = self._answer("match", level, **request)
@@ -97,7 +97,7 @@ class Reads(ABC):
 
 
 def check_level(level: str) -> Level:
-    """`level` itself. Raises: Invalid with the nearest name when there is no such level."""
+    """Return `level`. Raises: Invalid with the nearest name if no level has this name."""
     for known in LEVELS:
         if level == known:
             return known

@@ -1,4 +1,4 @@
-"""Rows in whatever form a caller has them, as an Arrow table."""
+"""Converts rows in any form that callers have into Arrow tables; checks them; numbers their keys."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from memwal.memtable import TOMBSTONE
 from memwal.wal.errors import first_line
 
 SURELY_SMALL = 1 << 20
-"""Bytes of the buffers behind some rows that need no closer look."""
+"""Buffers up to this many bytes count as the size of the rows, without a closer look."""
 Deletes = bool | npt.NDArray[np.bool_]
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 ROWS_NAMED = 300
-"""Rows that an error names by number at most: it travels as a header of a response, which holds 8 KiB."""
-_REPEATED = 'an earlier row of the same put has the key, which the table refuses (on_duplicate = "fail")'
+"""Most row numbers in an error: it travels as a response header, which has at most 8 KiB."""
+_REPEATED = 'an earlier row of the same put has this key, which the table refuses (on_duplicate = "fail")'
 
 
 def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
-    """`rows` as a `pa.Table`, without a copy where it is Arrow already.
+    """Return `rows` as a `pa.Table`, without a copy if they are Arrow already.
 
     `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
     list of dicts, whose values take the types of `schema` (the base schema) by name. `alike`: all dicts must have the
-    same names, because in a table whose upserts merge a name that is not there is something else than a null.
-    Raises: Invalid when it is none of these, cannot be read, or naming the column whose value does not fit.
+    same names, because in a table whose upserts merge a missing name differs from a null.
+    Raises: Invalid for another type, for rows that cannot be read, and for a value that does not fit its column, which
+    it names.
     """
     try:
-        found = _as_arrow(rows, schema, alike=alike)
+        table = _as_arrow(rows, schema, alike=alike)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise Invalid(f"rows: cannot read the {type(rows).__name__}: {first_line(error)}") from error
-    if found is None:
+    if table is None:
         raise Invalid(
             f"rows: cannot read a {type(rows).__name__}; pass an Arrow table or batch, a pandas or polars frame, "
             "or a list of dicts"
         )
-    return found
+    return table
 
 
 def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
     if isinstance(rows, pa.Table):
         return rows
     if type(rows).__module__.partition(".")[0] == "pandas" and rows.index.names == [None]:
-        # Arrow makes a column of what a filter or a sort left of the numbers of the rows.
+        # After a filter or a sort, Arrow would make a column of the index, which holds the old row numbers.
         return pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
@@ -70,15 +71,15 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
 
 
 def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | npt.NDArray[np.bool_]]:
-    """`rows` without the column `_tombstone`, and what it says: which rows delete their key, False where none does.
+    """Return `rows` without the column `_tombstone`, and that column: which rows delete their key, False if none does.
 
-    Raises: Invalid for a column that is not of bools, and for a row that deletes where there is no key.
+    Raises: Invalid for a column that is not bool, and for a row that deletes in a table without a key.
     """
     if TOMBSTONE not in rows.column_names:
         return rows, False
     column = rows.column(TOMBSTONE)
     if not pa.types.is_boolean(column.type):
-        raise Invalid(f"column {TOMBSTONE!r} is {column.type}; it says with true or false which rows delete their key")
+        raise Invalid(f"column {TOMBSTONE!r} is {column.type}; it must be bool: true in rows that delete their key")
     deletes = column.fill_null(False).to_numpy()
     if deletes.any() and not key:
         raise Invalid(f"row {int(np.argmax(deletes))} deletes, but {NO_KEY}")
@@ -86,18 +87,18 @@ def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | 
 
 
 def check_encoding(rows: pa.Table) -> None:
-    """Refuse what Arrow itself never looks at: text that is not UTF-8, offsets outside of their buffers.
+    """Refuse values that Arrow does not check by itself: text that is not UTF-8, offsets outside of their buffers.
 
-    Such a value would be durable before the first reader fails on it. Raises: Invalid naming the column.
+    Such a value would be durable before the first reader fails on it. Raises: Invalid naming column and row.
     """
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         if reason := _fault(column):
             row = bisect_left(range(len(column)), True, key=lambda row: bool(_fault(column.slice(0, row + 1))))
-            raise Invalid(f"column '{name}': row {row}: {reason}; mend the value, text must be UTF-8")
+            raise Invalid(f"column '{name}': row {row}: {reason}; correct the value, text must be UTF-8")
 
 
 def _fault(column: pa.ChunkedArray) -> str:
-    """What Arrow says is wrong with a column, without where; nothing for one that is sound."""
+    """Return what Arrow finds wrong with a column, without the place; "" if nothing."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -112,8 +113,8 @@ def _check_alike(rows: Sequence[Mapping[str, Any]]) -> None:
             odd = next(iter(row.keys() ^ names))
             here, there = ("lacks", "has") if odd in names else ("has", "lacks")
             raise Invalid(
-                f"rows: row {number} {here} {odd!r}, row 0 {there} it; columns that a put does not have keep what is "
-                "stored here, so put rows with other columns apart, or write None for a null"
+                f"rows: row {number} {here} {odd!r}, row 0 {there} it; columns that a put lacks keep their "
+                "stored values, so put rows with other columns separately, or write None for a null"
             )
 
 
@@ -135,7 +136,7 @@ def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
 
 
 def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:
-    """Why a value cannot be in a column of the type `wanted`."""
+    """Return why a value does not fit a column of the type `wanted`; None if it does."""
     try:
         column_of([value], wanted)
     except NOT_TAKEN as error:
@@ -144,8 +145,9 @@ def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:
 
 
 def given_required(required: Sequence[str], columns: Sequence[str], rules: WriteRules) -> tuple[str, ...]:
-    """Those of the columns `required` that a put with `columns` must have and give a value: all, but where upserts
-    merge those that it has, and always the version column.
+    """Return which of the columns `required` must be in a put with `columns`, without nulls.
+
+    All of them; with upsert = "merge" only those that the put has, and the version column.
     """
     if rules.upsert != "merge":
         return tuple(required)
@@ -153,16 +155,16 @@ def given_required(required: Sequence[str], columns: Sequence[str], rules: Write
 
 
 def size_bound(rows: pa.Table) -> int:
-    """Bytes that `rows` take at most, nearly exact where they are many; the exact count is slow for small rows."""
-    behind = rows.get_total_buffer_size()
-    return int(behind if behind <= SURELY_SMALL else rows.nbytes)
+    """Return an upper bound of the bytes of `rows`, nearly exact for many; the exact count is slow for small rows."""
+    buffers = rows.get_total_buffer_size()
+    return int(buffers if buffers <= SURELY_SMALL else rows.nbytes)
 
 
 def key_codes(keys: pa.Table) -> Places:
-    """A number for each row, equal for equal keys and for no others: int64 [n]. Requires: no nulls."""
+    """Return one number per row, equal exactly for equal keys: int64 [n]. Requires: no nulls."""
     codes = _column_codes(keys.column(0))
     for column in keys.columns[1:]:
-        # Dense numbers of pairs: a product of two is below the square of the rows, whatever the values are.
+        # Numbered densely, the product of both is below the square of the rows, whatever the values are.
         _, first = np.unique(codes, return_inverse=True)
         _, second = np.unique(_column_codes(column), return_inverse=True)
         codes = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
@@ -171,7 +173,7 @@ def key_codes(keys: pa.Table) -> Places:
 
 def _column_codes(column: pa.ChunkedArray) -> Places:
     if pa.types.is_integer(column.type):
-        values: Places = column.to_numpy().astype(np.int64, copy=False)  # of uint64 bit by bit
+        values: Places = column.to_numpy().astype(np.int64, copy=False)  # uint64: bit by bit
         return values
     encoded = column.dictionary_encode().unify_dictionaries()
     parts = [chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks]
@@ -179,14 +181,14 @@ def _column_codes(column: pa.ChunkedArray) -> Places:
 
 
 def named(rows: pa.Table, key: Sequence[str], row: int) -> str:
-    """The key of a row for a message: `a = 1, b = 'x'`."""
+    """Return the key of a row for a message: `a = 1, b = 'x'`."""
     return ", ".join(f"{name} = {rows.column(name)[row].as_py()!r:.80}" for name in key)
 
 
 def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = False, *, refuse: bool) -> Mask:
-    """The rows of one put, bool [n], without those that put a key which an earlier row puts, no delete in between.
+    """Return a mask of the rows of one put, bool [n]: False for a row whose key an earlier row puts, no delete between.
 
-    `refuse`: raise Invalid naming the first such key and its two rows. Requires: the key columns, without nulls.
+    `refuse`: raise Invalid instead, naming the first such key and its two rows. Requires: key columns without nulls.
     """
     codes, deleting = key_codes(rows.select(list(key))), np.broadcast_to(deletes, rows.num_rows)
     order = np.argsort(codes, kind="stable")

@@ -1,8 +1,7 @@
-"""What a daemon counts while it works: plain numbers, each written by one thread, read by whoever scrapes.
+"""Counters of a daemon: plain numbers, each written by one thread and read by scrapes without a lock.
 
-The put path pays two clock readings and a few additions per group of writes, never anything per row, and takes no lock:
-a reader may see a group's rows a moment before its time, which no dashboard can tell. `ingest.ops.metrics` says what
-each number means and how Prometheus calls it.
+The put path takes no lock: a scrape may see a group's rows slightly before its time, which no dashboard can notice. For
+the costs see README.md. `ingest.ops.metrics` declares the meaning of each number and its name in Prometheus.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from memwal.wal import Clock
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of time buckets: from an append to a local disk to a commit of many SSTs."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
-"""Upper bounds of the buckets for writes that share an append."""
+"""Upper bounds of the buckets for numbers of writes per append."""
 _LOG = logging.getLogger("memwal.commit")
 
 
 class Histogram:
-    """How often a value was at most each bound.
+    """Counts values per bucket.
 
-    Thread safety. One thread observes, any reads.
+    Thread safety. One thread observes, any thread reads.
     """
 
     __slots__ = ("_bounds", "_counts", "total")
@@ -44,7 +43,7 @@ class Histogram:
         self.total += value
 
     def spread(self, least: float, most: float, count: int) -> None:
-        """Count `count` values of which the least and the most are known, the others as evenly spread between."""
+        """Count `count` values between `least` and `most`, as if evenly spread."""
         below = 0.0
         for number, bound in enumerate((*self._bounds, most)):
             share = 1.0 if bound >= most else 0.0 if bound < least else (bound - least) / (most - least)
@@ -53,7 +52,7 @@ class Histogram:
         self.total += count * (least + most) / 2
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, the last of which is "+Inf"."""
+        """Return cumulative counts by upper bound; the last bound is "+Inf"."""
         found, below = [], 0.0
         for bound, count in zip((*self._bounds, float("inf")), list(self._counts), strict=True):
             below += count
@@ -62,7 +61,7 @@ class Histogram:
 
 
 class Answer(Protocol):
-    """What a region told one write; see `write_queue.Ack`."""
+    """A region's answer to one write; see `write_queue.Ack`."""
 
     @property
     def rows(self) -> int: ...
@@ -78,10 +77,10 @@ class Answer(Protocol):
 
 
 class RegionMeter:
-    """What one region has counted since this process first claimed it.
+    """The counters of one region since this process first claimed it.
 
-    Thread safety. `served` and `appended` by the region's thread, what is flushed by the flusher's, `claimed` by
-    whoever opens the region, `failed` once per claim; `waiting` and `refused` by any.
+    Thread safety. `served` and `appended`: the region's thread. `flushed`: the flusher's. `claimed`: the thread that
+    opens the region. `failed`: once per claim. `waiting` and `refused`: any thread.
     """
 
     def __init__(self) -> None:
@@ -99,8 +98,10 @@ class RegionMeter:
         self.replay_seconds = 0.0
 
     def served(self, seconds: float, answers: Sequence[tuple[Answer, int]], failed: int) -> None:
-        """A group of writes is answered, the oldest of them after so many seconds: what each applied, and how many
-        of its rows delete; `failed` of them were refused."""
+        """Count a group of writes that was answered `seconds` after the arrival of its oldest write.
+
+        `answers`: per write its answer, and how many of its rows delete. `failed`: number of writes that got an error.
+        """
         self.ack_seconds.observe(seconds)
         self.group_writes.observe(len(answers) + failed)
         self.writes += len(answers)
@@ -115,20 +116,20 @@ class RegionMeter:
                 self.rows_skipped += answer.skipped
 
     def appended(self, seconds: float, size: int, entries: int) -> None:
-        """One append is durable: `entries` WAL entries of `size` bytes of rows."""
+        """Count one durable append: `entries` WAL entries with `size` bytes of rows."""
         self.append_seconds.observe(seconds)
         self.append_bytes += size
         self.entries += entries
 
     def flushed(self, seconds: float, rows: int, size: int) -> None:
-        """One memtable is a published SST."""
+        """Count one memtable that was published as an SST."""
         self.flush_seconds.observe(seconds)
         self.flush_rows += rows
         self.flush_bytes += size
 
     @contextmanager
     def waiting(self, clock: Clock) -> Iterator[None]:
-        """A put waits for room; many may at the same time, and none of them is in a hurry, so there is a lock here."""
+        """Count a put that waits for room while the context lasts. Many may wait at once, so this takes a lock."""
         began = clock.monotonic()
         with self._lock:
             self.waiting_puts += 1
@@ -141,25 +142,25 @@ class RegionMeter:
                 self.waited_seconds += clock.monotonic() - began
 
     def refused(self) -> None:
-        """A put found no room in time."""
+        """Count a put that got no room in time."""
         with self._lock:
             self.refused_puts += 1
 
     def failed(self, *, fenced: bool) -> None:
-        """The region ended: a newer writer fenced it, or storage made it stop itself."""
+        """Count the end of a claim: a newer writer fenced it, or it stopped itself after a failure of storage."""
         if fenced:
             self.fences += 1
         else:
             self.poisonings += 1
 
     def claimed(self, seconds: float) -> None:
-        """The region was claimed and its log replayed, in so many seconds."""
+        """Count a claim, which took `seconds` with the replay of the log."""
         self.claims += 1
         self.replay_seconds += seconds
 
 
 class CommitMeter:
-    """Commits of this process.
+    """The counters of this process's commits.
 
     Thread safety. One commit at a time, see `CommitLoop`.
     """
@@ -170,7 +171,7 @@ class CommitMeter:
         self.ssts = self.bytes = self.failures = self.held_back = 0
 
     def counted(self, commit: Callable[[], CommitReport], clock: Clock) -> CommitReport:
-        """`commit()`, counted and logged. One that finds nothing to commit counts for nothing."""
+        """Return `commit()`; count and log it if it committed anything, count it if it failed."""
         began = clock.monotonic()
         try:
             report = commit()
@@ -195,7 +196,7 @@ class CommitMeter:
 
 
 class Meters:
-    """Those of one table in one process; a region's outlive its claims, since counters never go back.
+    """The counters of one table in one process. A region's survive its claims, because counters never decrease.
 
     Thread safety. Any thread.
     """
@@ -206,11 +207,11 @@ class Meters:
         self.commits = CommitMeter()
 
     def of(self, region: UUID) -> RegionMeter:
-        """The meter of a region, made at the first call."""
+        """Return the meter of a region, created at the first call."""
         with self._lock:
             return self._regions.setdefault(region, RegionMeter())
 
     def regions(self) -> dict[UUID, RegionMeter]:
-        """Of every region that was ever asked for."""
+        """Return the meters of all regions that `of` was called for."""
         with self._lock:
             return dict(self._regions)

@@ -1,7 +1,7 @@
-"""Whether a process is ready, and why not: what /health/readyz answers.
+"""Readiness: the reasons why a process is not ready, which /health/readyz returns.
 
-Ready means that writes and reads are taken now. A process holds reasons against that itself (it starts, it drains), and
-the table's regions give theirs: fenced, poisoned, flushes that fail; so does storage that does not answer when asked.
+Ready means that the process takes writes and reads now. Reasons come from the process itself (it starts or drains),
+from the table's regions (fenced, poisoned, failing flushes), and from storage that does not answer when asked.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from uuid import UUID
 
 Reason = dict[str, str]
-"""`reason`: one word for programs; `text`: one line for people; `region`: its id, where it is about one."""
+"""`reason`: one word for programs; `text`: one line for people; `region`: the id, if the reason is about one."""
 
 _OF_STATE = {"fenced": "region_fenced", "poisoned": "region_poisoned", "flush_failing": "flush_failing"}
 
 
 class Health:
-    """The reasons that a process itself holds against being ready.
+    """The reasons of the process itself.
 
     Thread safety. Any thread.
     """
@@ -28,24 +28,24 @@ class Health:
         self._held: dict[str, Reason] = {}
 
     def hold(self, reason: str, text: str, region: str = "") -> None:
-        """Not ready from now on, for this reason (of this region); said again, the newer text counts."""
+        """Add a reason (of a region): not ready until it is released. A repeated call replaces the text."""
         about = {"region": region} if region else {}
         with self._lock:
             self._held[f"{reason} {region}"] = {"reason": reason, "text": text, **about}
 
     def release(self, reason: str, region: str = "") -> None:
-        """That is over."""
+        """Remove a reason."""
         with self._lock:
             self._held.pop(f"{reason} {region}", None)
 
     def reasons(self) -> list[Reason]:
-        """What is held now, in the order in which it came."""
+        """Return the current reasons, oldest first."""
         with self._lock:
             return list(self._held.values())
 
 
 def of_regions(regions: Iterable[Mapping[str, Any]]) -> list[Reason]:
-    """What the regions of `Table.status()` have against being ready."""
+    """Return the reasons in the regions of `Table.status()`."""
     return [
         {
             "reason": _OF_STATE[state["state"]],
@@ -58,14 +58,15 @@ def of_regions(regions: Iterable[Mapping[str, Any]]) -> list[Reason]:
 
 
 def of_commits(failures: Iterable[Mapping[str, str]]) -> list[Reason]:
-    """What `commit_failures` of `Table.status()` have against being ready."""
+    """Return the reasons in `commit_failures` of `Table.status()`."""
     return [
-        {"reason": "commit_failing", "text": each["error"]} | ({"region": each["region"]} if each["region"] else {})
-        for each in failures
+        {"reason": "commit_failing", "text": failure["error"]}
+        | ({"region": failure["region"]} if failure["region"] else {})
+        for failure in failures
     ]
 
 
 def not_here(missing: Iterable[UUID]) -> list[Reason]:
-    """What regions have against it that belong here, by the daemons that live, and are not."""
-    text = "it belongs to this daemon, which has not claimed it yet, or lost it"
+    """Return the reasons of regions that belong to this daemon, given the live daemons, but are not claimed."""
+    text = "it belongs to this daemon, which has not claimed it yet or has lost it"
     return [{"reason": "region_not_claimed", "text": text, "region": str(region)} for region in missing]

@@ -1,10 +1,8 @@
-"""What the HTTP edges of `memwal serve` and `memwal run` answer: /metrics, /health/livez, /health/readyz, /status.
+"""The HTTP server of `memwal serve` and `memwal run`: /metrics, /health/livez, /health/readyz, /status.
 
-The HTTP edge of a process: a few pages on one thread with an event loop of its own, which ends with the process.
-
-A page is made by a thread of its own, one at a time for each path: who asks meanwhile gets the same answer, and where
-it does not come in time (storage hangs) a 503 that says so. So neither a slow reader nor any number of them, nor a page
-that hangs, keeps a thread that writes rows waiting, or another page.
+One thread with an event loop answers requests. Each page is rendered in a thread of its own, one rendering at a time
+per path: requests that arrive meanwhile get the same answer, or a 503 if it takes too long (storage hangs). So slow
+readers, many readers or a page that hangs delay neither the threads that write rows nor other pages.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,41 +27,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwal.ingest.ops.metrics import Scrape
-    from memwal.ingest.rpc.guard import Guard
 
 
 class Pages(Protocol):
-    """What a process shows: a daemon, or a pipeline's driver."""
+    """The pages of a process: a daemon, or the driver of a pipeline."""
 
     def pages(self) -> dict[str, Make]:
-        """By path."""
+        """Return, by path, the function that renders the page."""
         ...
 
 
-def listening(host: str, port: int, pages: Pages, guard: Guard, *, setting: str) -> AbstractContextManager[str | None]:
-    """Serve the pages for as long as the context lasts; its value is their URL, None where `port` is -1 (off).
-
-    Raises: Invalid when the port is taken.
-    """
-    return _listening(host, port, pages, guard, setting)
-
-
 @contextmanager
-def _listening(host: str, port: int, pages: Pages, guard: Guard, setting: str) -> Iterator[str | None]:
+def listening(host: str, port: int, pages: Pages, guard: Guard, *, setting: str) -> Iterator[str | None]:
+    """Serve the pages inside the context, whose value is their URL; None if `port` is -1 (off).
+
+    Raises: Invalid if the port is in use.
+    """
     if port < 0:
         yield None
         return
-
-    edge = HttpEdge(host, port, pages.pages(), guard, setting=setting)
+    server = HttpServer(host, port, pages.pages(), guard, setting=setting)
     try:
-        yield edge.url
+        yield server.url
     finally:
-        edge.close()
+        server.close()
 
 
 def pages_of(
     scrape: Scrape, reasons: Callable[[], list[Reason]], status: Callable[[], Mapping[str, Any]]
 ) -> dict[str, Make]:
+    """Return the four pages: metrics, liveness, readiness (503 with reasons) and status."""
     from memwal.ingest.ops.metrics import CONTENT_TYPE
 
     def ready() -> Page:
@@ -79,15 +72,15 @@ def pages_of(
 
 
 OPEN = frozenset({"/health/livez"})
-"""What needs no token: it tells no more than that somebody is there."""
+"""Paths that need no token: they only show that the process runs."""
 PATIENCE = 5.0
-"""Seconds that a page has to be made; whoever looks at health by the second wants an answer, not the truth later."""
+"""Seconds that a page may take to render; a health check needs some answer in time."""
 _END = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one path answers."""
+    """The answer of one path."""
 
     body: bytes
     content_type: str = "application/json"
@@ -95,22 +88,22 @@ class Page:
 
     @classmethod
     def of(cls, found: Any, status: int = 200) -> Page:
-        """JSON."""
+        """Return a page of JSON."""
         return cls(json.dumps(found, default=str).encode() + b"\n", status=status)
 
 
 Make = Callable[[], Page]
 
 
-class HttpEdge:
-    """Answers GET of the paths of `pages`.
+class HttpServer:
+    """Serves the paths of `pages` by GET.
 
-    Thread safety. `close` from any thread; the pages are called by threads of its own. Errors. A page that raises is a
-    500 with the error's kind and message.
+    Thread safety. `close` from any thread; pages are rendered in threads of the server. Errors. If a page raises, the
+    answer has the error's kind and message: status 503 for UNAVAILABLE, else 500.
     """
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Make], guard: Guard, *, setting: str) -> None:
-        """Listen. `port` 0: any free one; `setting` names it in errors. Raises: Invalid when it is taken."""
+        """Listen. `port` 0: any free port; `setting` names the port in errors. Raises: Invalid if it is in use."""
         self._guard = guard
         self._loop = asyncio.new_event_loop()
         self._runner = web.AppRunner(
@@ -128,7 +121,7 @@ class HttpEdge:
         self.url = f"{guard.scheme('http', 'https')}://{url_host(host)}:{self.port}"
 
     def close(self) -> None:
-        """Stop listening; answers under way are cut off."""
+        """Stop listening; answers in progress are cut off."""
         with suppress(TimeoutError):
             self._run(self._runner.cleanup())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -162,7 +155,7 @@ class HttpEdge:
 
 
 class _Shared:
-    """One page, made once for all who ask at the same time. One event loop."""
+    """One page, rendered once for all requests that wait at the same time. Runs on one event loop."""
 
     def __init__(self, path: str, make: Make) -> None:
         self._path, self._make = path, make
@@ -174,12 +167,12 @@ class _Shared:
         try:
             return _response(await asyncio.wait_for(asyncio.shield(self._making), PATIENCE))
         except TimeoutError:
-            text = f"{self._path} was not made within {PATIENCE:g} s: what it asks does not answer, storage most likely"
+            text = f"{self._path} was not rendered within {PATIENCE:g} s; most likely storage does not answer"
             return _response(Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503))
 
 
 def _in_a_thread(make: Make) -> Future[Page]:
-    """A daemon thread, not a pool's: one that hangs must not keep the process from ending."""
+    """Render in a daemon thread, not in a pool: a thread that hangs must not keep the process from ending."""
     from memwal.ingest.errors import classify
 
     made: Future[Page] = Future()
@@ -187,7 +180,7 @@ def _in_a_thread(make: Make) -> Future[Page]:
     def work() -> None:
         try:
             made.set_result(make())
-        except BaseException as error:  # noqa: BLE001 - told to whoever asked
+        except BaseException as error:  # noqa: BLE001 - the client gets the error
             found = classify(error)
             status = 503 if found.kind == "UNAVAILABLE" else 500
             made.set_result(Page.of({"error": {"kind": found.kind, "message": found.message}}, status))

@@ -1,8 +1,8 @@
 """Log lines on standard error: text for people, or one JSON object per line for programs.
 
-Whoever logs an event hands its fields over as `extra`: `event` names it (claim, fence, flush, commit, serving, drain);
-`region`, `epoch`, `generation`, `seconds` and the like say what it was about. Text shows the message, which says the
-same in words; JSON shows both. Settings are never logged, so no secret is: they hold references only.
+Fields of an event are passed as `extra`: `event` is its name (claim, fence, flush, commit, serving, drain); `region`,
+`epoch`, `generation`, `seconds` and others describe it. Text shows only the message, which has the same facts in words;
+JSON shows both. Secrets are never logged: settings, which hold references only, are not logged either.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from datetime import UTC, datetime
 
 _KNOWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
-"""What every record has; the rest are an event's fields."""
+"""Attributes of every log record; the others are fields of an event."""
 
 
 class _Json(logging.Formatter):
@@ -31,9 +31,9 @@ class _Json(logging.Formatter):
 
 
 def silence_grpc() -> None:
-    """Keep gRPC's own lines, one for every failed handshake of anybody, out of the output of this process.
+    """Suppress gRPC's own log lines, one for each failed handshake; our errors say the same.
 
-    What they say our errors say. Takes effect before gRPC is first used.
+    Takes effect only if called before gRPC is first used.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

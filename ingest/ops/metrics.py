@@ -1,8 +1,8 @@
-"""Every metric that memwal shows Prometheus: name, meaning, and where its number comes from.
+"""Every Prometheus metric of a daemon: name, meaning, and the source of its number.
 
-The README's table is rendered from these declarations (`render_reference`), and a house test holds it to them. A scrape
-reads what `ingest.ops.counters` has counted and what the regions hold in memory: it asks no storage and takes no lock
-that a put would wait for.
+The tables in README.md are rendered from these declarations (`ingest.cli.docs`); a house test checks that they are up
+to date. A scrape reads `ingest.ops.counters` and the regions' state in memory: it asks no storage and takes no lock
+that a put waits for.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One metric. `name`: without the `_total` that a counter's samples get. `read`: its number (a histogram's
-    `Histogram`, or with a second label pairs of that label and the number), from the object that its group is of."""
+    """One metric.
+
+    `name`: without the suffix `_total`, which samples of counters get. `read`: returns the value from the object of
+    the group (a `RegionMeter`, …): a number, a `Histogram`, or with `by` pairs of label value and number.
+    """
 
     name: str
     kind: Kind
     meaning: str
     read: Callable[[Any], Any]
     by: str = ""
-    """A label beside that of the group."""
+    """A second label, beside that of the group."""
 
 
 def _counter(name: str, meaning: str, field: str) -> Declared:
@@ -57,98 +60,114 @@ COUNTED = (
     _counter("memwal_deleted_rows", "keys deleted and acknowledged", "rows_deleted"),
     _counter(
         "memwal_skipped_rows",
-        "rows left out: their key was there (upsert = insert), or newer (version)",
+        "rows not stored: their key was stored already (upsert = insert), or with a newer version",
         "rows_skipped",
     ),
-    _counter("memwal_repeated_rows", "rows acknowledged again: their token was applied before", "rows_repeated"),
+    _counter(
+        "memwal_repeated_rows",
+        "rows acknowledged without being applied, because their token was applied before",
+        "rows_repeated",
+    ),
     _counter("memwal_writes", "puts, deletes and streams of micro-batches acknowledged", "writes"),
     _counter(
         "memwal_failed_writes",
-        "writes answered with an error; nothing of them is applied, or its outcome is unknown",
+        "writes answered with an error: not applied, or with unknown outcome",
         "writes_failed",
     ),
     _histogram(
-        "memwal_ack_seconds", "arrival to ack of the oldest write of each group that was served together", "ack_seconds"
+        "memwal_ack_seconds",
+        "time from the arrival of a write to its ack, of the oldest write of each group",
+        "ack_seconds",
     ),
-    _histogram("memwal_group_writes", "writes that were served together, and mostly share one append", "group_writes"),
-    _histogram("memwal_append_seconds", "one append to the WAL, until it is durable", "append_seconds"),
-    _counter("memwal_append_bytes", "bytes of rows appended, as they are in memory", "append_bytes"),
+    _histogram("memwal_group_writes", "number of writes per group; a group usually shares one append", "group_writes"),
+    _histogram("memwal_append_seconds", "time of one append to the WAL, until it is durable", "append_seconds"),
+    _counter("memwal_append_bytes", "bytes of appended rows, in memory", "append_bytes"),
     _counter("memwal_append_entries", "WAL entries appended", "entries"),
-    _histogram("memwal_flush_seconds", "one frozen memtable to a published SST", "flush_seconds"),
+    _histogram("memwal_flush_seconds", "time from a frozen memtable to its published SST", "flush_seconds"),
     _counter("memwal_flush_rows", "rows of flushed memtables", "flush_rows"),
-    _counter("memwal_flush_bytes", "bytes of flushed memtables, indexes counted", "flush_bytes"),
-    _counter("memwal_flush_failures", "flushes that failed and are tried again", "flush_failures"),
-    Declared("memwal_backpressure_waiting_puts", "gauge", "puts that wait for room now", lambda m: m.waiting_puts),
+    _counter("memwal_flush_bytes", "bytes of flushed memtables, indexes included", "flush_bytes"),
+    _counter("memwal_flush_failures", "failed flushes; each is retried", "flush_failures"),
+    Declared(
+        "memwal_backpressure_waiting_puts", "gauge", "puts that wait for room at the moment", lambda m: m.waiting_puts
+    ),
     _counter("memwal_backpressure_waits", "puts that had to wait for room", "waited_puts"),
-    _counter("memwal_backpressure_waited_seconds", "time that puts waited for room", "waited_seconds"),
+    _counter("memwal_backpressure_waited_seconds", "total time that puts waited for room", "waited_seconds"),
     _counter("memwal_backpressure_refused", "puts refused because there was no room in time", "refused_puts"),
     _counter("memwal_claims", "claims of the region by this process", "claims"),
-    _counter("memwal_fences", "claims that a newer writer ended", "fences"),
-    _counter("memwal_poisonings", "claims that ended because storage failed them", "poisonings"),
-    _counter("memwal_replay_seconds", "time of claims, replay of the log included", "replay_seconds"),
+    _counter("memwal_fences", "claims that ended because a newer writer fenced them", "fences"),
+    _counter("memwal_poisonings", "claims that ended because of a storage failure", "poisonings"),
+    _counter("memwal_replay_seconds", "total time of claims, including the replay of the log", "replay_seconds"),
 )
-"""Of a `RegionMeter`."""
+"""Metrics read from a `RegionMeter`."""
 
 HELD = (
     Declared(
         "memwal_region_state",
         "gauge",
-        "1 for the state the region is in: serving, flush_failing, fenced or poisoned",
-        lambda state: [(each, float(each == state["state"])) for each in _STATES],
+        "1 for the current state of the region: serving, flush_failing, fenced or poisoned; 0 for the others",
+        lambda state: [(name, float(name == state["state"])) for name in _STATES],
         by="state",
     ),
     _gauge("memwal_writer_epoch", "writer epoch of the region", "epoch"),
-    _gauge("memwal_wal_position", "newest WAL entry of the region", "wal_position"),
-    _gauge("memwal_replay_after", "newest WAL entry whose rows are in a published SST", "replay_after"),
+    _gauge("memwal_wal_position", "position of the newest WAL entry of the region", "wal_position"),
+    _gauge("memwal_replay_after", "position of the newest WAL entry whose rows are in a published SST", "replay_after"),
     _gauge("memwal_generation", "generation of the active memtable", "generation"),
     _gauge("memwal_memtable_rows", "rows in the memtables of the region", "memtable_rows"),
-    _gauge("memwal_memtable_bytes", "bytes of the memtables of the region, indexes counted", "memtable_bytes"),
+    _gauge("memwal_memtable_bytes", "bytes of the memtables of the region, indexes included", "memtable_bytes"),
     _gauge(
-        "memwal_unindexed_rows", "rows in memtables that searches look at one by one, not indexed yet", "unindexed_rows"
+        "memwal_unindexed_rows",
+        "rows in memtables that are not indexed yet; searches read them one by one",
+        "unindexed_rows",
     ),
     Declared(
         "memwal_behind_seconds",
         "gauge",
-        "age of the oldest row here that has not reached a level: latest (it waits for its ack), flushed (SST) or "
-        "committed (base table); 0 when all have",
+        "age of the oldest row of the region that has not reached a level: latest (acked), flushed (in an SST) or "
+        "committed (in the base table); 0 if all have",
         lambda state: sorted(state["behind"].items()),
         by="level",
     ),
-    Declared("memwal_pending_ssts", "gauge", "SSTs published, not committed", lambda state: len(state["ssts"])),
-    Declared("memwal_pending_sst_rows", "gauge", "rows of these", _pending("rows")),
-    Declared("memwal_pending_sst_bytes", "gauge", "bytes of these, as they were in memory", _pending("bytes")),
+    Declared(
+        "memwal_pending_ssts", "gauge", "SSTs that are published but not committed", lambda state: len(state["ssts"])
+    ),
+    Declared("memwal_pending_sst_rows", "gauge", "rows of these SSTs", _pending("rows")),
+    Declared(
+        "memwal_pending_sst_bytes", "gauge", "bytes of these SSTs, as their rows were in memory", _pending("bytes")
+    ),
 )
-"""Of a region's part of `Table.status()`, from memory alone."""
+"""Metrics read from a region's part of `Table.status()`, which needs no storage."""
 
 COMMITTED = (
-    _histogram("memwal_commit_seconds", "one commit of SSTs into the base table", "seconds"),
+    _histogram("memwal_commit_seconds", "time of one commit of SSTs into the base table", "seconds"),
     _counter("memwal_commit_inserted_rows", "rows that commits inserted", "rows_inserted"),
     _counter("memwal_commit_updated_rows", "rows that commits updated", "rows_updated"),
     _counter("memwal_commit_deleted_rows", "rows that commits deleted", "rows_deleted"),
     _counter("memwal_commit_ssts", "SSTs committed", "ssts"),
-    _counter("memwal_commit_bytes", "bytes of data files that commits wrote", "bytes"),
-    _counter("memwal_commit_failures", "commits that failed and are tried again", "failures"),
+    _counter("memwal_commit_bytes", "bytes of data files written by commits", "bytes"),
+    _counter("memwal_commit_failures", "failed commits; each is retried", "failures"),
     Declared(
         "memwal_commit_held_back_regions",
         "gauge",
-        "regions that the last commit could not take; `status` and the log say why",
+        "regions that the last commit left out because of a problem; see `memwal status` and the log",
         lambda meter: meter.held_back,
     ),
 )
-"""Of a `CommitMeter`."""
+"""Metrics read from a `CommitMeter`."""
 
 TABLE = (
-    Declared("memwal_base_version", "gauge", "version of the base table that was seen last", lambda t: t.base_version),
+    Declared(
+        "memwal_base_version", "gauge", "version of the base table that this process saw last", lambda t: t.base_version
+    ),
 )
 
 
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:
-    """Each metric with a sample of every object, by its name as the value of `label`, where there is one."""
-    for each in declared:
-        labels = [name for name in (label, each.by) if name]
-        family = _FAMILIES[each.kind](each.name, each.meaning, labels=labels)
+    """Yield each metric with one sample per object. `label`: gets the object's name as its value; "": no label."""
+    for metric in declared:
+        labels = [name for name in (label, metric.by) if name]
+        family = _FAMILIES[metric.kind](metric.name, metric.meaning, labels=labels)
         for name, read_from in objects.items():
-            _add(family, each, [name] if label else [], each.read(read_from))
+            _add(family, metric, [name] if label else [], metric.read(read_from))
         yield family
 
 
@@ -170,7 +189,7 @@ def _add(family: Any, declared: Declared, labels: list[str], value: Any) -> None
 
 
 class Scrape:
-    """What /metrics answers: the process's own figures, and those of the collectors added so far.
+    """The content of /metrics: metrics of the process itself, and of the collectors added to it.
 
     Thread safety. `add` and `text` from any thread.
     """
@@ -181,13 +200,13 @@ class Scrape:
         PlatformCollector(registry=self._registry)
 
     def add(self, collector: Collector) -> None:
-        """Show the metrics of one more part of this process."""
+        """Add the metrics of one more part of this process."""
         self._registry.register(collector)
 
     def remove(self, collector: Collector) -> None:
-        """Show them no more."""
+        """Remove its metrics."""
         self._registry.unregister(collector)
 
     def text(self) -> bytes:
-        """The exposition format, version 0.0.4."""
+        """Return the metrics in the exposition format, version 0.0.4."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""One Flight connection to one daemon: calls, streams, errors. Which one to ask is `ingest.client.router`'s affair."""
+"""A Flight connection to one daemon: calls, streams, errors. `ingest.client.router` chooses the daemon."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ASK_WHO = ("schema", "regions")
-"""Actions whose answers say which table the daemon serves."""
+"""Actions that ask which table the daemon serves, so they name none."""
 BATCH_ROWS = 16_384
-"""Rows per Flight message: large enough to amortise the call, small enough to stay below gRPC's buffers."""
+"""Rows per Flight message: enough to amortise the call, few enough to fit gRPC's buffers."""
 
 _CHANNEL = [
-    # Channels to one address share their state otherwise, and a daemon that was restarted at its address would be left
-    # alone for up to two minutes by every client that had met it dead.
+    # Otherwise channels to one address share their state, and a client that met a dead daemon would not try it again
+    # for up to two minutes after its restart.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
@@ -35,8 +35,8 @@ _CHANNEL = [
 ]
 
 
-def _through_flight(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Turn Flight's errors into ours."""
+def _translate_flight_errors(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Decorate a method of a connection so that Flight's errors become `ingest.errors` kinds."""
 
     @wraps(method)
     def translated(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -49,53 +49,53 @@ def _through_flight(method: Callable[Concatenate[Any, P], R]) -> Callable[Concat
 
 
 class Connection:
-    """The calls of one daemon, as `ingest.daemon.service` describes them; every `timeout` is in seconds, None: for
-    ever.
+    """Calls one daemon; `ingest.daemon.service` describes the calls. `timeout` is in seconds, None: no limit.
 
-    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds; of a lost connection Unavailable
-    with the details {"reason": "lost"}, or UnknownOutcome where rows may have been applied.
+    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds; for a lost connection Unavailable
+    with the details {"reason": "lost"}, or UnknownOutcome if rows may have been applied.
     """
 
     def __init__(self, endpoint: str, *, token: str | None = None, tls_ca: bytes | None = None) -> None:
-        """Nothing is connected before the first call.
+        """Prepare the connection; the first call connects.
 
-        Raises: Invalid for an address that is none, and where the token would cross a network in clear.
+        Raises: Invalid for a malformed address, and if the token would cross a network unencrypted.
         """
         self.endpoint = endpoint
         self.table: str | None = None
-        """Id of the one that is meant by all calls but those that ask which is there; None: whichever is there."""
+        """Id of the table that calls name, except the actions `ASK_WHO`; the daemon refuses it if it serves another.
+        None: calls name no table."""
         self._headers = bearer(endpoint, token)
         try:
             self._client = flight.FlightClient(endpoint, tls_root_certs=tls_ca, generic_options=_CHANNEL)
         except (pa.ArrowException, ValueError, TypeError) as error:
-            raise Invalid(f"{endpoint!r} is no daemon's address ({error}); write grpc://host:port") from None
+            raise Invalid(f"{endpoint!r} is not the address of a daemon ({error}); write grpc://host:port") from None
 
-    @_through_flight
+    @_translate_flight_errors
     def act(self, name: str, request: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The answer to an action."""
-        meant = {} if name in ASK_WHO else self._meant()
-        action = flight.Action(name, pack({**(request or {}), **meant}))
+        """Run an action; return its answer."""
+        table = {} if name in ASK_WHO else self._table_name()
+        action = flight.Action(name, pack({**(request or {}), **table}))
         results = list(self._client.do_action(action, self._options(timeout)))
         return json.loads(results[0].body.to_pybytes())
 
-    @_through_flight
+    @_translate_flight_errors
     def read(
         self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
     ) -> Any:
-        """The answer to a read; `rows`: the keys of a get, the vector of a search."""
+        """Run a read; return its answer. `rows`: the keys of a get, the vector of a search."""
         if read in ("count", "applied"):
             return self.act(read, request, timeout)
-        ticket = flight.Ticket(pack({"op": read, **self._meant(), **request}, rows))
+        ticket = flight.Ticket(pack({"op": read, **self._table_name(), **request}, rows))
         return self._client.do_get(ticket, self._options(timeout)).read_all()
 
-    @_through_flight
+    @_translate_flight_errors
     def write(self, rows: pa.Table, request: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """Send rows or keys of any number of regions of this daemon; what it answers."""
+        """Send rows or keys of any number of regions of this daemon; return its answer."""
         put = self._open_put({"op": "write", **request}, rows.schema, timeout)
         put.write(rows)
         return put.finish()
 
-    @_through_flight
+    @_translate_flight_errors
     def open_put(
         self,
         region: str,
@@ -105,31 +105,31 @@ class Connection:
         routing: int = 1,
         rows: int | None = None,
     ) -> OpenPut:
-        """Start the stream of one region and micro-batch; nothing is applied before it is finished.
+        """Open the stream of one region and micro-batch; nothing is applied before it is finished.
 
-        `routing`: version of the routing by which `region` was found. `rows`: how many will come, None if unknown.
+        `routing`: version of the routing by which `region` was computed. `rows`: how many rows follow, None: unknown.
         """
         request: dict[str, Any] = {"op": "put", "region": region, "routing": routing}
         request |= {"producer": token.producer, "sequence": token.sequence, "rows": rows}
         return self._open_put(request, schema, timeout)
 
     def close(self) -> None:
-        """Close the connection; the daemon goes on."""
+        """Close the connection; the daemon keeps running."""
         self._client.close()
 
-    def _meant(self) -> dict[str, str]:
+    def _table_name(self) -> dict[str, str]:
         return {} if self.table is None else {"table": self.table}
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def _open_put(self, request: Mapping[str, Any], schema: pa.Schema, timeout: float | None) -> OpenPut:
-        descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._meant()}))
+        descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._table_name()}))
         return OpenPut(self.endpoint, *self._client.do_put(descriptor, schema, self._options(timeout)))
 
 
 class OpenPut:
-    """Rows on their way to a daemon; applied by `finish`, not at all otherwise.
+    """An open stream of rows to a daemon. The rows are applied by `finish`, and not at all without it.
 
     Thread safety. One thread.
     """
@@ -139,18 +139,19 @@ class OpenPut:
         self._writer, self._answers = writer, answers
         self._sum = StreamSum()
 
-    @_through_flight
+    @_translate_flight_errors
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Send rows with the columns of the stream. Raises: what the daemon said, or that it was lost: not applied."""
+        """Send rows with the stream's columns. Raises: the daemon's error, or Unavailable: nothing is applied."""
         for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
             if batch.num_rows:
                 self._writer.write_batch(batch)
                 self._sum.add(batch)
 
     def finish(self) -> dict[str, Any]:
-        """Send the closing message, wait for the answer.
+        """Send the closing message and wait for the answer.
 
-        A connection lost after the closing message leaves the outcome unknown: the same token settles it.
+        If the connection is lost after the closing message, the outcome is unknown; a retry with the same token is
+        applied once.
         """
         try:
             self._writer.write_metadata(self._sum.closing())
@@ -160,9 +161,9 @@ class OpenPut:
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             found = from_flight(error, self.endpoint)
             refused = isinstance(found, Invalid) or bool(getattr(error, "extra_info", b""))
-            raise found if refused else _unanswered(self.endpoint) from None
+            raise found if refused else _no_answer(self.endpoint) from None
         if answer is None:
-            raise _unanswered(self.endpoint)
+            raise _no_answer(self.endpoint)
         acked: dict[str, Any] = json.loads(answer.to_pybytes())
         return acked
 
@@ -171,18 +172,18 @@ class OpenPut:
         try:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError):
-            return  # the region's complaint about an unclosed stream, or a lost connection: both mean "not applied"
+            return  # the daemon's error about an unclosed stream, or a lost connection: both mean "not applied"
 
 
-def _unanswered(endpoint: str) -> UnknownOutcome:
+def _no_answer(endpoint: str) -> UnknownOutcome:
     return UnknownOutcome(
-        f"the daemon at {endpoint} was lost before it answered: the rows may be applied; retry with the same token"
+        f"the daemon at {endpoint} was lost before it answered; the rows may be applied: retry with the same token"
     )
 
 
 def as_vector(vector: Any) -> pa.Table:
-    """The vector of a search as it travels. Raises: Invalid."""
+    """Return the vector of a search as a table to send. Raises: Invalid."""
     try:
         return pa.table({"vector": pa.array(np.asarray(vector, dtype=np.float32))})
     except (ValueError, TypeError, pa.ArrowException) as error:
-        raise Invalid(f"search: the vector is no list of numbers: {first_line(error)}") from None
+        raise Invalid(f"search: the vector is not a list of numbers: {first_line(error)}") from None

@@ -1,7 +1,7 @@
-"""How to reach a daemon: references to the token and to the authority that vouches for its certificate.
+"""Credentials for connections to daemons: the token, and the CA that clients trust.
 
-It travels with Spark tasks and to child processes; what it refers to is looked up where the connection is made, so an
-executor needs the same environment variable or files, and no pickle ever holds a secret.
+`Access` holds references to both. It is sent to Spark tasks and child processes and resolved where the connection is
+made, so an executor needs the same environment variables or files, and no pickle holds a secret.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
 def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
-    """The headers of a Flight call to `endpoint` that show a token.
+    """Return the headers with the token for a Flight call to `endpoint`.
 
-    Raises: Invalid where it would cross a network in clear.
+    Raises: Invalid if the token would cross a network unencrypted.
     """
     if token is None:
         return []
     if not endpoint.startswith(TLS) and not is_loopback(_host(endpoint)):
-        raise Invalid(f"{endpoint}: the token would travel in clear; write {TLS}host:port, where the daemon has TLS")
+        raise Invalid(f"{endpoint}: the token would be sent unencrypted; give the daemon TLS, and write {TLS}host:port")
     return [(b"authorization", f"Bearer {token}".encode())]
 
 
 def authority(given: str | Path | bytes, name: str = "tls_ca") -> bytes:
-    """The certificates of a PEM file, or those given as they are. Raises: Invalid, which begins with `name`."""
+    """Return the certificates of a PEM file, or those given as bytes. Raises: Invalid, naming `name`."""
     try:
         pem = given if isinstance(given, bytes) else Path(given).read_bytes()
     except TypeError:
@@ -48,31 +48,29 @@ def authority(given: str | Path | bytes, name: str = "tls_ca") -> bytes:
         raise Invalid(f"{name}: {given!s}: {error.strerror}; give the path of a PEM file") from None
     if _CERTIFICATE not in pem:
         what = "it" if isinstance(given, bytes) else str(given)
-        raise Invalid(
-            f"{name}: {what} holds no certificate in PEM; give that of the authority, or of the daemon itself"
-        )
+        raise Invalid(f"{name}: {what} has no certificate in PEM; give that of the CA, or of the daemon itself")
     return pem
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What to show to a daemon and how to know it.
+    """References to the token for a daemon and to the CA that signed its certificate.
 
     Thread safety. Immutable. Pickles; holds no secret.
     """
 
     token: str = ""
-    """env:NAME or file:PATH; empty: none."""
+    """env:NAME or file:PATH; empty: no token."""
     tls_ca: str = ""
-    """PEM file of the authority that signed the daemon's certificate; empty: the system's."""
+    """PEM file of the CA that signed the daemon's certificate; empty: the system's CAs."""
 
     @classmethod
     def of(cls, settings: Settings) -> Access:
-        """As [daemon] says."""
+        """Return the access that [daemon] configures."""
         return cls(settings.daemon.token.get_secret_value(), settings.daemon.tls_ca)
 
     def options(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """`token` and `tls_ca` for `memwal.connect`. Raises: Invalid for what points nowhere."""
+        """Return `token` and `tls_ca` for `memwal.connect`. Raises: Invalid for references that cannot be resolved."""
         token = resolve_one("daemon.token", SecretStr(self.token), environ)
         return {"token": token or None, "tls_ca": self._authority()}
 

@@ -1,9 +1,7 @@
-"""Who may talk to a process of ours: a bearer token and TLS, for Flight and for HTTP alike.
+"""Authentication of callers (a bearer token and TLS, for Flight and HTTP alike), and checks of listening addresses.
 
-A token is kept as the reference that the configuration holds, `env:NAME` or `file:PATH`, and resolved where it is used;
-the object that holds it in clear (`Guard`) is made in the listening process and never leaves it.
-
-Addresses that processes of ours listen on: free, and on loopback unless callers must show who they are.
+Settings hold the token as a reference, `env:NAME` or `file:PATH`. A `Guard` holds it in clear; it is made in the
+listening process and never leaves it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ REFUSED = "missing or wrong token"
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What a listening process asks of its callers; nothing, when it is empty.
+    """What a listening process requires of its callers; an empty guard requires nothing.
 
     Thread safety. Immutable. Secrets are in no repr.
     """
@@ -40,8 +38,10 @@ class Guard:
 
     @classmethod
     def of(cls, daemon: DaemonSettings, environ: Mapping[str, str]) -> Guard:
-        """As [daemon] says. Raises: Invalid for a reference that points nowhere, files that are no certificate and
-        key."""
+        """Return the guard that [daemon] configures.
+
+        Raises: Invalid for a token that cannot be resolved, and for files that are not a certificate and its key.
+        """
         token = resolve_one("daemon.token", daemon.token, environ).encode()
         if not daemon.tls_cert:
             return cls(token)
@@ -52,18 +52,18 @@ class Guard:
             context.load_cert_chain(daemon.tls_cert, daemon.tls_key, password=_no_password)
         except (ssl.SSLError, ValueError) as error:
             raise Invalid(
-                f"daemon.tls_cert: {daemon.tls_cert} and {daemon.tls_key} are no certificate and its key, in PEM and "
-                f"without a password ({getattr(error, 'reason', None) or error})"
+                f"daemon.tls_cert: {daemon.tls_cert} and {daemon.tls_key} must be a certificate and its key, in "
+                f"PEM form and without a password ({getattr(error, 'reason', None) or error})"
             ) from None
         return cls(token, certificate, key, context)
 
     @property
     def complete(self) -> bool:
-        """Whether a process may listen where others reach it."""
+        """Whether a process may listen on an address that other machines reach: with token and TLS."""
         return bool(self.token and self.context)
 
     def admits(self, header: str | None) -> bool:
-        """Whether an Authorization header carries the token; takes as long whatever is wrong with it."""
+        """Whether an Authorization header has the right token; takes the same time for every wrong token."""
         if not self.token:
             return True
         kind, _, given = (header or "").partition(" ")
@@ -71,7 +71,7 @@ class Guard:
         return right and kind.lower() == "bearer"
 
     def flight_options(self) -> dict[str, Any]:
-        """What a Flight server is made with."""
+        """Return the arguments for a Flight server."""
         options: dict[str, Any] = {}
         if self.token:
             options["middleware"] = {"bearer": _BearerFactory(self)}
@@ -80,12 +80,12 @@ class Guard:
         return options
 
     def scheme(self, plain: str, secured: str) -> str:
-        """The one that fits."""
+        """Return the URL scheme `secured` with TLS, else `plain`."""
         return secured if self.context else plain
 
 
 class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the token before its handler sees it."""
+    """Refuses every call without the token before its handler runs."""
 
     def __init__(self, guard: Guard) -> None:
         super().__init__()
@@ -105,27 +105,27 @@ def _pem(setting: str, path: str) -> bytes:
 
 
 def _no_password() -> str:
-    """In place of a question on the terminal, which a daemon has nobody to answer."""
+    """Raise instead of asking for a password on the terminal, where nobody would answer a daemon."""
     raise ValueError("it has a password")
 
 
 def check_address(setting: str, host: str, port: int, guard: Guard | None = None, *, free: bool = True) -> None:
-    """Refuse an address that nobody can or may listen on, before anything is claimed.
+    """Check, before regions are claimed, that this process can and may listen on an address.
 
-    `setting` names the port, such as daemon.http_port. `free` False: it may be taken, maybe by the very process.
-    Raises: Invalid when the address is unknown, taken, or reachable from elsewhere while `guard` does not ask for a
-    token and TLS.
+    `setting` is the name of the port's setting, such as daemon.http_port. `free` False: do not check that the port is
+    free; this very process may have it.
+    Raises: Invalid if the address is unknown, in use, or reachable from other machines without a token and TLS.
     """
     section = setting.partition(".")[0]
     host_setting = "sink.http_host" if section == "sink" else "daemon.host"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise Invalid(f"{host_setting}: '{host}' is no address ({error.strerror}); write 127.0.0.1") from None
+        raise Invalid(f"{host_setting}: '{host}' is not an address ({error.strerror}); write 127.0.0.1") from None
     if not is_loopback(str(address[0])) and not (guard is not None and guard.complete):
         raise Invalid(
-            f"{host_setting}: {host} is not a loopback address, others can reach it: set daemon.token, daemon.tls_cert "
-            "and daemon.tls_key, or write 127.0.0.1"
+            f"{host_setting}: {host} is not a loopback address, other machines can reach it: set daemon.token, "
+            "daemon.tls_cert and daemon.tls_key, or write 127.0.0.1"
         )
     if not free:
         return
@@ -141,7 +141,7 @@ def check_address(setting: str, host: str, port: int, guard: Guard | None = None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; of names localhost alone, the others are not asked for."""
+    """Whether only this machine can reach an address. Of host names only localhost counts; others are not resolved."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:

@@ -1,11 +1,12 @@
-"""The notes that owners leave beside their regions' manifests, in `owner.json`: who serves a region.
+"""Owner notes: the file `owner.json` beside a region's manifest names the process that serves the region.
 
 `{"epoch", "endpoint"?, "daemon", "process": {"host", "machine", "boot", "space", "pid", "started"}}`: the writer epoch
-of the claim, the Flight endpoint (a table that is open in a program has none, nor has a daemon that still starts),
-whether it is a daemon, and the process (`ingest.rpc.processes`). Written after a claim, deleted by a clean close.
+of the claim, the Flight endpoint (absent while a daemon starts, and for a table that is open in a program), whether the
+owner is a daemon, and its process (`ingest.rpc.processes`). Written after a claim, deleted by a clean close.
 
-A note may be stale, missing or wrong. Whoever follows one asks the daemon who it is (`Notes.are_of`); whoever is about
-to claim a region asks whether its owner lives (`ingest.table.live_owners`). The epoch alone decides who owns.
+A note may be stale, missing or wrong. A client that follows a note asks the daemon for its identity (`Notes.are_of`). A
+process that wants to claim a region checks whether its owner lives (`ingest.table.live_owners`). Only the epoch decides
+who owns a region.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from memwal.ingest.secret_refs import resolve
 from memwal.wal.layout import owner_key
 
 READ_AT_ONCE = 16
-"""Notes; each is a request."""
+"""Notes that are read concurrently; each is one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one region's note says."""
+    """The note of one region."""
 
     epoch: int
     endpoint: str = ""
     daemon: bool = False
     process: Process | None = None
-    """None in notes of earlier versions."""
+    """None in notes of earlier versions of memwal."""
 
 
 def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
-    """Leave the note of a new owner, this process."""
+    """Write the note of a new owner, which is this process."""
     note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": Process.here().noted()}
     if endpoint:
         note["endpoint"] = endpoint
@@ -50,14 +51,14 @@ def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "
 
 
 def withdraw(store: wal.ObjectStore, region: UUID, epoch: int) -> None:
-    """Take the note back, unless a newer owner has written its own."""
+    """Delete the note, unless a newer owner has written its own."""
     note = _read(store, region)
     if note is not None and note.epoch == epoch:
         store.delete(owner_key(region))
 
 
 def read(store: wal.ObjectStore, regions: Sequence[UUID]) -> dict[UUID, Note]:
-    """The notes of those of `regions` that have one. Raises: wal errors."""
+    """Return the notes of `regions`, of those that have one. Raises: wal errors."""
     at_once = min(READ_AT_ONCE, len(regions)) if store.remote else 1
     notes = each(lambda region: _read(store, region), regions, max(1, at_once))
     return {region: note for region, note in zip(regions, notes, strict=True) if note is not None}
@@ -65,23 +66,24 @@ def read(store: wal.ObjectStore, regions: Sequence[UUID]) -> dict[UUID, Note]:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """Who says that they own the regions asked for, with the least epochs of their claims."""
+    """The daemons that claim to own some regions, and the epochs of their claims."""
 
     endpoints: tuple[str, ...]
     epochs: Mapping[str, int]
-    """Of every region; 1 where there is no note of it."""
+    """By region id, the epoch in its note; 1 for a region without a note."""
 
     def are_of(self, identity: Mapping[str, Any], table: str) -> bool:
-        """Whether daemons that answer with `identity` own all of these regions of `table`, and no older claims of them.
+        """Whether daemons that answer with `identity` own all these regions of `table`, by these claims or newer ones.
 
-        Ports are used again: behind a stale note another table's daemon may answer, with regions of the same ids.
+        Ports are reused: at the address of a stale note a daemon of another table may answer, whose regions have the
+        same ids.
         """
         claimed = identity["epochs"]
         return identity["table"] == table and all(claimed.get(name, 0) >= epoch for name, epoch in self.epochs.items())
 
 
 def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = ()) -> Notes | None:
-    """The notes of `regions`; `also`: daemons to ask besides. None where nobody is known."""
+    """Return the notes of `regions`, with the endpoints `also` added; None if no endpoint is known."""
     known = read(store, regions)
     endpoints = tuple(dict.fromkeys([*(note.endpoint for note in known.values() if note.endpoint), *also]))
     epochs = {str(region): known[region].epoch if region in known else 1 for region in regions}
@@ -90,9 +92,9 @@ def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = 
 
 @dataclass(frozen=True, slots=True)
 class FromNotes:
-    """Where the daemons of a table are, by the notes of its owners: for daemons that nobody has configured.
+    """Finds the daemons of a table by its owner notes, for daemons that no configuration lists.
 
-    Thread safety. Immutable. Pickles; `options` are references and no secrets, resolved where it is called.
+    Thread safety. Immutable. Pickles: `options` are references, not secrets, and are resolved when it is called.
     """
 
     uri: str
@@ -100,7 +102,7 @@ class FromNotes:
     regions: tuple[UUID, ...]
 
     def __call__(self) -> tuple[str, ...]:
-        """The endpoints in the notes; some may be stale. Raises: wal errors."""
+        """Return the endpoints in the notes; some may be stale. Raises: wal errors."""
         secrets = {name: SecretStr(value) for name, value in self.options}
         notes = find(wal.open_store(self.uri, resolve(secrets, os.environ)), self.regions)
         return () if notes is None else notes.endpoints
@@ -112,14 +114,14 @@ def _read(store: wal.ObjectStore, region: UUID) -> Note | None:
         return None
     try:
         note = json.loads(data)
-        daemon = bool(note.get("daemon", True))  # notes of earlier versions are all of daemons
+        daemon = bool(note.get("daemon", True))  # notes of earlier versions are of daemons only
         return Note(int(note["epoch"]), str(note.get("endpoint") or ""), daemon, Process.of(note.get("process")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # half a note is no note
+        return None  # an incomplete note counts as none
 
 
 def by_notes(find: FromNotes) -> str:
-    """The daemons that Spark has placed, in the form that `memwal.connect` takes. Raises: Unavailable for none."""
+    """Return the daemons on Spark executors, in the form that `memwal.connect` takes. Raises: Unavailable for none."""
     found = ",".join(find())
     if not found:
         raise Unavailable(f"no daemon serves {find.uri}; start them with `memwal serve --on-spark`")

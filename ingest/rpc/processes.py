@@ -1,7 +1,7 @@
-"""Which process wrote a note, and whether it still runs: told without a write, on the same machine only.
+"""Identifies the process that wrote a note, and checks whether it still runs, on the same machine and without a write.
 
-A process id alone is used again. Together with the boot of the machine, the pid namespace (a container has its own) and
-the moment when the process began, it names one process for ever.
+Process ids are reused. Together with the boot id of the machine, the pid namespace (a container has its own) and the
+start time of the process, an id identifies one process for ever.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _PROC = Path("/proc")
 _TEXTS = ("host", "machine", "boot", "space", "started")
 _NO_MACHINE = ("uninitialized",)  # as in images of containers
 _ENDED = ("Z", "X")
-"""States in /proc of a process that has ended and was not waited for yet."""
+"""States in /proc of a process that has ended but was not waited for by its parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of one machine, as it is written into a note.
+    """One process of one machine, as notes hold it.
 
     Thread safety. Immutable.
     """
 
     host: str
     machine: str
-    """/etc/machine-id; "" where there is none."""
+    """/etc/machine-id; "" if it has none."""
     boot: str
-    """Of the kernel; "" where it does not say (outside Linux)."""
+    """Boot id of the kernel; "" outside Linux."""
     space: str
     """The pid namespace."""
     pid: int
@@ -47,24 +47,24 @@ class Process:
 
     @classmethod
     def of(cls, noted: Any) -> Self | None:
-        """That of a note; None where it names none."""
+        """Parse the process of a note; None if it has none."""
         try:
-            host, machine, boot, space, started = (str(noted[each]) for each in _TEXTS)
+            host, machine, boot, space, started = (str(noted[name]) for name in _TEXTS)
             return cls(host, machine, boot, space, int(noted["pid"]), started)
         except (KeyError, TypeError, ValueError):
             return None
 
     def noted(self) -> Mapping[str, Any]:
-        """What `of` reads."""
+        """Return the form that `of` parses."""
         return asdict(self)
 
     def runs(self, here: Process) -> bool | None:
-        """Whether it runs now, as `here` can tell; None where it cannot: another machine, another container, or a
-        process that the system does not show.
+        """Whether the process runs now; None if `here`, this process, cannot know.
 
-        A machine that was started again since has none of its processes left. Neither has a container that was: it
-        keeps its host name, and gets another pid namespace. (Two containers of one pod, or of one machine's network,
-        have one host name too: of these the one that opens a table later takes it over.)
+        It cannot know about another machine or container, or a process that the system does not show. After a restart
+        of the machine none of its old processes run. The same holds for a container: after a restart it has the same
+        host name, and another pid namespace. (Two containers of one pod, or on the network of one machine, share their
+        host name too: the one that opens a table later takes it over.)
         """
         if self.host != here.host and not (self.boot and self.boot == here.boot):
             return None
@@ -75,7 +75,7 @@ class Process:
         if not self.boot:
             return _answers(self.pid)
         began = _running(self.pid)
-        if began is None:  # not shown, as of other users where /proc is mounted with hidepid; or ended
+        if began is None:  # ended, or not shown: /proc may be mounted with hidepid
             return None if _answers(self.pid) else False
         return began == self.started
 
@@ -93,16 +93,16 @@ def _here(pid: int) -> tuple[str, str, str, str, int, str]:
 
 
 def _running(pid: int) -> str | None:
-    """When the process with this id began, as Linux counts it; "" where it has ended, None where it is not shown."""
+    """Return when the process with this id started, as Linux counts it; "" if it has ended, None if it is not shown."""
     stat = _read(_PROC / str(pid) / "stat")
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(")")[2].split()  # the process name in brackets may have any characters
     if not fields:
         return None
     return "" if fields[0] in _ENDED else fields[19]
 
 
 def _answers(pid: int) -> bool:
-    """Whether some process has this id."""
+    """Whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

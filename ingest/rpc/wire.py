@@ -1,15 +1,14 @@
-"""What travels between `client` and `flight_server`, both directions, in one place.
+"""The messages between clients and daemons (`rpc.connection`, `daemon.service`), encoded and decoded in one place.
 
-A request is a small JSON object, followed by an Arrow IPC stream where it has rows (the keys of a `get`, the vector of
-a `search`):
+A request is a small JSON object, followed by an Arrow IPC stream if it has rows (the keys of a `get`, the vector of a
+`search`):
 
     u32 length, little-endian | JSON, UTF-8 | Arrow IPC stream (may be absent)
 
 It is the ticket of a DoGet, the body of a DoAction, and the descriptor of a DoPut (whose rows are the Flight stream
-itself). A DoPut is applied only after its last message, whose application metadata is `{"close": rows sent, "crc":
-their checksum}`, and only where both are those of the rows that arrived: a stream that merely ends (a client that died,
-an abort) changes nothing. The checksum is the CRC-32 of the Arrow messages of its batches. Errors travel as the JSON of
-`errors.to_wire` in Flight's `extra_info`.
+itself). A DoPut ends with a closing message; its application metadata is `{"close": rows sent, "crc": checksum}`, the
+CRC-32 of the Arrow messages of its batches. The steps of a stream are in the room's README.md. Errors travel as the
+JSON of `errors.to_wire` in Flight's `extra_info`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
-    """A request as bytes."""
+    """Encode a request."""
     head = json.dumps(request).encode()
     parts = [_LENGTH.pack(len(head)), head]
     if rows is not None:
@@ -43,7 +42,7 @@ def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
-    """A request and its rows. Raises: ValueError when the bytes are no request."""
+    """Decode a request and its rows. Raises: ValueError if the bytes are not a request."""
     view = memoryview(data)
     (length,) = _LENGTH.unpack_from(view)
     body = view[_LENGTH.size + length :]
@@ -53,7 +52,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
 
 @dataclass
 class StreamSum:
-    """What was sent or has arrived of a DoPut: rows, and the checksum of its batches."""
+    """The rows of a DoPut that were sent or have arrived: their number, and the checksum of the batches."""
 
     rows: int = 0
     crc: int = 0
@@ -64,14 +63,14 @@ class StreamSum:
         self.crc = zlib.crc32(batch.serialize(), self.crc)
 
     def closing(self) -> bytes:
-        """Application metadata of the message that closes the stream."""
+        """Return the application metadata of the closing message."""
         return json.dumps({"close": self.rows, "crc": self.crc}).encode()
 
 
 def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
-    """What a closing message says, None for any other."""
-    said = {} if metadata is None else json.loads(metadata.to_pybytes())
-    return StreamSum(said["close"], said["crc"]) if "close" in said else None
+    """Return the sum in a closing message, None for any other message."""
+    message = {} if metadata is None else json.loads(metadata.to_pybytes())
+    return StreamSum(message["close"], message["crc"]) if "close" in message else None
 
 
 def raise_over_flight(error: MemWalError) -> None:
@@ -80,22 +79,22 @@ def raise_over_flight(error: MemWalError) -> None:
 
 
 _UNTRUSTED = "certificate verify failed"
-"""What TLS says of a certificate that no authority vouches for; Flight has no error of its own for that."""
+"""Text of TLS for a certificate that no trusted authority signed; Flight has no error type for it."""
 
 
 def from_flight(error: Exception, endpoint: str) -> MemWalError:
-    """The error a client meets: the server's own, or Unavailable when there was no answer."""
+    """Return the error for a client: the daemon's own, or Unavailable if there was no answer."""
     extra = getattr(error, "extra_info", b"")
     if extra:
         return from_wire(json.loads(extra))
     if isinstance(error, flight.FlightUnauthenticatedError):
         return Invalid(
-            f"the daemon at {endpoint} refuses the call: missing or wrong token; give its own, as daemon.token",
+            f"the daemon at {endpoint} refuses the call: missing or wrong token; set daemon.token to its token",
             {"reason": UNAUTHENTICATED},
         )
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError | flight.FlightTimedOutError):
         if _UNTRUSTED in str(error):
-            text = f"the daemon at {endpoint} shows a certificate that daemon.tls_ca does not vouch for; correct tls_ca"
+            text = f"the daemon at {endpoint} has a certificate that daemon.tls_ca does not cover; correct tls_ca"
             return Unavailable(text, {"reason": LOST, "untrusted": True})
         text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token"
         return Unavailable(text, {"reason": LOST})

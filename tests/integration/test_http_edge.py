@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
 from memwal.ingest.daemon.pages import DaemonPages
-from memwal.ingest.ops.http_server import HttpEdge, Page
+from memwal.ingest.ops.http_server import HttpServer, Page
 from memwal.ingest.ops.metrics import Scrape
 from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.guard import Guard
@@ -202,10 +202,10 @@ def test_readiness_follows_storage(
 @pytest.fixture
 def edge() -> Iterator[Callable[..., str]]:
     """Starts an edge with pages; returns its URL."""
-    edges: list[HttpEdge] = []
+    edges: list[HttpServer] = []
 
     def started(pages: Mapping[str, Callable[[], Page]]) -> str:
-        edges.append(HttpEdge("127.0.0.1", 0, pages, Guard(), setting="daemon.http_port"))
+        edges.append(HttpServer("127.0.0.1", 0, pages, Guard(), setting="daemon.http_port"))
         return edges[-1].url
 
     yield started
@@ -258,4 +258,4 @@ def test_slow_readers_harm_nobody(edge: Callable[..., str]) -> None:
 def test_a_port_that_is_taken_is_told_in_one_line(edge: Callable[..., str]) -> None:
     taken = int(edge({}).rsplit(":", 1)[1])
     with pytest.raises(memwal.Invalid, match=rf"daemon\.http_port: cannot listen on 127\.0\.0\.1:{taken}"):
-        HttpEdge("127.0.0.1", taken, {}, Guard(), setting="daemon.http_port")
+        HttpServer("127.0.0.1", taken, {}, Guard(), setting="daemon.http_port")

@@ -253,7 +253,7 @@ def test_a_row_that_is_put_needs_its_required_columns_and_one_that_deletes_does_
 
 def test_a_delete_without_a_key_or_a_mark_that_is_none_is_refused_in_one_line(merging: Any, tmp_path: Path) -> None:
     rows = stream([Op("a", True, 1, 1)], SCHEMA.names)
-    with pytest.raises(Invalid, match="'_tombstone' is int64; it says with true or false"):
+    with pytest.raises(Invalid, match="'_tombstone' is int64; it must be bool"):
         merging.put_region(REGION, rows.set_column(4, TOMBSTONE, pa.array([1])), None)
     with pytest.raises(Invalid, match="key column 'k' is null in row 0"):
         merging.put_region(REGION, rows.set_column(0, "k", pa.nulls(1, pa.string())), None)

@@ -251,7 +251,7 @@ def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
     for changes, environ, said in (
         ({}, {}, r"daemon\.token: the environment variable MEMWAL_TEST_TOKEN is not set"),
         ({"token": f"file:{empty}"}, {}, r"daemon\.token: file:.*empty is empty"),
-        ({"tls_key": str(certificates.ca)}, ENV, r"daemon\.tls_cert: .* are no certificate and its key"),
+        ({"tls_key": str(certificates.ca)}, ENV, r"daemon\.tls_cert: .* must be a certificate and its key"),
         ({"tls_cert": str(tmp_path / "none.pem")}, ENV, r"daemon\.tls_cert: .*none\.pem: No such file"),
     ):
         settings = load(small_config(daemon={**certificates.settings, **changes}), {})
@@ -270,6 +270,6 @@ def test_a_token_travels_by_reference_and_never_in_clear(
     assert pickle.loads(pickled)[1] == access
     assert access.options(ENV) == {"token": TOKEN, "tls_ca": certificates.ca.read_bytes()}
     assert Access().options({}) == {"token": None, "tls_ca": None}
-    with pytest.raises(memwal.Invalid, match=r"grpc://10\.0\.0\.1:1: the token would travel in clear") as refused:
+    with pytest.raises(memwal.Invalid, match=r"grpc://10\.0\.0\.1:1: the token would be sent unencrypted") as refused:
         memwal.connect(["grpc://127.0.0.1:1", "grpc://10.0.0.1:1"], token=TOKEN)
     assert TOKEN not in str(refused.value)
