@@ -106,7 +106,7 @@ def test_addresses_and_secrets_that_are_no_paths_stay_as_they_are() -> None:
 @pytest.mark.parametrize("given", ["endpoints", "advertise"])
 def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> None:
     address = "grpc://127.0.0.1:7447"
-    with pytest.raises(Invalid, match=rf"{given}: on_spark = 2 has Spark choose"):
+    with pytest.raises(Invalid, match=rf"{given}: on_spark = 2 lets Spark place the daemons"):
         settings(on_spark=2, **{given: [address] if given == "endpoints" else address})
 
 
