@@ -1,8 +1,8 @@
-"""The six kinds of error a caller meets, each defined by what the caller must do.
+"""The six kinds of error that callers meet, each defined by what the caller must do.
 
-Packages raise their own precise exceptions (`wal.errors`, `memtable.errors`, `flush.errors`); the edges of the program
-(CLI, Flight, the Spark sink, the embedded table) turn them into one of these with `classify`. Kinds after slatedb's
-`rfcs/0007-api-errors.md`:
+Packages raise their own precise exceptions (`wal.errors`, `memtable.errors`, `flush.errors`). `classify` turns them
+into one of these kinds: in every public method (`translate_errors`), in the CLI, in the Flight service and in the Spark
+sink. Kinds after slatedb's `rfcs/0007-api-errors.md`:
 
 ===============  ==========================================================  =========
 kind             the caller must                                             exit code
@@ -14,11 +14,6 @@ FENCED           stop: a newer writer owns the region                        1
 CORRUPT          stop and look: storage holds what no writer of ours writes  1
 INTERNAL         report it: a fault of this program                          1
 ===============  ==========================================================  =========
-
-Where package errors become the six kinds: every public method is wrapped once, here.
-
-Spark and Avro are extras of the distribution. Nothing imports them at the start; where one is missing when it is
-needed, the error names the command that installs it.
 """
 
 from __future__ import annotations
@@ -32,40 +27,34 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from memwal.ingest.suggest import suggestion
 
-_MEANT = {
-    "where": "filter",
-    "predicate": "filter",
-    "condition": "filter",
-    "select": "columns",
-    "fields": "columns",
-    "top_k": "k",
-    "n": "k",
-    "query": "text",
-    "primary_key": "key",
-    "index": "indexes",
-}
-"""What others call our arguments."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# ---- reasons, as `details["reason"]` of an error -------------------------------------------------------------------
 
 UNAUTHENTICATED = "unauthenticated"
-"""In the details of an error: the daemon did not take the token."""
-BUSY, DRAINING, NOT_OWNER, LOST, RESIZED = "busy", "draining", "not_owner", "lost", "resized"
+"""Invalid: the daemon refused the token."""
+BUSY = "busy"
+"""Unavailable: the region is past its back-pressure limit."""
+DRAINING = "draining"
+"""Unavailable: the daemon is about to end."""
+NOT_OWNER = "not_owner"
+"""Unavailable: another process owns `details["region"]`."""
+LOST = "lost"
+"""Unavailable, raised by the client: there was no answer."""
+RESIZED = "resized"
+"""Unavailable: the table has another routing by now."""
 MOVED = "moved"
-"""Why a daemon is Unavailable, as `details["reason"]`: past the back-pressure limit; about to end; another one owns
-`details["region"]`. And why a client finds it so: there was no answer; the table has another routing by now; while it
-waited another daemon has claimed the region."""
-_EXTRAS = {
-    "pyspark": ("PySpark", "spark"),
-    "py4j": ("PySpark", "spark"),
-    "pandas": ("pandas, which PySpark needs,", "spark"),
-    "fastavro": ("fastavro", "kafka"),
-}
-"""By the name that is imported: how to call it, and the extra of the distribution that installs it."""
+"""Unavailable, raised by the client: while it waited, another daemon claimed the region."""
 SILENT = "source_silent"
-"""Why a run is Unavailable, in the details of the error: the source does not answer, which passes by itself."""
+"""Unavailable, raised by a run: the source does not answer. Retrying later may succeed."""
+
+
+# ---- kinds ---------------------------------------------------------------------------------------------------------
 
 
 class MemWalError(Exception):
-    """What a caller meets: a kind, one line (or several, one problem each), and details fit for JSON.
+    """The base of all errors that callers meet: a kind, a message of one line per problem, and details for JSON.
 
     Thread safety. Immutable after construction. Pickles, so Spark tasks may raise it.
     Invariants. `str(error)` is `"\\n".join(error.lines)`; `kind` and `exit_code` belong to the class.
@@ -84,19 +73,19 @@ class MemWalError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The message as the edge prints it: one line per problem, never empty."""
+        """The message as it is printed: one line per problem, never empty."""
         return tuple(self.message.splitlines()) or (type(self).__name__,)
 
 
 class Invalid(MemWalError):
-    """The request or the configuration is wrong; nothing was written. Fix it and ask again."""
+    """The request or the configuration is wrong; nothing was written. Fix it and retry."""
 
     kind = "INVALID"
     exit_code = 2
 
     @classmethod
     def of(cls, problems: Iterable[str]) -> Invalid:
-        """One error that carries every problem found, one line each."""
+        """Return one error with all problems, one line each."""
         return cls("\n".join(problems))
 
 
@@ -131,39 +120,53 @@ class Internal(MemWalError):
 
 
 KINDS: Mapping[str, type[MemWalError]] = {
-    each.kind: each for each in (Invalid, Unavailable, UnknownOutcome, FencedError, Corrupted, Internal)
+    error.kind: error for error in (Invalid, Unavailable, UnknownOutcome, FencedError, Corrupted, Internal)
 }
 
 
-def classify(error: BaseException) -> MemWalError:
-    """The kind a package's exception belongs to, decided by its type and never by its text, but for the number of an
-    error of the operating system, which Lance's exceptions have nowhere else.
-
-    A MemWalError is returned as it is; everything else keeps its message. `__cause__` is the original.
-    A lost connection counts as UNAVAILABLE here; whoever knows that rows were already on their way raises
-    `UnknownOutcome` itself.
-    """
-    if isinstance(error, MemWalError):
-        return error
-    if isinstance(error, OSError):
-        found = _of_os_error(error)
-    elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRAS:
-        found = _of_missing_extra(error)
-    else:
-        found = _of_type(error)
-    found.__cause__ = error
-    return found
-
-
 def to_wire(error: MemWalError) -> dict[str, Any]:
-    """Kind, message and details as JSON-ready values, for Flight and for Spark tasks."""
+    """Return kind, message and details as values for JSON, for Flight and for Spark tasks."""
     return {"kind": error.kind, "message": error.message, "details": error.details}
 
 
 def from_wire(wire: Mapping[str, Any]) -> MemWalError:
-    """The error that `to_wire` described; a kind this version does not know becomes Internal."""
+    """Return the error that `to_wire` described; an unknown kind becomes Internal."""
     kind = KINDS.get(str(wire.get("kind")), Internal)
     return kind(str(wire.get("message", "")), wire.get("details") or {})
+
+
+# ---- exceptions of packages to kinds -------------------------------------------------------------------------------
+
+
+_EXTRAS = {
+    "pyspark": ("PySpark", "spark"),
+    "py4j": ("PySpark", "spark"),
+    "pandas": ("pandas, which PySpark needs,", "spark"),
+    "fastavro": ("fastavro", "kafka"),
+}
+"""Optional libraries by import name: how to call it, and the extra of the distribution that installs it.
+
+They are imported only where they are used. If one is missing there, the error names the command that installs it.
+"""
+
+
+def classify(error: BaseException) -> MemWalError:
+    """Return the error of the right kind for a package's exception, with its message; `__cause__` is the original.
+
+    The kind depends on the type, never on the text. One exception: the number of an operating-system error, which
+    Lance's exceptions have in their text only. A MemWalError is returned as it is. A lost connection is UNAVAILABLE
+    here; code that had already sent rows raises `UnknownOutcome` itself.
+    """
+    if isinstance(error, MemWalError):
+        return error
+    if isinstance(error, OSError):
+        classified = _of_os_error(error)
+    elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRAS:
+        classified = _of_missing_extra(error)
+    else:
+        classified = _of_type(error)
+    classified.__cause__ = error
+    return classified
 
 
 def _of_missing_extra(error: ModuleNotFoundError) -> MemWalError:
@@ -177,16 +180,16 @@ def _of_type(error: BaseException) -> MemWalError:
         if isinstance(error, types):
             reason = getattr(error, "reason", None) if kind is Unavailable else None
             return kind(str(error), details if reason is None else details | {"reason": reason})
-    if _NUMBER.search(str(error)):  # a read of Lance's that Arrow hands on
+    if _NUMBER.search(str(error)):  # an error of a read in Lance that Arrow passes on
         return _of_os_error(error)
     return Internal(f"{type(error).__name__}: {error}", details)
 
 
 @cache
 def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWalError]], ...]:
-    """Which exception of which package is of which kind; the first that fits wins.
+    """Return pairs of exception types and their kind; the first match counts.
 
-    Imported here, not above: Spark tasks import this module and have no use for the storage packages.
+    Imported here, not above: Spark tasks import this module and do not need the storage packages.
     """
     from pyarrow import flight
 
@@ -246,17 +249,17 @@ _OS_INVALID = {
 
 
 _SOURCE_PLACE = re.compile(r",? /\S+\.rs:\d+(:\d+)?")
-"""Where in its source Lance found the error: of no use to whoever reads the message."""
+"""The source location in Lance's messages, useless to users."""
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
-"""How Lance, which is Rust, says which error of the operating system it met: its exceptions have no errno."""
+"""The operating-system error in messages of Lance, which is written in Rust: its exceptions have no errno."""
 
 _ANSWER_TEXT = re.compile(r":? *<\?xml.*", re.DOTALL)
-"""The whole answer of an object store, which Lance puts behind its status."""
+"""The full response of an object store, which Lance appends to its status."""
 
 
 def _of_os_error(error: BaseException) -> MemWalError:
-    """Operating-system errors by number: what the configuration can mend is INVALID, the rest may pass by itself."""
+    """Classify an operating-system error by number: INVALID if another configuration helps, else UNAVAILABLE."""
     name, said, number = (getattr(error, part, None) for part in ("filename", "strerror", "errno"))
     message = f"{name}: {said}" if name else str(said or error)
     message = _ANSWER_TEXT.sub("", _SOURCE_PLACE.sub("", message))
@@ -270,12 +273,26 @@ def _of_os_error(error: BaseException) -> MemWalError:
     return Unavailable(message)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+# ---- public methods ------------------------------------------------------------------------------------------------
 
 
-def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
-    """Let `method` raise only `MemWalError`s; the original stays as `__cause__`."""
+_MEANT = {
+    "where": "filter",
+    "predicate": "filter",
+    "condition": "filter",
+    "select": "columns",
+    "fields": "columns",
+    "top_k": "k",
+    "n": "k",
+    "query": "text",
+    "primary_key": "key",
+    "index": "indexes",
+}
+"""Names of arguments in other libraries, and ours."""
+
+
+def translate_errors(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate `method` so that it raises only `MemWalError`s; the original exception is `__cause__`."""
 
     @wraps(method)
     def translated(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -286,9 +303,8 @@ def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             raise wrong_call(method, args, kwargs) or classify(error) from error
         except BaseException as error:
-            from memwal.wal.panics import (
-                as_exception,  # only now: with it comes Lance, and a daemon starts without pandas
-            )
+            # Imported only here: it imports Lance, and a daemon starts without pandas.
+            from memwal.wal.panics import as_exception
 
             raise classify(as_exception(error)) from error
 
@@ -296,7 +312,7 @@ def at_the_edge(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def wrong_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invalid | None:
-    """What is wrong with the arguments of a call that Python itself refuses; None where they fit the method."""
+    """Return what is wrong with the arguments of a call that raised TypeError; None if they fit the method."""
     signature, name = inspect.signature(method), method.__name__.removesuffix("_embedded")  # `memwal.open`
     try:
         signature.bind(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Refusing a call that means other regions under the same ids: those of another routing, or another table.
+"""Errors for calls that reach the wrong daemon: another owner, another routing of the table, or another table.
 
-Ids of regions are a function of the bucket alone, so they tell neither the routing nor the table.
+A region id is a function of the bucket only, so it identifies neither the routing nor the table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from memwal.ingest.errors import NOT_OWNER, RESIZED, Unavailable
 
 
 def resized(uri: str, ours: int, theirs: int) -> Unavailable:
-    """The error of whoever routes by version `ours` of the routing where `theirs` holds: nothing was written."""
+    """Return the error of a caller that routes by version `ours` while `theirs` is current; nothing was written."""
     return Unavailable(
         f"{uri}: the table was resized: routing version {theirs} holds, not {ours}; open it again, and send the rows "
         "again with the same token",
@@ -20,31 +20,34 @@ def resized(uri: str, ours: int, theirs: int) -> Unavailable:
 
 
 def of_another_table(uri: str) -> Unavailable:
-    """The error of a call that is meant for another table than the one at `uri`, which is served where it arrived."""
+    """Return the error of a call for another table than that at `uri`, which this daemon serves."""
     return Unavailable(
-        f"the daemon there serves another table, {uri}: its port is used again, or daemon.endpoints are those of that "
-        "one; retry with the same token",
+        f"this daemon serves another table, {uri}: its port was reused, or daemon.endpoints lists daemons of that "
+        "table; retry with the same token",
         {"reason": NOT_OWNER, "owner": None},
     )
 
 
 def expect_routing(uri: str, ours: int | None, theirs: int) -> None:
-    """Raises: Unavailable where `ours`, None where nobody says, is another than `theirs`."""
+    """Raises: Unavailable if the caller's routing version `ours` (None: not given) differs from `theirs`."""
     if ours is not None and ours != theirs:
         raise resized(uri, ours, theirs)
 
 
 def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owner") -> Unavailable:
-    """What a call is told that names a region which this process does not own; nothing was written."""
-    there = f"the daemon at {owner} does" if owner else "another one does, or none yet"
+    """Return the error of a call for a region that this process does not own; nothing was written.
+
+    `owner`: its endpoint, None if unknown.
+    """
+    holder = f"the daemon at {owner} owns it" if owner else "another daemon owns it, or none yet"
     return Unavailable(
-        f"region {region}: it is not this daemon's, {there}; ask its owner, with the same token",
+        f"region {region} is not owned by this daemon: {holder}; retry at its owner with the same token",
         {"reason": reason, "region": str(region), "owner": owner},
     )
 
 
 def coming_back(uri: str) -> Unavailable:
-    """What a call is told while the regions change hands for a resize; nothing of it was applied."""
+    """Return the error of a call during a resize, while regions change owners; nothing of it was applied."""
     return Unavailable(
         f"{uri}: the table is being resized; retry with the same token", {"reason": NOT_OWNER, "owner": None}
     )

@@ -1,8 +1,8 @@
 """Secrets by reference: `secret_access_key = "env:NAME"` or `"file:PATH"`, resolved only where they are used.
 
-The configuration keeps the reference, so nothing that prints, logs or hands on settings can hand on the secret.
-Literal values are allowed, because most storage options are no secrets (`region = "eu-west-1"`); one whose name says
-that it is a secret is never shown.
+Settings hold the reference, so code that prints, logs or sends settings cannot leak the secret. Literal values are
+allowed too, because most storage options are not secret (`region = "eu-west-1"`); if the name of an option looks like a
+secret's, its literal value is never shown.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ _SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|jaas|proxy"
 FROM_FILE = "file:"
 _SCHEMES = ("env:", FROM_FILE)
 UNRESOLVED = "unresolved"
-"""Reason of an error about a reference that points to nothing where it was resolved."""
+"""`details["reason"]` of an error about a reference that could not be resolved."""
 
 
 def check_reference(value: SecretStr) -> SecretStr:
-    """Refuse a reference that names nothing. Raises: ValueError."""
+    """Return `value`. Raises: ValueError for a reference without a name or path."""
     text = value.get_secret_value()
     if text in _SCHEMES:
-        raise ValueError(f"names nothing behind {text!r}; write env:NAME or file:PATH")
+        raise ValueError(f"has no name after {text!r}; write env:NAME or file:PATH")
     return value
 
 
 def check_only_reference(value: SecretStr) -> SecretStr:
-    """Refuse a secret that stands in the configuration itself. Raises: ValueError, which does not repeat it."""
+    """Return `value`. Raises: ValueError for a literal secret, without repeating it, and as `check_reference`."""
     text = value.get_secret_value()
     if text and not text.startswith(_SCHEMES):
-        raise ValueError("is not a reference; write env:NAME or file:PATH, and put the secret there")
+        raise ValueError("is not a reference; put the secret into a variable or file, and write env:NAME or file:PATH")
     return check_reference(value)
 
 
 def resolve_one(setting: str, value: SecretStr, environ: Mapping[str, str]) -> str:
-    """What a setting's reference points to, "" where the setting is empty.
+    """Return the secret that a setting refers to; "" if the setting is empty.
 
-    Raises: Invalid, naming the setting, when it points to nothing or to nothing but space.
+    Raises: Invalid, naming the setting, if the reference cannot be resolved or the secret is empty or only whitespace.
     """
     text = value.get_secret_value()
     try:
-        found = _resolve(text, environ).strip()
+        secret = _resolve(text, environ).strip()
     except ValueError as problem:
         raise Invalid(f"{setting}: {problem}", {"reason": UNRESOLVED}) from None
-    if text and not found:
-        raise Invalid(f"{setting}: {text} is empty; put the secret there, or take the setting out")
-    return found
+    if text and not secret:
+        raise Invalid(f"{setting}: {text} is empty; put the secret there, or remove the setting")
+    return secret
 
 
 def resolve(
     options: Mapping[str, SecretStr], environ: Mapping[str, str], setting: str = "[table] storage_options"
 ) -> dict[str, str]:
-    """The options with every reference replaced by what it points to. `setting`: where they are written.
+    """Return the options with every reference replaced by its secret. `setting`: name of the setting, for errors.
 
-    A file's trailing newline is dropped. Raises: Invalid with every reference that cannot be resolved, one line each.
+    A file's trailing newline is removed. Raises: Invalid with one line for each reference that cannot be resolved.
     """
     resolved: dict[str, str] = {}
     problems: list[str] = []
@@ -74,7 +74,7 @@ def resolve(
 
 
 def shown(name: str, value: SecretStr) -> str:
-    """What may be printed of an option: references and values whose name does not speak of a secret."""
+    """Return an option's value for printing: hidden if it is a literal and its name looks like a secret's."""
     text = value.get_secret_value()
     return HIDDEN if _SECRET_NAME.search(name) and not text.startswith(_SCHEMES) else text
 

@@ -1,9 +1,8 @@
-"""A piece of work that a thread of its own does at intervals.
+"""Background threads (`Worker`, `Periodic`), and events that signals set.
 
-A thread whose end can be waited for again after the wait was interrupted.
-
-`threading.Thread.join` cannot: in CPython up to 3.12 an interrupt inside it makes the living thread count as ended, and
-the next `join` returns at once. A program interrupted while it closes would then end in the middle of an append.
+The wait for a `Worker` may be interrupted and repeated. `threading.Thread.join` does not allow that: in CPython up to
+3.12 an interrupt inside it makes the living thread count as ended, and the next `join` returns at once. A program
+interrupted while it closes would then end in the middle of an append.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ _LOG = logging.getLogger("memwal.periodic")
 
 
 class Periodic:
-    """Does `work` every `interval` seconds from `start` to `stop`.
+    """Does `work` every `interval` seconds, in a thread of its own, from `start` to `stop`.
 
-    Thread safety. Any thread. Work that fails is logged in one line and done again at the next interval.
+    Thread safety. Any thread. Errors. If the work fails, one line is logged, and it is done again after the interval.
     """
 
     def __init__(self, name: str, work: Callable[[], object], interval: float) -> None:
-        """`name`: the thread's, and what messages call the work; `interval` 0 never does it."""
+        """`name`: of the thread and of the work in log lines. `interval`: 0 means never."""
         self._name, self._work, self._interval = name, work, interval
         self._stopped = threading.Event()
         self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Begin; the first time is one interval from now."""
+        """Start the thread; it does the work for the first time after one interval."""
         if self._interval > 0:
             self._worker = Worker(self._name, self._run)
 
     def stop(self) -> None:
-        """End the thread; work under way is finished first."""
+        """End the thread; work in progress is finished first."""
         self._stopped.set()
         if self._worker is not None:
             self._worker.wait()
@@ -47,13 +46,13 @@ class Periodic:
         while not self._stopped.wait(self._interval):
             try:
                 self._work()
-            except BaseException as error:  # noqa: BLE001 - ending here would end all of it in silence
-                # A panic of pylance's Rust code is no Exception; nothing else that is none comes to this thread.
+            except BaseException as error:  # noqa: BLE001 - an exception would end the thread silently
+                # A panic in pylance's Rust code is only a BaseException; no other such error reaches this thread.
                 _LOG.warning("%s failed, will try again in %g s: %s", self._name, self._interval, classify(error))
 
 
 class Worker:
-    """Runs `work` in a daemon thread of its own, from construction on.
+    """Runs `work` once, in a daemon thread that starts with the construction.
 
     Thread safety. Any thread.
     """
@@ -65,9 +64,9 @@ class Worker:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return once the work has ended; may be interrupted, and called again."""
+        """Return when the work has ended. The wait may be interrupted and repeated."""
         self._ended.wait()
-        self._thread.join()  # it has nothing left to do
+        self._thread.join()  # returns at once: the work is done
 
     def _run(self) -> None:
         try:
@@ -77,7 +76,7 @@ class Worker:
 
 
 def stop_event(lifeline: TextIO | None) -> threading.Event:
-    """An event that SIGTERM, SIGINT and the end of `lifeline` set."""
+    """Return an event that SIGTERM, SIGINT and the end of `lifeline` (a pipe from the parent process) set."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -94,7 +93,10 @@ def _watch(lifeline: TextIO, stop: threading.Event) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set for as long as the context lasts; the handlers before come back after."""
+    """Yield an event that SIGINT and SIGTERM set inside the context; the previous handlers are restored after it.
+
+    Outside the main thread, where Python allows no handlers, nothing sets it.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -18,7 +18,6 @@ from memwal.flush import BaseTable, CommitReport
 from memwal.memtable import IndexSpec, MemTable, row_schema, with_tombstone
 from memwal.wal import (
     Claim,
-    FakeClock,
     LanceCodec,
     LocalStore,
     ManifestStore,
@@ -28,6 +27,7 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
+from tests.support.clock import FakeClock
 
 WIDTH = 4
 SCHEMA = pa.schema(

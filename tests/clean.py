@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from memwal.flush import BaseTable, SstCollector, SstGarbage, base_needs, collect_orphans
 from memwal.flush.verification.runner import verify_table
-from memwal.wal import FakeClock, ObjectStore, SystemClock, regions
+from memwal.wal import ObjectStore, SystemClock, regions
+from tests.support.clock import FakeClock
 
 _WAY_OFF = 1e9
 """Seconds by which a collector's clock is ahead: everything is old enough."""

@@ -42,7 +42,8 @@ def run_here(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str])
         ):
             stack.enter_context(context)
         if arguments[:1] == ["serve"]:
-            import pandas  # noqa: F401 - `serve` keeps it from pyarrow unless it is imported
+            # `serve` keeps pandas from pyarrow unless it is imported
+            import pandas  # type: ignore[import-untyped]  # noqa: F401
         code = _exit_code(main)
     return code, _text(out), _text(err)
 

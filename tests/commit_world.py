@@ -12,12 +12,11 @@ import pytest
 
 from memwal import flush
 from memwal.flush import BaseTable, CommitReport
-from memwal.flush.commits import committer
+from memwal.flush.commits import rounds
 from memwal.flush.commits.changes import read_changes
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import (
     Claim,
-    FakeClock,
     LanceCodec,
     LocalStore,
     ManifestStore,
@@ -29,6 +28,7 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
+from tests.support.clock import FakeClock
 
 WIDTH = 8
 SCHEMA = pa.schema(
@@ -161,7 +161,7 @@ def before_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], time
             act()
         return changes
 
-    monkeypatch.setattr(committer, "read_changes", read_then_act)
+    monkeypatch.setattr(rounds, "read_changes", read_then_act)
 
 
 def crash(*_: object, **__: object) -> None:

@@ -28,7 +28,8 @@ from unittest.mock import patch
 
 import memwal.flush.base.fsync
 import memwal.wal.store.local
-from memwal.wal import FakeClock, ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
+from memwal.wal import ObjectInfo, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable
+from tests.support.clock import FakeClock
 
 _Keys = list[str]
 _Infos = list[ObjectInfo]
@@ -118,7 +119,7 @@ class FaultyStore:
     """
 
     def __init__(self, inner: ObjectStore, clock: FakeClock) -> None:
-        self.inner, self.storage_options = inner, inner.storage_options
+        self.inner, self.storage_options, self.remote = inner, inner.storage_options, inner.remote
         self._clock = clock
         self._lock = threading.Lock()
         self._written: list[str] = []
@@ -173,6 +174,12 @@ class FaultyStore:
 
     def delete(self, key: str) -> None:
         self._do("delete", key, lambda: self.inner.delete(key))
+
+    def leftovers(self, prefix: str) -> _Infos:
+        return self.inner.leftovers(prefix)
+
+    def remove_leftovers(self, prefix: str) -> None:
+        self.inner.remove_leftovers(prefix)
 
     def url(self, key: str) -> str:
         return self.inner.url(key)

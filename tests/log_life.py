@@ -12,14 +12,11 @@ from memwal.wal import (
     BatchPart,
     Claim,
     Clock,
-    FakeClock,
     Fenced,
     ManifestStore,
-    MemoryStore,
     ObjectStore,
     Poisoned,
     RegionManifest,
-    SeededIds,
     WalAppender,
     WalError,
     WalOptions,
@@ -30,6 +27,8 @@ from memwal.wal import (
 from memwal.wal.layout import manifest_key, parse_entry_key, wal_prefix
 from tests.failure_matrix import FaultyStore, Killed
 from tests.log_rows import CODEC, rows
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 

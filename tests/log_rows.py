@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from memwal.wal import LanceCodec, MemoryStore
+from memwal.wal import LanceCodec
+from tests.support.memory_store import MemoryStore
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
 CODEC = LanceCodec(SCHEMA)

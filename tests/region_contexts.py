@@ -9,6 +9,7 @@ import pyarrow as pa
 from memwal import wal
 from memwal.ingest.region.context import Limits, RegionContext
 from memwal.memtable import row_schema
+from tests.support.clock import FakeClock
 
 LIMITS = Limits(
     entry_size_max=1 << 20,
@@ -27,7 +28,7 @@ def region_context(store: wal.ObjectStore, base: pa.Schema, **more: Any) -> Regi
     schema = row_schema(base, ("id",))
     usual: dict[str, Any] = {
         "codec": wal.LanceCodec(schema),
-        "clock": wal.FakeClock(),
+        "clock": FakeClock(),
         "ids": wal.SystemIds(),
         "indexes": (),
         "limits": LIMITS,

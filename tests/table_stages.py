@@ -29,12 +29,10 @@ from memwal.memtable import TOMBSTONE, MemTable, row_schema, tombstones, with_to
 from memwal.wal import (
     Claim,
     Entry,
-    FakeClock,
     Fenced,
     LocalStore,
     ManifestStore,
     ObjectStore,
-    SeededIds,
     WalAppender,
     WalCollector,
     WalOptions,
@@ -45,6 +43,7 @@ from memwal.wal import (
 from memwal.wal.layout import parse_entry_key, wal_prefix
 from tests.clean import assert_clean
 from tests.log_life import check_chain
+from tests.support.clock import FakeClock, SeededIds
 
 REGION = bucket_region(0)
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])

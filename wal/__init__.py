@@ -2,7 +2,7 @@
 protocol."""
 
 from memwal.wal.appender import WalAppender
-from memwal.wal.clock import Clock, FakeClock, Ids, SeededIds, SystemClock, SystemIds
+from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds
 from memwal.wal.codec.arrow import ArrowCodec
 from memwal.wal.codec.lance import LanceCodec
 from memwal.wal.codec.port import WAL_FORMATS, EntryCodec, WalFormat, codec_for
@@ -31,10 +31,8 @@ from memwal.wal.options import WalOptions
 from memwal.wal.records import BatchPart, Entry, EntryHeader
 from memwal.wal.replay import find_tip, read_tail, replay
 from memwal.wal.store.local import LocalStore
-from memwal.wal.store.memory import MemoryStore
 from memwal.wal.store.open import open_store, probe
 from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome
-from memwal.wal.tail import WalTailer
 
 __all__ = [
     "WAL_FORMATS",
@@ -48,7 +46,6 @@ __all__ = [
     "EntryCodec",
     "EntryHeader",
     "EpochGuard",
-    "FakeClock",
     "Fenced",
     "Ids",
     "InvariantViolation",
@@ -57,7 +54,6 @@ __all__ = [
     "ManifestCollector",
     "ManifestGarbage",
     "ManifestStore",
-    "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
     "OutcomeUnknown",
@@ -69,7 +65,6 @@ __all__ = [
     "RegionStatus",
     "Resized",
     "Sealed",
-    "SeededIds",
     "SsTable",
     "StoreRefused",
     "StoreUnavailable",
@@ -81,7 +76,6 @@ __all__ = [
     "WalFormat",
     "WalGarbage",
     "WalOptions",
-    "WalTailer",
     "bucket_region",
     "check_succession",
     "claim",

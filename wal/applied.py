@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 PREFIX = "memwal:before:"
-"""Begins keys of the map that are no producer's name: exceptions from before a resize, see flush.resizing.carried."""
+"""Prefix of map keys that are not producer names: exceptions of a resize, see flush.resizing.applied_maps."""
 NAMES_MAX = 100_000
 """Names that a snapshot keeps; above, the oldest tenth is retired."""
 _INLINE_MAX = 16_384

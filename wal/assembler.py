@@ -25,11 +25,6 @@ class BatchAssembler:
         self._epoch = 0
         self._open: dict[_BatchKey, list[Entry]] = {}
 
-    @property
-    def first_held_back(self) -> int | None:
-        """Lowest position whose rows wait for the end of their batch."""
-        return min((parts[0].position for parts in self._open.values()), default=None)
-
     def add(self, entry: Entry) -> list[Entry]:
         """The entries whose rows become visible with `entry`, in order.
 

@@ -6,8 +6,6 @@ it is, and so that one seed gives one run. A house test bans the direct calls el
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 import uuid
 from typing import Protocol
@@ -70,56 +68,3 @@ class SystemIds:
 
     def uuid(self) -> UUID:
         return uuid.uuid4()
-
-
-class FakeClock:
-    """A clock that moves only when told to, or when somebody sleeps on it.
-
-    Thread safety. Any thread.
-    Invariants. `sleep(s)` returns at once and moves both readings by `s`; `slept` lists every sleep in order.
-    """
-
-    def __init__(self, start: float = 1_700_000_000.0) -> None:
-        self._lock = threading.Lock()
-        self._start = start
-        self._elapsed = 0.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        with self._lock:
-            return self._start + self._elapsed
-
-    def monotonic(self) -> float:
-        with self._lock:
-            return self._elapsed
-
-    def sleep(self, seconds: float) -> None:
-        with self._lock:
-            self.slept.append(seconds)
-            self._elapsed += seconds
-
-    def advance(self, seconds: float) -> None:
-        """Move time forward by `seconds` without anybody having slept."""
-        with self._lock:
-            self._elapsed += seconds
-
-
-class SeededIds:
-    """Identifiers from a seed: the same seed gives the same sequence. Thread safety: any thread."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._lock = threading.Lock()
-        self._random = random.Random(seed)  # noqa: S311 -- repeatable is the point
-
-    def _bits(self, count: int) -> int:
-        with self._lock:
-            return self._random.getrandbits(count)
-
-    def entry_id(self) -> str:
-        return f"{self._bits(128):032x}"
-
-    def token(self) -> str:
-        return f"{self._bits(32):08x}"
-
-    def uuid(self) -> UUID:
-        return UUID(int=self._bits(128), version=4)

@@ -6,7 +6,10 @@ per class, so callers match on the class and never on the text.
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
+
+_SOURCE_LOCATION = re.compile(r", /\S*\.rs:\d")
 
 
 class WalError(Exception):
@@ -108,6 +111,9 @@ class ConcurrentUse(WalError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, its class where it has none; without the source location Lance appends."""
+    """Return the first line of an error's message, or its class's name where it has none.
+
+    The source location that Lance appends is cut off: `…, /build/lance/rust/lance-file/src/reader.rs:797:24`.
+    """
     lines = str(error).strip().splitlines()
-    return lines[0].split(", /")[0] if lines else type(error).__name__
+    return _SOURCE_LOCATION.split(lines[0])[0] if lines else type(error).__name__

@@ -33,7 +33,7 @@ from memwal.wal.patience import patient
 from memwal.wal.probing import newest_from
 from memwal.wal.region_manifest import RegionManifest, RegionStatus, SsTable
 from memwal.wal.slot import settle
-from memwal.wal.store.port import ObjectStore, PutOutcome
+from memwal.wal.store.port import ObjectStore
 
 __all__ = ["Change", "ManifestStore", "RegionManifest", "RegionStatus", "SsTable"]
 
@@ -93,28 +93,14 @@ class ManifestStore:
         """One version, or None where it does not exist."""
         return self._get(version)
 
-    def put(self, current: RegionManifest | None, proposed: RegionManifest) -> PutOutcome:
-        """Write `proposed` as the version after `current` (None: as the first).
-
-        CREATED also where the answer to our own earlier attempt was lost; ALREADY_EXISTS where another writer
-        took the version; UNAVAILABLE or OUTCOME_UNKNOWN after the retry budget. Raises InvariantViolation,
-        StoreRefused.
-        """
-        try:
-            written = self.create(current, proposed)
-        except OutcomeUnknown:
-            return PutOutcome.OUTCOME_UNKNOWN
-        except StoreUnavailable:
-            return PutOutcome.UNAVAILABLE
-        return PutOutcome.ALREADY_EXISTS if written is None else PutOutcome.CREATED
-
     def create(
         self, current: RegionManifest | None, proposed: RegionManifest, *, hint: bool = True
     ) -> RegionManifest | None:
-        """As `put`, returning the version as written, or None where another writer took it. `hint` False: the version
-        after it, which follows at once, is to be the one that is hinted at.
+        """Write `proposed` as the version after `current` (None: as the first) and return it as written, also where
+        the answer to our own earlier attempt was lost. None where another writer took the version, or where `current`
+        was pruned meanwhile, so that the free slot behind it proves nothing.
 
-        None too where `current` was pruned meanwhile, so that the place behind it proves nothing.
+        `hint` False: write no hint, since the caller writes the next version at once.
         Raises InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused.
         """
         check_succession(current, proposed)

@@ -79,7 +79,7 @@ class PatientReads:
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, options: WalOptions) -> None:
-        self.storage_options = store.storage_options
+        self.storage_options, self.remote = store.storage_options, store.remote
         self._store, self._clock, self._options = store, clock, options
 
     def get(self, key: str) -> bytes | None:
@@ -97,6 +97,10 @@ class PatientReads:
     def describe(self, prefix: str) -> list[ObjectInfo]:
         """As the store's `describe`."""
         return self._patiently(lambda: self._store.describe(prefix))
+
+    def leftovers(self, prefix: str) -> list[ObjectInfo]:
+        """As the store's `leftovers`."""
+        return self._patiently(lambda: self._store.leftovers(prefix))
 
     def list_some(self, prefix: str, most: int) -> list[str]:
         """As the store's `list_some`."""
@@ -117,6 +121,10 @@ class PatientReads:
     def delete(self, key: str) -> None:
         """The store's own."""
         self._store.delete(key)
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """The store's own."""
+        self._store.remove_leftovers(prefix)
 
     def url(self, key: str) -> str:
         """The store's own."""

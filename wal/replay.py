@@ -148,7 +148,7 @@ def _newest_with_map(
         if (header := reader.header(position)) is None:
             if position <= after:
                 break
-            missing(reader, position, guard)
+            _raise_missing(reader, position, guard)
         if position == tip and guard is not None and header.writer_epoch > guard.epoch:
             guard.fenced_by(header.writer_epoch)
         if header.applied is not None:
@@ -210,7 +210,7 @@ def read_tail(
     return entries, applied
 
 
-def missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:
+def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:
     """Say why there is no entry at `position`, below the tip, as the newest manifest tells it.
 
     Raises Fenced where a newer claim owns the region, whose flushes may have let the entry go; Overtaken where its rows
@@ -244,7 +244,7 @@ def _visible(
     with closing(reader.each(range(after + 1, tip + 1))) as entries:
         for position, entry in enumerate(entries, after + 1):
             if entry is None:
-                missing(reader, position, guard)
+                _raise_missing(reader, position, guard)
             if guard is not None and entry.header.writer_epoch > guard.epoch:
                 guard.fenced_by(entry.header.writer_epoch)
             try:

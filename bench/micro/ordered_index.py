@@ -1,9 +1,9 @@
 """Which structure answers ranges best while rows are put: the evidence for memtable/filter/scalar_index.py.
 
-`python -m bench.micro.ordered_index` prints a table. A thousand rows are put, then one range is asked that a thousandth
-of all rows pass, and so on, a hundred times from nothing and a hundred times from 900,000 rows (less often for a
-candidate that takes too long). A candidate may name rows that do not pass, which the filter then looks at, but not miss
-one. Where it brings itself up to date, at the put or at the range, is its own choice.
+`python -m bench.micro.ordered_index` prints a table. A thousand rows are put, or one, then one range is asked that a
+thousandth of all rows pass, and so on, a hundred times from nothing and a hundred times from 900,000 rows (less often
+for a candidate that takes too long). A candidate may name rows that do not pass, which the filter then looks at, but
+not miss one. Where it brings itself up to date, at the put or at the range, is its own choice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from memwal.memtable.snapshot import WORTH
 
 Integers = npt.NDArray[np.int64]
 
-BATCH = 1_000
+BATCHES = (1_000, 1)
+"""Rows of a put: a batch, and a caller that puts rows one by one."""
 STEPS = 100
 HELD = (0, 900_000)
 """Rows there before the first of the steps."""
@@ -166,7 +168,7 @@ class Figures:
     steps: int
 
 
-def measure(candidate: Ordered, values: pa.Array, held: int) -> Figures:
+def measure(candidate: Ordered, values: pa.Array, held: int, batch: int) -> Figures:
     """Run the steps behind the first `held` of the values."""
     order = np.sort(np.asarray(values))
     chunks = [values.slice(0, held)] if held else []
@@ -181,8 +183,8 @@ def measure(candidate: Ordered, values: pa.Array, held: int) -> Figures:
     gc.collect()
     started = time.perf_counter()
     while len(puts) < STEPS and (not puts or time.perf_counter() - started < BUDGET):
-        first = held + len(puts) * BATCH
-        chunks.append(values.slice(first, BATCH))
+        first = held + len(puts) * batch
+        chunks.append(values.slice(first, batch))
         candidate.column = pa.chunked_array(chunks, values.type)
         before = time.perf_counter()
         candidate.put(chunks[-1], first)
@@ -195,7 +197,7 @@ def measure(candidate: Ordered, values: pa.Array, held: int) -> Figures:
         named.append(len(found))
     check(candidate.column, low, high, found)
     return Figures(
-        float(np.mean(puts)) * 1e6 / BATCH,
+        float(np.mean(puts)) * 1e6 / batch,
         float(np.median(ranges)) * 1e3,
         max(ranges) * 1e3,
         float(np.median(named)),
@@ -213,18 +215,18 @@ def check(column: pa.ChunkedArray, low: Any, high: Any, found: Integers) -> None
 
 def main() -> None:
     """Measure every candidate and print the figures."""
-    numbers = np.random.default_rng(SEED).integers(0, 2**62, max(HELD) + STEPS * BATCH)
+    numbers = np.random.default_rng(SEED).integers(0, 2**62, max(HELD) + STEPS * max(BATCHES))
     texts = pa.array([f"package-{number % 10**9:09d}" for number in numbers.tolist()], pa.large_string())
-    print(f"{'values':<7} {'held':>8}  {'':<31} {'put':>10} {'range p50':>10} {'worst':>9} {'named':>7} {'steps':>6}")
-    for title, values in (("int64", pa.array(numbers)), ("text", texts)):
-        for held in HELD:
-            for name, make in CANDIDATES.items():
-                found = measure(make(values.type), values, held)
-                print(
-                    f"{title:<7} {held:>8,}  {name:<31} {found.put:>7.2f} us {found.median:>7.2f} ms "
-                    f"{found.worst:>6.1f} ms {found.named:>7,.0f} {found.steps:>6}",
-                    flush=True,
-                )
+    columns = f"{'put':>10} {'range p50':>10} {'worst':>9} {'named':>7} {'steps':>6}"
+    print(f"{'values':<7} {'held':>8} {'a put':>6}  {'':<31} {columns}")
+    for (title, values), held, batch in product((("int64", pa.array(numbers)), ("text", texts)), HELD, BATCHES):
+        for name, make in CANDIDATES.items():
+            found = measure(make(values.type), values, held, batch)
+            print(
+                f"{title:<7} {held:>8,} {batch:>6,}  {name:<31} {found.put:>7.2f} us {found.median:>7.3f} ms "
+                f"{found.worst:>6.1f} ms {found.named:>7,.0f} {found.steps:>6}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,27 +1,28 @@
-"""What other programs wrote into the base table beside our commits, and whether it put a key there twice.
+"""Rows that other programs wrote into the base table between our commits, and keys that stand twice because of them.
 
-Lance finds two rows of one key only where both writers say which keys they insert, and for some types of keys only. So:
+Lance detects two rows of one key only where both writers say which keys they insert, and for some key types only. So:
 
-    invariant: below every commit's rows no key of them stands twice.
+    invariant: when a commit writes its rows, none of their keys stands twice in the base.
 
  1. **Look back** from the version read to the newest commit (a version whose progress differs from the one below). A
-    version between that added fragments, and is no compaction, is a stranger's. Where Lance does not tell the keys
-    apart (`lance_tells_apart`) to the commit before that one: a stranger's merge may have come in just below the
-    newest, after it was planned.
-    Of a region whose range another committer has planned before, and may have held back, to its own last commit.
- 2. **Nobody there**, the usual case: the base holds what our commits put there, one row per key; no row is read.
-    *History that was cleaned up, or longer than `_LOOK_BACK`, counts as somebody.*
- 3. **Somebody there**: one scan of the key columns for the keys to be written and those that strangers added. A key
+    version in between that added fragments, and is no compaction, is foreign. Where Lance does not detect duplicates
+    (`lance_detects_duplicates`), look back one commit further: a foreign merge may have landed just below the newest
+    commit, after that commit was planned. For a region whose range another committer has planned before, and may have
+    held back, look back to its own last commit.
+ 2. **No foreign version**, the usual case: the base holds what our commits wrote, one row per key; no row is read.
+    *History that was cleaned up, or is longer than `_LOOK_BACK`, counts as foreign.*
+ 3. **Foreign versions**: scan the key columns once, for the keys to be written and those that others added. A key
     found twice:
-    - one row by a commit, the other by a stranger's merge, and a type that Lance does not tell apart: neither saw the
-      other. The row of the later version stands, as if the two had come one after the other; the older one is deleted,
-      in a version of its own, and the commit begins again.
-    - any other pair: which row is meant is not ours to decide. The key's region is held back where the key is to be
-      written (`DoubledKey`, before anything is written over it); every other region is committed, and the key is looked
-      for again by each commit of this process until it stands there once.
- 4. After an upserts pass that Lance put on top of versions nobody had read, 1 to 3 are done once more before the commit
-    reports. *Crash before that: the next commit that has rows does it, as its first step; the look back in 1 reaches as
-    far.* Until then readers see the key twice.
+    - One row by a commit, the other by a foreign merge, and a type for which Lance detects no duplicates: neither
+      writer saw the other. The row of the later version stands, as if the two had come one after the other; the older
+      one is deleted, in a version of its own, and the commit begins again.
+    - Any other pair: which row is meant is not ours to decide. The key's region is held back where the commit would
+      write the key (`DoubledKey`, before anything is written over it); every other region is committed. A key that the
+      commit does not write is reported, and looked up by each commit of this process until it stands there once; after
+      a restart `memwal verify --deep` finds it.
+ 4. After an upserts pass that Lance put on top of versions that the round has not read, 1 to 3 run once more before the
+    commit reports. *Crash before that: the next commit that has rows does it as its first step; the look back in 1
+    reaches as far.* Until then readers see the key twice.
 """
 
 from __future__ import annotations
@@ -42,50 +43,52 @@ from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.errors import first_line
 
 _LOOK_BACK = 64
-"""Versions; each costs two or three small reads."""
+"""Versions; each takes two or three small reads."""
 _ADDED_ROWS_MAX = 4_000_000
-"""Strangers' rows whose keys are held in memory to be looked for; of more only the keys to be written are."""
+"""Foreign rows whose keys are held in memory and looked up; where there are more, only the keys to be written are."""
 _ROWS_AT_ONCE = 1 << 20
 _ROW_ADDRESS = "_rowaddr"
 _FRAGMENT_BITS = 32
-"""A row address is the fragment's id and, in these lower bits, the row's place in it."""
+"""A row address is the fragment's id and, in these lower bits, the row's offset in it."""
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Which versions since the last commit, or the one before it, are strangers'."""
+class ForeignWrites:
+    """The versions since the last commit, or the one before it, that other programs made."""
 
     complete: bool
     """Whether the history could be read back that far."""
-    ours: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Commits -> fragments they added."""
-    strangers: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Versions of others that added fragments -> those."""
-    merges: frozenset[int] = frozenset()
-    """Which of `strangers` Lance may have let pass without a look at their keys."""
+    commits: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Versions of our commits -> fragments they added."""
+    foreign: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Versions of other programs that added fragments -> these fragments."""
+    unchecked: frozenset[int] = frozenset()
+    """Versions in `foreign` whose keys Lance may not have compared with those of a commit."""
 
     @property
-    def somebody(self) -> bool:
+    def possible(self) -> bool:
         """Whether a key may stand twice."""
-        return bool(self.strangers) or not self.complete
+        return bool(self.foreign) or not self.complete
 
 
-def lance_tells_apart(schema: pa.Schema, key: Sequence[str]) -> bool:
-    """Whether Lance finds two merges that insert one key at once; tried with pylance 14.0.2."""
+def lance_detects_duplicates(schema: pa.Schema, key: Sequence[str]) -> bool:
+    """Return whether Lance detects two merges that insert one key at once; tried with pylance 14.0.2."""
     types = [schema.field(name).type for name in key]
-    known = {pa.int32(), pa.int64(), pa.uint32(), pa.uint64()} | {pa.string(), pa.large_string()}
-    return all(each in known | {pa.binary(), pa.large_binary()} for each in types)
+    detected = {pa.int32(), pa.int64(), pa.uint32(), pa.uint64()} | {pa.string(), pa.large_string()}
+    return all(kind in detected | {pa.binary(), pa.large_binary()} for kind in types)
 
 
-def look_back(store: ObjectStore, base: BaseTable, behind: Collection[UUID] = ()) -> Beside:
-    """Step 1, from the version of `base`. `behind`: regions that commits may have held back; it looks back to the last
-    commit of each. Raises StoreUnavailable, StoreRefused.
+def look_back(store: ObjectStore, base: BaseTable, behind: Collection[UUID] = ()) -> ForeignWrites:
+    """Step 1, from the version of `base`.
+
+    `behind`: regions that commits may have held back; the look back reaches the last commit of each.
+    Raises StoreUnavailable, StoreRefused.
     """
-    waiting = set(behind)
-    ours: dict[int, frozenset[int]] = {}
-    strangers: dict[int, frozenset[int]] = {}
-    merges: set[int] = set()
-    commits = 1 if lance_tells_apart(base.schema, base.key) else 2
+    regions_left = set(behind)
+    commits: dict[int, frozenset[int]] = {}
+    foreign: dict[int, frozenset[int]] = {}
+    unchecked: set[int] = set()
+    commits_wanted = 1 if lance_detects_duplicates(base.schema, base.key) else 2
     try:
         state = read_state(store, base.version)
         for _ in range(_LOOK_BACK):
@@ -95,26 +98,28 @@ def look_back(store: ObjectStore, base: BaseTable, behind: Collection[UUID] = ()
             added = frozenset(state.fragments.keys() - before.fragments.keys())
             operation = state.transaction.operation if state.transaction else "unknown"
             if before.committed != state.committed:
-                ours[state.version] = added
-                waiting -= {each for each in waiting if state.committed.get(each) != before.committed.get(each)}
-                if len(ours) >= commits and not waiting:
+                commits[state.version] = added
+                regions_left -= {
+                    region for region in regions_left if state.committed.get(region) != before.committed.get(region)
+                }
+                if len(commits) >= commits_wanted and not regions_left:
                     break
             elif added and operation != "rewrite":
-                strangers[state.version] = added
-                merges |= {state.version} if operation == "update" and commits == 2 else set()
+                foreign[state.version] = added
+                unchecked |= {state.version} if operation == "update" and commits_wanted == 2 else set()
             state = before
         else:
-            return Beside(False, ours, strangers, frozenset(merges))
+            return ForeignWrites(False, commits, foreign, frozenset(unchecked))
     except Corrupt:  # cleaned up
-        return Beside(False, ours, strangers, frozenset(merges))
-    return Beside(True, ours, strangers, frozenset(merges))
+        return ForeignWrites(False, commits, foreign, frozenset(unchecked))
+    return ForeignWrites(True, commits, foreign, frozenset(unchecked))
 
 
-def rows_of(base: BaseTable, keys: pa.Table) -> pa.Table:
-    """The base's rows that have one of `keys` (the key columns, any number of rows): those and `_rowaddr`.
+def rows_with_keys(base: BaseTable, keys: pa.Table) -> pa.Table:
+    """Return key columns and `_rowaddr` of the base's rows that have one of `keys` (the key columns, any number).
 
-    One scan of the key columns; held in memory are `keys`, the rows found, and of the base about as many rows as there
-    are keys. Raises OSError of storage.
+    One scan of the key columns. Memory holds `keys`, the rows found, and about as many rows of the base as `keys` has.
+    Raises OSError of storage.
     """
     names = list(base.key)
     wanted = keys.group_by(names).aggregate([])
@@ -123,17 +128,19 @@ def rows_of(base: BaseTable, keys: pa.Table) -> pa.Table:
         return schema.empty_table()
     with _reading():
         batches = base.dataset.scanner(columns=names, with_row_address=True).to_batches()
-        found = [
+        matches = [
             rows.select(schema.names).join(wanted, names, join_type="left semi").cast(schema)
             for rows in _gathered(batches, max(_ROWS_AT_ONCE, wanted.num_rows))
         ]
-    return pa.concat_tables([schema.empty_table(), *found])
+    return pa.concat_tables([schema.empty_table(), *matches])
 
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """pylance has ValueError for a version or a file that is gone, which a stranger may have cleaned up meanwhile, and
-    for a stream of rows that storage breaks off: all of them OSError here.
+    """Turn ValueError into OSError.
+
+    pylance raises ValueError for a version or file that another program has cleaned up meanwhile, and for a stream of
+    rows that storage breaks off.
     """
     try:
         yield
@@ -142,28 +149,31 @@ def _reading() -> Iterator[None]:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Tables of at least `rows` rows, but for the last: every join hashes all the wanted keys anew."""
+    """Join batches to tables of at least `rows` rows each but the last: every join hashes all wanted keys again."""
     gathered: list[pa.RecordBatch] = []
     for batch in batches:
         gathered.append(batch)
-        if sum(each.num_rows for each in gathered) >= rows:
+        if sum(part.num_rows for part in gathered) >= rows:
             yield pa.Table.from_batches(gathered)
             gathered = []
     if gathered:
         yield pa.Table.from_batches(gathered)
 
 
-def added_keys(base: BaseTable, beside: Beside) -> pa.Table:
-    """The keys of the rows that strangers added, as each version had them; none where these are more than fit, or where
-    one of the versions cannot be read any more: cleaned up since `look_back`, like a history that does not say."""
+def added_keys(base: BaseTable, writes: ForeignWrites) -> pa.Table:
+    """Return the keys of the rows that other programs added, as each version had them.
+
+    Returns none where these are more than _ADDED_ROWS_MAX, or where one of the versions was cleaned up since
+    `look_back`: then the history says nothing.
+    """
     names = list(base.key)
     keys = [pa.schema([base.schema.field(name) for name in names]).empty_table()]
     left = _ADDED_ROWS_MAX
     try:
-        for version, ids in beside.strangers.items():
+        for version, ids in writes.foreign.items():
             dataset = base.dataset.checkout_version(version)
-            fragments = [each for each in dataset.get_fragments() if each.fragment_id in ids]
-            left -= sum(each.count_rows() for each in fragments)
+            fragments = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id in ids]
+            left -= sum(fragment.count_rows() for fragment in fragments)
             if left < 0:
                 return keys[0]
             keys.append(dataset.scanner(columns=names, fragments=fragments).to_table().cast(keys[0].schema))
@@ -172,58 +182,66 @@ def added_keys(base: BaseTable, beside: Beside) -> pa.Table:
     return pa.concat_tables(keys)
 
 
-def superseded(base: BaseTable, found: pa.Table, beside: Beside) -> tuple[list[int], pa.Table, dict[UUID, DoubledKey]]:
-    """Of `rows_of`: the addresses of the rows to delete, step 3; other keys that stand twice; what to say of those, by
-    the region that a key is of."""
+def duplicates(
+    base: BaseTable, stored: pa.Table, writes: ForeignWrites
+) -> tuple[list[int], pa.Table, dict[UUID, DoubledKey]]:
+    """Step 3 for the rows `stored` (`rows_with_keys`).
+
+    Returns the addresses of the rows to delete; the other keys that stand twice; an error for these by region.
+    """
     names = list(base.key)
-    counts = found.group_by(names).aggregate([([], "count_all")])
+    counts = stored.group_by(names).aggregate([([], "count_all")])
     twice = counts.filter(pc.greater(counts.column("count_all"), 1))
     if not twice.num_rows:
         return [], twice.select(names), {}
-    doubled = found.join(twice.select(names), names, join_type="left semi").to_pylist()
-    pairs: dict[tuple[object, ...], list[int]] = {}
+    doubled = stored.join(twice.select(names), names, join_type="left semi").to_pylist()
+    addresses: dict[tuple[object, ...], list[int]] = {}
     for row in doubled:
-        pairs.setdefault(tuple(row[name] for name in names), []).append(row[_ROW_ADDRESS])
-    older, bad = list[int](), list[tuple[object, ...]]()
-    for key, addresses in pairs.items():
-        if (row := _older(addresses, beside)) is None:
-            bad.append(key)
+        addresses.setdefault(tuple(row[name] for name in names), []).append(row[_ROW_ADDRESS])
+    older, undecided = list[int](), list[tuple[object, ...]]()
+    for key, of_key in addresses.items():
+        if (address := _older(of_key, writes)) is None:
+            undecided.append(key)
         else:
-            older.append(row)
+            older.append(address)
     schema = twice.select(names).schema
-    keys = pa.Table.from_pylist([dict(zip(names, key, strict=True)) for key in bad], schema)
-    return older, keys, _said(base, keys, pairs)
+    keys = pa.Table.from_pylist([dict(zip(names, key, strict=True)) for key in undecided], schema)
+    return older, keys, _errors(base, keys, addresses)
 
 
-def _said(base: BaseTable, keys: pa.Table, pairs: Mapping[tuple[object, ...], Sequence[int]]) -> dict[UUID, DoubledKey]:
-    """By region, of its first key among `keys`."""
-    said: dict[UUID, DoubledKey] = {}
+def _errors(
+    base: BaseTable, keys: pa.Table, addresses: Mapping[tuple[object, ...], Sequence[int]]
+) -> dict[UUID, DoubledKey]:
+    """Return one error per region, about its first key among `keys`."""
+    errors: dict[UUID, DoubledKey] = {}
     regions = [base.regions[bucket] for bucket in base.route(keys).tolist()] if keys.num_rows else []
     for region, row in zip(regions, keys.to_pylist(), strict=True):
         named = ", ".join(f"{name} = {value!r:.80}" for name, value in row.items())
-        said.setdefault(
+        errors.setdefault(
             region,
             DoubledKey(
-                f"{base.uri}: version {base.version} holds {len(pairs[tuple(row.values())])} rows with {named}, by "
+                f"{base.uri}: version {base.version} holds {len(addresses[tuple(row.values())])} rows with {named}, by "
                 "another program; no row was written over them: delete all but one of each key, commit again, and "
                 "append through memwal only"
             ),
         )
-    return said
+    return errors
 
 
 def delete_rows(dataset: lance.LanceDataset, addresses: Sequence[int]) -> int:
-    """Delete the rows at `addresses`; moves `dataset` on. Raises OSError on a conflict."""
+    """Delete the rows at `addresses`; moves `dataset` to the new version. Raises OSError on a conflict."""
     done = dataset.delete(f"{_ROW_ADDRESS} IN ({', '.join(map(str, addresses))})", conflict_retries=0)
     return int(done["num_deleted_rows"])
 
 
-def _older(addresses: Sequence[int], beside: Beside) -> int | None:
-    """The address of the older row of a key that stands twice because two merges did not see each other; None of any
-    other pair."""
-    versions = {id: version for version, ids in {**beside.ours, **beside.strangers}.items() for id in ids}
-    by = sorted((versions.get(address >> _FRAGMENT_BITS, 0), address) for address in addresses)
-    made = {version for version, _ in by}
-    if len(by) == len(made) == len(made & (beside.ours.keys() | beside.merges)) == 2 and made & beside.ours.keys():
-        return by[0][1]
+def _older(addresses: Sequence[int], writes: ForeignWrites) -> int | None:
+    """Return the address of the older row of a key that stands twice because two merges did not see each other.
+
+    None for any other pair.
+    """
+    versions = {id: version for version, ids in {**writes.commits, **writes.foreign}.items() for id in ids}
+    by_age = sorted((versions.get(address >> _FRAGMENT_BITS, 0), address) for address in addresses)
+    made = {version for version, _ in by_age}
+    if len(by_age) == len(made) == len(made & (writes.commits.keys() | writes.unchecked)) == 2:
+        return by_age[0][1] if made & writes.commits.keys() else None
     return None

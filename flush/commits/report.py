@@ -1,4 +1,4 @@
-"""What one commit did, and the sums it is made of."""
+"""The report of one commit, and the sums it is made of."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class CommitReport:
     ssts: int
     seconds: float
     rows_skipped: int = 0
-    """Rows of SSTs that a newer row of their key replaces, and tombstones of keys that the base does not have."""
+    """Rows of SSTs that a newer row of their key replaces, and tombstones of keys that the base does not hold."""
     rows_repaired: int = 0
-    """Rows that another program merged in the very moment of a commit, and whose key would otherwise stand twice."""
+    """Rows deleted because another program merged the same key while a commit ran, so that the key stood twice."""
     files_written: int = 0
     """Data files of the versions made; index files are not counted."""
     bytes_written: int = 0
-    """Size of these."""
+    """Bytes of these files."""
     versions: int = 0
     """Base-table versions made, index catch-up included."""
 
 
 @dataclass
-class Tally:
+class CommitTotals:
     """Sums over the rounds of one commit. Thread safety. One thread only."""
 
     regions: dict[str, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Tally:
     versions: int = 0
 
     def wrote(self, pass_: Written) -> None:
-        """One pass is in the base table."""
+        """Add what one pass wrote to the base table."""
         self.inserted += pass_.inserted
         self.updated += pass_.updated
         self.deleted += pass_.deleted
@@ -63,14 +63,14 @@ class Tally:
         self.versions += 1
 
     def committed(self, plans: Iterable[RegionPlan], rows: int) -> None:
-        """The progress of `plans`, whose SSTs hold `rows` rows, is in the base table."""
+        """Add `plans`, whose SSTs hold `rows` rows and whose progress is in the base table now."""
         for plan in plans:
             self.regions[str(plan.region)] = plan.last
             self.ssts += len(plan.ssts)
         self.taken += rows
 
     def report(self, version: int, seconds: float) -> CommitReport:
-        """The whole, once nothing is left."""
+        """Return the report of the whole commit."""
         return CommitReport(
             version=version,
             regions=self.regions,

@@ -24,7 +24,7 @@ from datetime import timedelta
 
 import lance
 
-from memwal.wal import Clock, LocalStore, ObjectInfo, ObjectStore
+from memwal.wal import Clock, ObjectInfo, ObjectStore
 from memwal.wal.layout import PROBE_PREFIX, ROOT
 
 _EVERY_VERSION = timedelta(days=36_500)
@@ -100,5 +100,4 @@ def _keys(candidates: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def _leftovers(store: ObjectStore) -> Iterator[ObjectInfo]:
     yield from store.describe(PROBE_PREFIX)
-    if isinstance(store, LocalStore):
-        yield from store.leftovers(ROOT)
+    yield from store.leftovers(ROOT)

@@ -49,7 +49,6 @@ from enum import Enum
 from uuid import UUID
 
 from memwal.flush.garbage.retained import BaseNeeds
-from memwal.flush.sst.files import remove_leftovers
 from memwal.wal import Clock, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
 from memwal.wal.layout import parse_sst_dir, region_prefix, sst_key
 
@@ -235,7 +234,7 @@ class SstCollector:
         for key in sorted(manifests, key=_age_of_version):
             self._store.delete(key)
         self._each(self._store.delete, [key for key in keys if _VERSIONS not in key])
-        remove_leftovers(self._store, f"{sst_key(self._region_id, name)}/")
+        self._store.remove_leftovers(f"{sst_key(self._region_id, name)}/")
 
     def _each(self, work: Callable[[str], None], items: Sequence[str]) -> None:
         if self._workers == 1 or len(items) < 2:

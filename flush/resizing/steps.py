@@ -15,7 +15,7 @@ it is, and the base table says which version holds.
     *Crash here: as 2. The log, or an SST, has the rows.*
  4. **Commit** until no manifest lists an SST. *Crash here: as 2.*
  5. **Prove** it from storage, of all n under the claims of 2: still ours, still sealed, no SST listed, no row above
-    `replay_after`. And read the map of what was applied in each (`flush.resizing.carried`).
+    `replay_after`. And read the map of what was applied in each (`flush.resizing.applied_maps`).
     And wait until no owner of the m answers reads from memory any more, as in 3.
  6. **Decide** k+1, m and the map that all regions begin with, by one conditional create. *Before it nothing has
     changed; after it nobody can go back.* Where another resize has decided first, its decision holds.
@@ -50,7 +50,7 @@ from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.committer import MEMORY_MAX, commit
 from memwal.flush.errors import CommitConflict, InvalidResize
 from memwal.flush.parallel_map import AT_ONCE, Budget, each
-from memwal.flush.resizing.carried import begun_with
+from memwal.flush.resizing.applied_maps import initial_map
 from memwal.flush.resizing.routing import Decision, decide, finish
 from memwal.flush.sst.flusher import flush
 from memwal.memtable import MemTable, row_schema
@@ -207,7 +207,7 @@ class _Run:
         maps = list(each(self._proved, self.base.regions, self.at_once))
         list(each(self._owned, self._claims, self.at_once))  # after the last of them was sealed, those to come too
         self._wait_for_readers(self._claims.values())
-        proposed = Decision(self.base.routing_version + 1, buckets, begun_with(maps), self.ids.entry_id())
+        proposed = Decision(self.base.routing_version + 1, buckets, initial_map(maps), self.ids.entry_id())
         outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
         base = finish(
             self.base.latest(),

@@ -20,12 +20,9 @@ here makes an SST visible; see flush.sst.flusher.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from uuid import UUID
 
 import lance
@@ -43,7 +40,7 @@ from memwal.flush.sst.file_options import FileOptions
 from memwal.flush.sst.indexes import SstIndexes
 from memwal.flush.sst.key_sidecar import page_data, sidecar_rows, write_key_sidecar
 from memwal.memtable import TOMBSTONE, Snapshot
-from memwal.wal import Corrupt, Ids, LocalStore, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
+from memwal.wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from memwal.wal.codec.columns import field_ids, sources
 from memwal.wal.errors import first_line
 from memwal.wal.layout import sst_key, sst_name
@@ -129,24 +126,10 @@ def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
     try:
         for key in store.list(directory):
             store.delete(key)
-        remove_leftovers(store, directory)
+        store.remove_leftovers(directory)
     except (WalError, OSError):
         return False
     return True
-
-
-def remove_leftovers(store: ObjectStore, directory: str) -> None:
-    """Remove what deleting its objects leaves of the SST `directory` (with a slash) on a local disk: files of killed
-    puts, and directories. What is not empty, or gone, is passed over: somebody else is at it. Raises WalError.
-    """
-    if isinstance(store, LocalStore):
-        for leftover in store.leftovers(directory):
-            store.delete(leftover.key)
-    if not Path(store.url(directory)).is_dir():
-        return  # a URL, which no local directory has for its name
-    for folder, _, _ in os.walk(store.url(directory), topdown=False):
-        with suppress(OSError):
-            Path(folder).rmdir()
 
 
 def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = True) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from memwal.ingest.api.arguments import listed, sql
 from memwal.ingest.api.arguments import text as a_text
-from memwal.ingest.errors import Invalid, at_the_edge
+from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 
 Level = Literal["committed", "flushed", "durable", "latest"]
@@ -33,7 +33,7 @@ class Reads(ABC):
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         """The result of the method `read` of `ingest.read.reader.Reader` with `request`."""
 
-    @at_the_edge
+    @translate_errors
     def get(self, keys: Any, columns: Sequence[str] | None = None, *, level: str = "latest") -> pa.Table:
         """The rows of `keys`, in the order in which these are named; missing and deleted keys are left out.
 
@@ -43,7 +43,7 @@ class Reads(ABC):
         found: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns))
         return found
 
-    @at_the_edge
+    @translate_errors
     def scan(
         self,
         columns: Sequence[str] | None = None,
@@ -56,12 +56,12 @@ class Reads(ABC):
         found: pa.Table = self._answer("scan", level, columns=listed(columns), filter=sql(filter), limit=limit)
         return found
 
-    @at_the_edge
+    @translate_errors
     def count(self, filter: str | None = None, *, level: str = "latest") -> int:
         """Number of rows whose newest version passes `filter`."""
         return int(self._answer("count", level, filter=sql(filter)))
 
-    @at_the_edge
+    @translate_errors
     def search(
         self,
         column: str,
@@ -78,7 +78,7 @@ class Reads(ABC):
         found: pa.Table = self._answer("search", level, **request)
         return found
 
-    @at_the_edge
+    @translate_errors
     def match(
         self,
         column: str,

@@ -1,7 +1,7 @@
-"""The `memwal` command. Thin: every command reads its arguments, calls one function, prints.
+"""The `memwal` command. Each command reads its arguments, calls one function and prints the result.
 
-Errors leave here as one line per problem on standard error, with exit code 2 where the user can mend them and 1 where
-not; a traceback never does, unless MEMWAL_TRACEBACK is set.
+Errors are printed to standard error, one line per problem, without a traceback unless MEMWAL_TRACEBACK is set. The exit
+code is 2 if the user can correct the problem, else 1.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Check or show a configuration.", no_args_is_help=True)
+config_app = typer.Typer(help="Check or print a configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-dlq_app = typer.Typer(help="Look at dead letters, put them into the table again, delete them.", no_args_is_help=True)
+dlq_app = typer.Typer(
+    help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
+)
 app.add_typer(dlq_app, name="dlq")
 
-regions_app = typer.Typer(help="Change how many regions a table has.", no_args_is_help=True)
+regions_app = typer.Typer(help="Change the number of regions of a table.", no_args_is_help=True)
 app.add_typer(regions_app, name="regions")
 
 
 @app.callback(invoke_without_command=True)
 def versions(
-    version: Annotated[bool, typer.Option("--version", help="print the versions that matter, and exit")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="print the versions of memwal and its main dependencies")
+    ] = False,
 ) -> None:
     if version:
         from importlib.metadata import PackageNotFoundError
@@ -57,16 +61,23 @@ def versions(
 Config = Annotated[
     Path,
     typer.Argument(
-        metavar="CONFIG", help="TOML file, see configs/; FILE:NAME of one with several pipelines", show_default=False
+        metavar="CONFIG",
+        help="TOML file (examples: configs/); FILE:NAME selects one of several pipelines",
+        show_default=False,
     ),
 ]
-Format = Literal["table", "json", "csv"]
-Stage = Annotated[str | None, typer.Option(help="only letters of this stage: parse, map, fit or refused")]
+Format = Annotated[Literal["table", "json", "csv"], typer.Option(help="output format")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
+Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 
 @app.command()
-def run(config: Config, once: Annotated[bool, typer.Option(help="process what is there, commit, exit")] = False) -> int:
-    """Run the pipeline: source -> regions -> base table; every one of a file with several."""
+def run(
+    config: Config,
+    once: Annotated[bool, typer.Option(help="process the data that is available now, commit, then exit")] = False,
+) -> int:
+    """Run the pipeline from the source to the base table; runs all pipelines of a file that has several."""
     from memwal.ingest.pipeline.run import run as run_pipelines
     from memwal.ingest.settings.load import load_every
 
@@ -77,10 +88,11 @@ def run(config: Config, once: Annotated[bool, typer.Option(help="process what is
 def serve(
     config: Config,
     on_spark: Annotated[
-        int | None, typer.Option(min=1, help="so many daemons, on the executors of source.spark", show_default=False)
+        int | None,
+        typer.Option(min=1, help="number of daemons to run on Spark executors (see source.spark)", show_default=False),
     ] = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="fence who serves the table now; without it that is refused")
+        bool, typer.Option("--take-over", help="fence the process that serves the table now; without this flag, refuse")
     ] = False,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
@@ -111,13 +123,13 @@ def serve(
             take_over=take_over,
         )
     if not code:
-        console.out("stopped; every acknowledged row is kept, whoever serves next goes on from there", highlight=False)
+        console.out("stopped; every acknowledged row is kept, and the next daemon continues from here", highlight=False)
     return code
 
 
 @app.command()
 def init(config: Config) -> int:
-    """Create the table, or check that the one that is there fits; print what was done."""
+    """Create the table, or check that an existing table fits the configuration; print what was done."""
     from memwal.ingest.table.create import initialise
 
     settings = _load(config)
@@ -136,10 +148,10 @@ def init(config: Config) -> int:
 @app.command()
 def status(
     config: Config,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
     watch: Annotated[bool, typer.Option(help="refresh every second until interrupted")] = False,
 ) -> int:
-    """Show regions, epochs, owners, the WAL, SSTs and what is pending."""
+    """Show regions, writer epochs, owners, WAL positions, SSTs, and rows that are not in the base table yet."""
     from memwal.ingest.cli.status import show
 
     return show(_load(config), os.environ, _console(), as_json=as_json, watch=watch)
@@ -148,7 +160,9 @@ def status(
 @app.command()
 def query(
     config: Config,
-    key: Annotated[list[str] | None, typer.Option(help="key to look up; several columns: comma-separated")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="key to look up, repeatable; separate the columns of a key by commas")
+    ] = None,
     filter: Annotated[str | None, typer.Option(help="SQL predicate, such as \"section = 'net'\"")] = None,
     near: Annotated[
         str | None,
@@ -156,14 +170,14 @@ def query(
     ] = None,
     match: Annotated[
         str | None,
-        typer.Option(help='COLUMN=words; +word must be there, -word must not, "a phrase", begin*'),
+        typer.Option(help='COLUMN=words; +word is required, -word is excluded, "a phrase", prefix*'),
     ] = None,
-    columns: Annotated[str | None, typer.Option(help="comma-separated columns")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="rows at most")] = 10,
-    level: Annotated[str, typer.Option(help="committed, flushed, durable or latest")] = "latest",
-    format: Annotated[Format, typer.Option(help="how to print")] = "table",
+    columns: Annotated[str | None, typer.Option(help="columns to print, separated by commas")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of rows")] = 10,
+    level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
+    format: Format = "table",
 ) -> int:
-    """Look rows up by key, filter, vector or words."""
+    """Look up rows by key, filter, vector or text."""
     from memwal.ingest.cli.query import Query, answer
 
     asked = Query(tuple(key or ()), filter, near, match, _columns(columns), limit, level)
@@ -172,15 +186,15 @@ def query(
 
 @app.command()
 def flush(config: Config) -> int:
-    """Flush memtables to SSTs: by the daemon that owns the regions, else by claiming them for a moment."""
+    """Flush memtables to SSTs: through the daemon that owns the regions; if none answers, claim the regions briefly."""
     from memwal.ingest.cli.steps import flush_table
 
     return flush_table(_load(config), os.environ, _console())
 
 
 @app.command()
-def commit(config: Config, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> int:
-    """Commit flushed rows into the base table and maintain it; safe while writers run."""
+def commit(config: Config, as_json: AsJson = False) -> int:
+    """Commit flushed rows to the base table, then maintain it; safe while writers run."""
     from memwal.ingest.cli.steps import commit as commit_table
 
     return commit_table(_load(config), os.environ, _console(), as_json=as_json)
@@ -189,10 +203,10 @@ def commit(config: Config, as_json: Annotated[bool, typer.Option("--json", help=
 @app.command()
 def gc(
     config: Config,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be deleted, delete nothing")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Delete what nobody can need again: WAL entries, SSTs, orphan files; safe while writers run."""
+    """Delete WAL entries, SSTs and orphan files that are no longer needed; safe while writers run."""
     from memwal.ingest.cli.collect import show
 
     return show(_load(config), os.environ, _console(), dry_run=dry_run, as_json=as_json)
@@ -201,15 +215,17 @@ def gc(
 @app.command()
 def log(
     config: Config,
-    limit: Annotated[int, typer.Option(min=1, help="versions at most, the newest first")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of versions, newest first")] = 50,
     diff: Annotated[
         tuple[int, int] | None,
-        typer.Option(metavar="A B", help="what changed between two versions, by key; reads rows"),
+        typer.Option(metavar="A B", help="compare two versions by key; reads rows"),
     ] = None,
-    keys: Annotated[int, typer.Option(min=0, help="with --diff: keys to show of each sort at most")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    keys: Annotated[
+        int, typer.Option(min=0, help="with --diff: number of added, removed and changed keys to print, of each")
+    ] = 0,
+    as_json: AsJson = False,
 ) -> int:
-    """Show every version of the base table as a list of what it did: rows, commits, indexes, compaction, columns."""
+    """Show what each version of the base table changed: rows, commits, indexes, compaction, columns."""
     from memwal.ingest.cli.log import show_diff, show_log
 
     if diff is None:
@@ -221,9 +237,9 @@ def log(
 def verify(
     config: Config,
     deep: Annotated[bool, typer.Option(help="read every row too")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Check everything on storage; exit 1 and say what is wrong and how to mend it. Safe while writers run."""
+    """Check every invariant on storage; print each problem with its remedy and exit 1. Safe while writers run."""
     from memwal.ingest.cli.verify import show
 
     return show(_load(config), os.environ, _console(), deep=deep, as_json=as_json)
@@ -232,11 +248,14 @@ def verify(
 @app.command()
 def inspect(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="a manifest, WAL entry, SST, region or table", show_default=False)
+        str,
+        typer.Argument(
+            metavar="PATH", help="a manifest, WAL entry, commit plan, SST, region or table", show_default=False
+        ),
     ],
-    config: Annotated[Path | None, typer.Option(help="TOML file with the storage options of a URL")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with the storage options for a URL")] = None,
 ) -> int:
-    """Print what is stored at a path or URL; reads only, safe while writers run."""
+    """Print a stored object in readable form; reads only, safe while writers run."""
     from memwal.ingest.cli.dump.describe import describe
 
     options = _load(config).storage_options(os.environ) if config is not None else None
@@ -247,10 +266,10 @@ def inspect(
 @regions_app.command()
 def resize(
     config: Config,
-    to: Annotated[int, typer.Option(help="number of regions, from 1 to 4096", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    to: Annotated[int, typer.Option(help="new number of regions, from 1 to 4096", show_default=False)],
+    as_json: AsJson = False,
 ) -> int:
-    """Give the table another number of regions; writers start again after a pause. Finishes one that broke off."""
+    """Change the number of regions; writes pause meanwhile. Also finishes an interrupted resize."""
     from memwal.ingest.cli.resize import resize as resize_table
 
     return resize_table(_load(config), os.environ, _console(), to=to, as_json=as_json)
@@ -258,14 +277,14 @@ def resize(
 
 @config_app.command()
 def check(config: Config) -> int:
-    """Check a configuration, every pipeline of a file with several, as `run` does; say all that is wrong with it."""
+    """Check a configuration, with all its pipelines, as `run` does; print every problem."""
     from memwal.ingest.pipeline.checks import examined
     from memwal.ingest.settings.load import load_every
 
     lines, pipelines = [], load_every(config, os.environ)
     for name, settings in pipelines.items():
         _, problems = examined(settings, os.environ, starts=False)
-        lines += [f"{name}: {line}" for problem in problems for line in _said(problem)]
+        lines += [f"{name}: {line}" for problem in problems for line in _lines(problem)]
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
     for name in pipelines:
@@ -286,10 +305,10 @@ def show(config: Config) -> int:
 def dlq_list(
     config: Config,
     stage: Stage = None,
-    limit: Annotated[int, typer.Option(min=1, help="letters at most, the newest first")] = 10,
-    format: Annotated[Format, typer.Option(help="how to print")] = "table",
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of dead letters to list, newest first")] = 10,
+    format: Format = "table",
 ) -> int:
-    """Count dead letters by stage and reason, and show the newest."""
+    """Count dead letters by stage and reason, and list the newest."""
     from memwal.ingest.cli.dlq import list_letters
 
     return list_letters(_load(config), os.environ, _console(), stage=stage, limit=limit, form=format)
@@ -298,9 +317,13 @@ def dlq_list(
 @dlq_app.command("show")
 def dlq_show(
     config: Config,
-    id: Annotated[str, typer.Argument(metavar="ID", help="id of a letter, or its beginning", show_default=False)],
-    hex: Annotated[bool, typer.Option("--hex", help="raw bytes as hexadecimal digits, text too")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="id of a dead letter, or the beginning of the id", show_default=False)
+    ],
+    hex: Annotated[
+        bool, typer.Option("--hex", help="print raw bytes as hexadecimal digits, even if they are text")
+    ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show everything about one dead letter, with its raw bytes."""
     from memwal.ingest.cli.dlq import show_letter
@@ -311,11 +334,11 @@ def dlq_show(
 @dlq_app.command("replay")
 def dlq_replay(
     config: Config,
-    id: Annotated[list[str] | None, typer.Option(help="only this letter; may be given again")] = None,
+    id: Annotated[list[str] | None, typer.Option(help="replay only the dead letter with this id; repeatable")] = None,
     stage: Stage = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="letters at most, the oldest first")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of dead letters, oldest first")] = None,
 ) -> int:
-    """Put dead letters that fit now into the table, each once, and remove them."""
+    """Put the dead letters that fit now into the table, each exactly once, and remove them from the dead letters."""
     from memwal.ingest.cli.dlq import replay
 
     return replay(_load(config), os.environ, _console(), ids=id or [], stage=stage, limit=limit)
@@ -324,9 +347,9 @@ def dlq_replay(
 @dlq_app.command("purge")
 def dlq_purge(
     config: Config,
-    older_than: Annotated[str | None, typer.Option(help='such as "7d"; none: dlq.age_max')] = None,
+    older_than: Annotated[str | None, typer.Option(help='minimum age, such as "7d"; default: dlq.age_max')] = None,
     stage: Stage = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be deleted, delete nothing")] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Delete old dead letters."""
     from memwal.ingest.cli.dlq import purge
@@ -338,7 +361,7 @@ def main() -> None:
     """Entry point of the `memwal` command."""
     silence_grpc()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # half a result is worse than an escaped letter
+        sys.stdout.reconfigure(errors="backslashreplace")  # half a result is worse than an escaped character
     try:
         code = app(standalone_mode=False)
     except typer.Exit as ended:
@@ -353,27 +376,27 @@ def main() -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Print an error as its lines; returns the exit code."""
+    """Print an error, one line per problem; return the exit code."""
     usage = getattr(error, "format_message", None)
     if usage is not None and not usage():
-        return Invalid.exit_code  # no command was given: its help is on the screen already
+        return Invalid.exit_code  # no command was given: Typer has printed the help already
     found: MemWalError = Invalid(f"{usage()} (see memwal --help)") if usage is not None else classify(error)
-    for line in _said(found):
+    for line in _lines(found):
         print(f"memwal: {line}", file=sys.stderr)
     if os.environ.get("MEMWAL_TRACEBACK"):
         raise error
     return found.exit_code
 
 
-def _said(error: MemWalError) -> tuple[str, ...]:
-    """Every problem of an error; of a fault of ours, whose text may be anything, one line."""
+def _lines(error: MemWalError) -> tuple[str, ...]:
+    """Return one line per problem; for an internal error, whose text may be anything, one line in all."""
     if not isinstance(error, Internal):
         return error.lines
-    return (f"{error.lines[0]}; a fault of memwal: please report it, with what MEMWAL_TRACEBACK=1 shows",)
+    return (f"{error.lines[0]}; this is a bug in memwal: please report it with the output of MEMWAL_TRACEBACK=1",)
 
 
 def _console() -> Console:
-    """Standard output. A path such as FILE:a: is no emoji."""
+    """Return a console on standard output, without emoji: a path may contain `FILE:a:`."""
     return Console(emoji=False)
 
 

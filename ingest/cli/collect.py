@@ -1,21 +1,17 @@
-"""`memwal gc`: one collection of everything that nobody can need again, and what it found."""
+"""`memwal gc`: collect garbage once, and print what was deleted and kept."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
-from rich.table import Table as RichTable
 
-from memwal import flush, wal
-from memwal.ingest.cli.open import NO_TABLE
-from memwal.ingest.errors import Invalid
+from memwal import wal
+from memwal.ingest.cli.open import open_base
+from memwal.ingest.cli.print import plain_table, write_json
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 
@@ -23,25 +19,21 @@ _FILES_SHOWN = 20
 
 
 def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dry_run: bool, as_json: bool) -> int:
-    """Collect once and print what went and what stayed. Raises: Invalid where there is no table; wal, flush errors."""
-    options = settings.storage_options(environ)
-    base = flush.BaseTable.find(settings.table.uri, options)
-    if base is None:
-        raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
-    store = wal.open_store(settings.table.uri, options)
+    """Collect once; print what was deleted and kept. Raises: Invalid if the table does not exist; wal, flush errors."""
+    base, store = open_base(settings, environ)
     limits = wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget)
     collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store), limits)
     with console.status("looking" if dry_run else "collecting"):
         found = collector.collect(base, Ages.of(settings.gc), dry_run=dry_run)
     if as_json:
-        sys.stdout.write(json.dumps(as_dict(found, base.uri), default=str, indent=2) + "\n")
+        write_json(as_dict(found, base.uri))
     else:
         console.print(render(found))
     return 0
 
 
 def as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
-    """What `--json` prints: per region and kind what was deleted and what was kept, sizes in bytes."""
+    """Return what `--json` prints: what was deleted and kept, per region and kind; sizes in bytes."""
     return {
         "table": uri,
         "dry_run": found.dry_run,
@@ -65,8 +57,8 @@ def _without_ids(found: Any) -> dict[str, Any]:
 
 
 def render(found: TableGarbage) -> RenderableType:
-    """A collection for people: what was deleted of each kind, and what was kept and why."""
-    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    """Return a collection for people: what was deleted of each kind, what was kept and why."""
+    table = plain_table()
     table.add_column("region", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     table.add_column("would delete" if found.dry_run else "deleted", justify="right", no_wrap=True)
@@ -82,7 +74,7 @@ def render(found: TableGarbage) -> RenderableType:
 
 
 def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
-    """Per kind of a region's objects: its name, how many were deleted, their bytes, what was kept."""
+    """Yield for each kind of object: its name, the number deleted, their bytes, and what was kept."""
     log, ssts = found.wal, found.ssts
     kept = {"fences": log.fences, "young": log.too_young, "unreadable": log.unreadable}
     yield "WAL entries", log.entries, log.bytes, _kept(kept)
@@ -94,7 +86,12 @@ def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
     }
     yield "SSTs", ssts.committed, ssts.bytes - ssts.abandoned_bytes, _kept(kept)
     if ssts.abandoned or ssts.unpublished:
-        yield "abandoned SSTs", ssts.abandoned, ssts.abandoned_bytes, _kept({"maybe under way": ssts.unpublished})
+        yield (
+            "abandoned SSTs",
+            ssts.abandoned,
+            ssts.abandoned_bytes,
+            _kept({"maybe in use": ssts.unpublished}),
+        )
 
     if found.plans.plans or found.plans.needed:
         yield "commit plans", found.plans.plans, found.plans.bytes, _kept({"still needed": found.plans.needed})
@@ -108,7 +105,7 @@ def _kept(counts: Mapping[str, int]) -> str:
 
 
 def _files(found: TableGarbage) -> Iterator[str]:
-    """The orphan files by name, where they are still there to be looked at."""
+    """Yield the names of orphan files; only for a dry run, after which they still exist."""
     if found.dry_run and found.orphans.files:
         files = found.orphans.files
         yield "\n".join(f"  {key}" for key in files[:_FILES_SHOWN])
@@ -117,9 +114,9 @@ def _files(found: TableGarbage) -> Iterator[str]:
 
 def _odd(found: TableGarbage) -> Iterator[str]:
     if found.unreadable:
-        yield f"{found.unreadable:,} WAL entries cannot be read; look at them with `memwal inspect`"
+        yield f"{found.unreadable:,} WAL entries cannot be read; examine them with `memwal inspect`"
     if found.unaccounted:
         yield (
-            f"{found.unaccounted:,} SSTs are neither published nor committed: was the base table put back to an older "
-            "version? They were kept; what they hold may be nowhere else"
+            f"{found.unaccounted:,} SSTs are neither published nor committed: was the base table restored to an older "
+            "version? They were kept, because their rows may be stored nowhere else"
         )

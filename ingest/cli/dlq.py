@@ -1,10 +1,7 @@
-"""`memwal dlq list|show|replay|purge`: what became of rows that could not be used."""
+"""`memwal dlq list|show|replay|purge`: the commands for dead letters, rows that could not be used."""
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from rich.console import Console
 
 from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import as_rich
+from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Replaying, among
@@ -27,8 +24,8 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.pipeline.checkpoint import unfinished
 from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.units import format_duration, parse_duration
-from memwal.ingest.suggest import nearest
+from memwal.ingest.settings.values import format_duration, parse_duration
+from memwal.ingest.suggest import suggestion
 from memwal.ingest.table.open import by_itself, open_table
 
 _LISTED = ["id", "time", "stage", "column", "reason", "topic", "partition", "offset", "file", "block", "row"]
@@ -39,7 +36,7 @@ _HEX = 16
 
 @dataclass
 class Group:
-    """Letters with the same stage, column and reason. Times are datetimes."""
+    """Dead letters with the same stage, column and reason. Times are datetimes."""
 
     stage: str
     column: str | None
@@ -52,18 +49,16 @@ class Group:
 def list_letters(
     settings: Settings, environ: Mapping[str, str], console: Console, *, stage: str | None, limit: int, form: str
 ) -> int:
-    """Print counts by stage and reason, and the newest letters. Raises: Invalid for an unknown stage."""
+    """Print counts by stage and reason, and the newest dead letters. Raises: Invalid for an unknown stage."""
     condition = _of_stage(stage)
     found = _find(settings, environ)
     groups, newest = ([], SCHEMA.empty_table().select(_LISTED)) if found is None else _summary(found, condition, limit)
     if form == "json":
         total = sum(each.letters for each in groups)
         said = {"table": settings.dead_letters, "letters": total, "groups": [vars(each) for each in groups]}
-        _print_json(said | {"newest": newest.to_pylist()})
+        write_json(said | {"newest": newest.to_pylist()}, ascii_only=False)
     elif form == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerow(newest.column_names)
-        writer.writerows(zip(*(column.to_pylist() for column in newest.columns), strict=True))
+        write_csv(newest)
     else:
         _print_tables(console, settings.dead_letters, groups, newest)
     return 0
@@ -72,20 +67,20 @@ def list_letters(
 def show_letter(
     settings: Settings, environ: Mapping[str, str], console: Console, *, id: str, in_hex: bool, as_json: bool
 ) -> int:
-    """Print everything about one letter. `id`: as `list` prints it, or its beginning. Raises: Invalid."""
+    """Print everything about one dead letter. `id`: as `list` prints it, or its beginning. Raises: Invalid."""
     letters = _find(settings, environ)
     if len(id) < _ID_MIN:
-        raise Invalid(f"{id!r}: give at least {_ID_MIN} letters of the id, as `memwal dlq list` prints it")
+        raise Invalid(f"{id!r}: give at least {_ID_MIN} characters of the id, as `memwal dlq list` prints it")
     found = [] if letters is None else letters.dataset.to_table(filter=f"starts_with(id, {quoted(id)})").to_pylist()
     if len(found) != 1:
-        said = f"{len(found)} dead letters have an id that begins so; give more of it" if found else "no dead letter"
-        raise Invalid(f"{id}: {said} in {settings.dead_letters}")
+        what = f"begins {len(found)} ids; give more characters" if found else "no dead letter has this id"
+        raise Invalid(f"{id}: {what} (in {settings.dead_letters})")
     for name in ("raw_key", "raw_value"):
         found[0][name] = _readable(found[0][name], in_hex=in_hex)
     for header in found[0].get("raw_headers") or ():
         header["value"] = _readable(header["value"], in_hex=in_hex)
     if as_json:
-        _print_json(found[0])
+        write_json(found[0], ascii_only=False)
     else:
         for name, value in found[0].items():
             console.out(f"{name:<11} {value}", highlight=False)
@@ -101,11 +96,11 @@ def replay(
     stage: str | None,
     limit: int | None,
 ) -> int:
-    """Put letters that fit now into the table, and remove them. Raises: Invalid; what a put raises."""
+    """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; what a put raises."""
     condition = _all_of(_of_stage(stage), among(ids) if ids else None)
     letters = _find(settings, environ)
     if letters is None:
-        console.out(f"no dead letters: {settings.dead_letters} is not there", highlight=False)
+        console.out(f"no dead letters: {settings.dead_letters} does not exist", highlight=False)
         return 0
     options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
     target = opened(settings.table.uri, options)
@@ -113,10 +108,10 @@ def replay(
     with _writable(settings, environ) as table:
         replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
         outcome = replaying.replay(condition, limit)
-    said = f"replayed {_counted(outcome.replayed)} into {settings.table.uri}; {outcome.stay.total():,} stay"
-    console.out(said, highlight=False)
-    for reason, count in outcome.stay.most_common():
-        console.out(f"  {count:,}x {reason}", highlight=False)
+    replayed, remain = count(outcome.replayed, "dead letter"), outcome.stay.total()
+    console.out(f"replayed {replayed} into {settings.table.uri}; {remain:,} remain", highlight=False)
+    for reason, number in outcome.stay.most_common():
+        console.out(f"  {number:,}x {reason}", highlight=False)
     return 0
 
 
@@ -129,7 +124,7 @@ def purge(
     stage: str | None,
     dry_run: bool,
 ) -> int:
-    """Delete letters of an age. Raises: Invalid for what is no duration or stage."""
+    """Delete dead letters older than a given age. Raises: Invalid for an invalid duration or stage."""
     age = settings.dlq.age_max
     if older_than is not None:
         try:
@@ -143,7 +138,7 @@ def purge(
     if letters is not None:
         gone = letters.dataset.count_rows(filter=condition) if dry_run else letters.delete(condition)
     what = "would be deleted" if dry_run else "deleted"
-    said = f"{_counted(gone)} of at least {format_duration(age)} {what} from {settings.dead_letters}"
+    said = f"{count(gone, 'dead letter')} older than {format_duration(age)} {what} from {settings.dead_letters}"
     console.out(said, highlight=False)
     return 0
 
@@ -159,7 +154,7 @@ def _find(settings: Settings, environ: Mapping[str, str]) -> DeadLetters | None:
 
 @contextmanager
 def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
-    """The table at its owner where one answers, else opened here, which claims its regions."""
+    """Yield the table: through its owner if one answers, else opened here, which claims its regions."""
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
         with found:
@@ -170,7 +165,7 @@ def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _comes_again(settings: Settings, table: Any) -> tuple[str, int] | None:
-    """The micro-batch that the next run does again, unless every region has it and would take no row of it."""
+    """Return the micro-batch that the next run repeats; None if every region has applied it and would skip its rows."""
     found = unfinished(settings)
     return None if found is None or table.applied(found[0]).everywhere == found[1] else found
 
@@ -179,7 +174,7 @@ def _of_stage(stage: str | None) -> str | None:
     if stage is None:
         return None
     if stage not in STAGES:
-        raise Invalid(f"--stage {stage!r}: {nearest(stage, STAGES)}")
+        raise Invalid(f"--stage {stage!r} is unknown{suggestion(stage, STAGES)}")
     return f"stage = {quoted(stage)}"
 
 
@@ -188,7 +183,7 @@ def _all_of(*conditions: str | None) -> str | None:
 
 
 def _summary(letters: DeadLetters, condition: str | None, limit: int) -> tuple[list[Group], pa.Table]:
-    """Groups, the largest first, and the newest letters; one pass over all but the raw bytes."""
+    """Return the groups, largest first, and the newest dead letters; reads all columns but the raw bytes once."""
     groups: dict[tuple[Any, ...], Group] = {}
     newest = SCHEMA.empty_table().select(_LISTED)
     for batch in letters.dataset.to_batches(columns=_LISTED, filter=condition):
@@ -216,14 +211,14 @@ def _print_tables(console: Console, uri: str, groups: list[Group], newest: pa.Ta
         console.out(f"no dead letters in {uri}", highlight=False)
         return
     shown = [vars(each) | {"newest": _time(each.newest)} for each in groups]
-    names = ("stage", "letters", "newest", "reason")
-    console.print(as_rich(pa.table({name: [each[name] for each in shown] for name in names}), _WIDTH))
+    names = {"stage": "stage", "letters": "dead letters", "newest": "newest", "reason": "reason"}
+    console.print(as_rich(pa.table({head: [each[name] for each in shown] for name, head in names.items()}), _WIDTH))
     rows = [
         {"id": row["id"], "time": _time(row["time"]), "stage": row["stage"], "place": _place(row)}
         for row in newest.to_pylist()
     ]
     console.print(as_rich(pa.Table.from_pylist(rows), _WIDTH))
-    console.out(f"{_counted(total)} in {uri}; the newest {len(rows):,} are shown", highlight=False)
+    console.out(f"{count(total, 'dead letter')} in {uri}; the newest {len(rows):,} are shown", highlight=False)
 
 
 def _place(row: Mapping[str, Any]) -> str:
@@ -247,11 +242,3 @@ def _readable(raw: bytes | None, *, in_hex: bool) -> str | None:
     else:
         in_hex = in_hex or not all(each.isprintable() or each.isspace() for each in text)
     return raw.hex(" ", _HEX) if in_hex else text
-
-
-def _counted(letters: int) -> str:
-    return f"{letters:,} dead letter{'' if letters == 1 else 's'}"
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, default=str, indent=2, ensure_ascii=False) + "\n")

@@ -1,14 +1,22 @@
-"""Writes configs/default.toml and the references of settings and metrics: `make docs`."""
+"""Writes configs/default.toml and the references of settings, metrics and the Python API: `make docs`."""
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from memwal.ingest.errors import KINDS
 from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
 
+PYTHON = Path("ingest", "api", "reference.md")
+"""The reference of the Python API, all of it written here."""
+LINE = 100
+"""Characters of a call that is written in one line."""
 METRICS = ("<!-- metrics -->", "<!-- /metrics -->")
 
 
@@ -32,6 +40,49 @@ def render_metrics() -> str:
     return "\n".join(parts)
 
 
+def render_python() -> str:
+    """The reference of the public names of `memwal`, from their signatures and docstrings."""
+    return "\n".join(_python_reference()) + "\n"
+
+
+def _python_reference() -> Iterator[str]:
+    import memwal
+    from memwal.ingest.api.tokens import Receipt, RegionCounts
+    from memwal.ingest.table.embedded import Table
+
+    yield "# The Python API\n\nWritten by `make docs` from the signatures and docstrings of the public names.\n"
+    for name, function in (("memwal.open", memwal.open), ("memwal.connect", memwal.connect)):
+        yield from _described(f"## {name}", name, function)
+    yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
+    yield "Every read names a level: `committed`, `flushed`, `durable` or `latest`.\n"
+    for name in ("put", "delete", "get", "scan", "count", "search", "match", "flush", "commit", "status", "close"):
+        yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
+    for kind in (Receipt, RegionCounts, memwal.Token):
+        yield from _described(f"## {kind.__name__}", kind.__name__, kind)
+    yield from _described("## memwal.MemWalSink", "memwal.MemWalSink", memwal.MemWalSink)
+    yield "## Errors\n\nEvery method raises one of these kinds, all of them `memwal.MemWalError`.\n"
+    yield "| error | exit code of the command | what it means |\n|---|---|---|"
+    for error in KINDS.values():
+        yield f"| `memwal.{error.__name__}` | {error.exit_code} | {' '.join((error.__doc__ or '').split())} |"
+
+
+def _described(title: str, name: str, what: Callable[..., Any]) -> Iterator[str]:
+    """A heading, the call, and the docstring of a function or class."""
+    signature = inspect.signature(what)
+    given: list[str] = []
+    for each in signature.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and "*" not in given:
+            given.append("*")
+        if each.name != "self":
+            default = "" if each.default is each.empty else f" = {each.default!r}".replace("<factory>", "{}")
+            given.append(f"{each.name}: {each.annotation}{default}")
+    answer = "" if inspect.isclass(what) else f" -> {signature.return_annotation}"
+    call = f"{name}({', '.join(given)}){answer}"
+    if len(call) > LINE:
+        call = "\n".join([f"{name}(", *(f"    {each}," for each in given), f"){answer}"])
+    yield f"{title}\n\n```python\n{call}\n```\n\n{inspect.getdoc(what)}\n"
+
+
 def between_markers(text: str, begins: str = BEGIN, ends: str = END) -> str:
     """What stands between the markers of a document. Raises: ValueError when they are missing."""
     _, begin, rest = text.partition(begins)
@@ -49,6 +100,7 @@ def _put_between(text: str, begins: str, ends: str, reference: str) -> str:
 
 def _write(root: Path) -> None:
     (root / "configs" / "default.toml").write_text(render_settings(Settings(), comments=True), encoding="utf-8")
+    (root / PYTHON).write_text(render_python(), encoding="utf-8")
     for readme, marks, reference in (
         (root / "configs" / "README.md", (BEGIN, END), render_reference()),
         (root / "ingest" / "ops" / "README.md", METRICS, render_metrics()),

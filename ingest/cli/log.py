@@ -1,4 +1,4 @@
-"""`memwal log`: the versions of the base table as lists of actions, and what lies between two of them."""
+"""`memwal log`: the versions of the base table as lists of actions, and the difference between two versions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from memwal import flush, wal
 from memwal.flush.base.state import versions
 from memwal.flush.history.actions import Action, Change, History, read_history
 from memwal.flush.history.diff import VersionDiff, diff_versions
-from memwal.ingest.cli.print import _count, _span, _write_json, ranges
+from memwal.ingest.cli.print import count, plain_table, ranges, span, write_json
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 from memwal.wal.patience import patient
@@ -48,7 +46,7 @@ def show_log(settings: Settings, environ: Mapping[str, str], console: Console, *
     history = read_history(store, limit)
     names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)}
     if as_json:
-        _write_json(_history_json(history, names))
+        write_json(_history_json(history, names))
     else:
         console.print(render(base.uri, history, names, limit))
     return 0
@@ -63,22 +61,22 @@ def show_diff(
     keys: int,
     as_json: bool,
 ) -> int:
-    """Print what changed between two versions, by key, with at most `keys` keys of each sort. Reads rows.
+    """Print the difference between two versions by key, with at most `keys` keys of each kind. Reads rows.
 
-    Raises: Invalid when there is no such version; NotALanceTable, NotInitialised; wal errors.
+    Raises: Invalid if a version does not exist; NotALanceTable, NotInitialised; wal errors.
     """
     base, store = _opened(settings, environ)
     if not base.key:
         raise Invalid(
-            f"--diff compares rows by key, and {base.uri} has none; leave it out: every version has its counts"
+            f"--diff compares rows by key, and {base.uri} has no key; without --diff the command prints row counts"
         )
     kept = versions(store)
     for version in between:
         if version not in kept:
-            raise Invalid(f"version {version} of {base.uri} is not kept; kept are {ranges(kept)}")
+            raise Invalid(f"version {version} of {base.uri} does not exist; existing versions: {ranges(kept)}")
     found = diff_versions(store, *between, base.key)
     if as_json:
-        _write_json(_diff_json(found, keys))
+        write_json(_diff_json(found, keys))
     else:
         console.print(render_diff(base.uri, found, keys))
     return 0
@@ -94,8 +92,8 @@ def _opened(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseT
 
 
 def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -> RenderableType:
-    """A history for people. `regions`: what to call a region, by its id."""
-    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    """Return a history for people. `regions`: names of regions by id."""
+    table = plain_table()
     for name in ("version", "when (UTC)", "rows", "frags", "size"):
         table.add_column(name, justify="left" if name.startswith("when") else "right", no_wrap=True)
     table.add_column("what", ratio=1)
@@ -125,18 +123,18 @@ def _headline(history: History) -> str:
         return "no version could be read"
     newest = history.changes[0].state
     day = _when(newest.seconds).strftime("%Y-%m-%d")
-    rows, fragments = _count(newest.rows, "row"), _count(len(newest.fragments), "fragment")
+    rows, fragments = count(newest.rows, "row"), count(len(newest.fragments), "fragment")
     return f"version {newest.version} of {day}, {rows} in {fragments}"
 
 
 def _what(change: Change, regions: Mapping[str, str]) -> Text:
     if change.actions is None:
         operation = "" if change.state.transaction is None else f" (Lance: {change.state.transaction.operation})"
-        return Text(f"not known: the version before it was cleaned up{operation}", style=_PLAIN)
+        return Text(f"unknown: the previous version was cleaned up{operation}", style=_PLAIN)
     parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
     parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
     if any(each.kind == "mark" for each in change.actions):
-        parts.append(Text("Lance's marker follows what is committed", style=_PLAIN))
+        parts.append(Text("Lance's progress marker updated", style=_PLAIN))
     if change.part_of is not None:
         parts.append(Text(f"first half of the commit in version {change.part_of}", style=_PLAIN))
     if change.state.transaction is not None and change.state.transaction.message:
@@ -145,7 +143,7 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
 
 
 def _rows_touched(actions: Iterable[Action]) -> list[Text]:
-    """insert 40, update 3 rows"""
+    """Return a phrase such as: insert 40, update 3 rows."""
     touched = [each for each in actions if each.kind in _OF_ROWS]
     if not touched:
         return []
@@ -155,7 +153,7 @@ def _rows_touched(actions: Iterable[Action]) -> list[Text]:
 
 
 def _indexes(actions: Iterable[Action]) -> list[Text]:
-    """extend indexes body_idx, price_idx"""
+    """Return phrases such as: extend indexes body_idx, price_idx."""
     by_verb: dict[str, list[str]] = {}
     for each in actions:
         if each.kind in _OF_INDEXES:
@@ -167,20 +165,20 @@ def _indexes(actions: Iterable[Action]) -> list[Text]:
 
 
 def _commits(actions: Iterable[Action], regions: Mapping[str, str]) -> list[Text]:
-    """commit generations 4–6 of bucket-0; regions that commit the same generations are one piece of news."""
+    """Return a phrase such as: commit generations 4–6 of bucket-0. Regions with the same generations are grouped."""
     by_range: dict[tuple[int, int], list[str]] = {}
     for each in actions:
         if each.kind == "commit":
             region = each.details["region"]
             name = regions.get(region, region)
             by_range.setdefault((each.details["first"], each.details["last"]), []).append(name)
-    parts = [f"{_span(first, last)} of {_together(names)}" for (first, last), names in by_range.items()]
+    parts = [f"{span(first, last)} of {_together(names)}" for (first, last), names in by_range.items()]
     several = len(parts) > 1 or any(first < last for first, last in by_range)
     return [Text(f"commit generation{'s' * several} {' and '.join(parts)}", style=_STYLES["commit"])] if parts else []
 
 
 def _together(names: Sequence[str]) -> str:
-    """bucket-0, bucket-1 and bucket-2 as buckets 0–2."""
+    """Shorten bucket-0, bucket-1 and bucket-2 to buckets 0–2."""
     numbers = sorted(int(name.removeprefix("bucket-")) for name in names if name.startswith("bucket-"))
     if len(numbers) < 2 or len(numbers) < len(names):
         return ", ".join(sorted(names))
@@ -194,16 +192,16 @@ def _phrase(action: Action) -> Text:
 def _compacted(details: Mapping[str, Any]) -> str:
     dropped = details["deleted_rows_dropped"]
     saved = details["bytes_before"] - details["bytes_after"]
-    parts = [f"compact {_count(details['fragments_before'], 'fragment')} into {details['fragments_after']:,}"]
+    parts = [f"compact {count(details['fragments_before'], 'fragment')} into {details['fragments_after']:,}"]
     if dropped:
-        parts.append(f"{_count(dropped, 'deleted row')} dropped")
+        parts.append(f"{count(dropped, 'deleted row')} dropped")
     if saved > 0:
         parts.append(f"{decimal(saved)} freed")
     return ", ".join(parts)
 
 
 _PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "overwrite": lambda details: f"overwrite everything with {_count(details['rows'], 'row')}",
+    "overwrite": lambda details: f"overwrite everything with {count(details['rows'], 'row')}",
     "restore": lambda details: f"restore version {details['version']}",
     "create": lambda details: f"create the table: {', '.join(details['columns'])}",
     "compact": _compacted,
@@ -211,7 +209,7 @@ _PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "column added": lambda details: f"add column {details['column']} {details['type']}",
     "column dropped": lambda details: f"drop column {details['column']}",
     "column changed": lambda details: f"change column {details['was']} to {details['column']} {details['type']}",
-    "columns rewritten": lambda details: f"rewrite columns of {_count(details['rows'], 'row')}",
+    "columns rewritten": lambda details: f"rewrite columns of {count(details['rows'], 'row')}",
     "ingestion": lambda details: f"ingestion {details['state']}",
     "settings": lambda details: f"set {', '.join(details['keys'])}",
     "other": lambda details: f"nothing changed (Lance: {details['operation']})",
@@ -246,12 +244,12 @@ def _action_json(action: Action, regions: Mapping[str, str]) -> dict[str, Any]:
     return {"action": action.kind, **action.details, **named}
 
 
-# ---- the difference of two -----------------------------------------------------------------------------------------
+# ---- the difference between two versions ---------------------------------------------------------------------------
 
 
 def render_diff(uri: str, found: VersionDiff, keys: int) -> RenderableType:
-    """A difference for people, with at most `keys` keys of each sort."""
-    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    """Return a difference for people, with at most `keys` keys of each kind."""
+    table = plain_table()
     table.add_column("rows", no_wrap=True)
     table.add_column("count", justify="right", no_wrap=True)
     table.add_column("keys" if keys else "", ratio=1)
@@ -264,7 +262,7 @@ def render_diff(uri: str, found: VersionDiff, keys: int) -> RenderableType:
     table.add_row("same", f"{found.same:,}", "")
     lines: list[RenderableType] = [Text(f"{uri}: version {found.before} to {found.after}", overflow="fold"), table]
     if found.columns:
-        by_column = ", ".join(f"{name} ({count:,})" for name, count in found.columns.items())
+        by_column = ", ".join(f"{name} ({rows:,})" for name, rows in found.columns.items())
         lines.append(f"changed columns: {by_column}")
     for what, names in (("added", found.columns_added), ("dropped", found.columns_dropped)):
         if names:

@@ -1,4 +1,4 @@
-"""Opening a table for a command that reads: at its owner, or from storage where no owner answers."""
+"""Opening the table of a command: through its owner, or from storage."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from memwal.ingest.settings.endpoints import expanded
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.stored import StoredTable
 
-NO_TABLE = "no table is there; `memwal init` or `memwal run` creates it"
 Readable = StoredTable | RemoteTable
 
 
-def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:
-    """A client of the daemons that own the table's regions, or the table as it is on storage where not all are owned.
-
-    Raises: Invalid when there is no table, or an owner refuses the token.
-    """
-    options = settings.storage_options(environ)
-    base = flush.BaseTable.find(settings.table.uri, options)
+def open_base(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, wal.ObjectStore]:
+    """Return the base table and the store of its files. Raises: Invalid if the table does not exist."""
+    uri, options = settings.table.uri, settings.storage_options(environ)
+    base = flush.BaseTable.find(uri, options)
     if base is None:
-        raise Invalid(f"{settings.table.uri}: {NO_TABLE}")
-    store = wal.open_store(settings.table.uri, options)
+        raise Invalid(f"{uri}: the table does not exist; `memwal init` or `memwal run` creates it")
+    return base, wal.open_store(uri, options)
+
+
+def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:
+    """Return a client of the daemons that own the table's regions; if some region has no owner, the table on storage.
+
+    Raises: Invalid if the table does not exist, or an owner refuses the token.
+    """
+    base, store = open_base(settings, environ)
     configured = expanded(settings.daemon.endpoints, settings.daemon.workers)
     access = Access.of(settings)
     return served_table(base, store, lambda: access.options(environ), configured) or StoredTable(base, store)

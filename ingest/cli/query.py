@@ -1,10 +1,8 @@
-"""`memwal query`: one read, through the owner of the regions when it answers, from storage when not."""
+"""`memwal query`: one read, through the owner of the regions if one answers, else from storage."""
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +11,17 @@ import pyarrow as pa
 from rich.console import Console
 
 from memwal.ingest.api.keys import parse_key
-from memwal.ingest.api.python_times import python_rows, python_values
+from memwal.ingest.api.python_times import python_rows
 from memwal.ingest.api.reads import check_level
 from memwal.ingest.cli.open import Readable, open_for_reading
-from memwal.ingest.cli.print import as_rich
+from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One read as typed: at most one of `keys`, `near`, `match`; `filter` goes with any but `keys`."""
+    """One read as typed: at most one of `keys`, `near`, `match`; `filter` goes with all but `keys`."""
 
     keys: tuple[str, ...]
     filter: str | None
@@ -35,20 +33,18 @@ class Query:
 
 
 def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: str, console: Console) -> int:
-    """Run `query` and print its rows; returns the exit code. Raises: Invalid for a query that makes no sense."""
+    """Run `query`, print its rows and return the exit code. Raises: Invalid for options that do not go together."""
     _check(query)
     rows = _run(open_for_reading(settings, environ), query)
     if form == "json":
-        sys.stdout.write(json.dumps(python_rows(rows), default=str, indent=2) + "\n")
+        write_json(python_rows(rows))
     elif form == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerow(rows.column_names)
-        writer.writerows(zip(*map(python_values, rows.columns), strict=True))
+        write_csv(rows)
     else:
         hidden = [] if query.columns else [field.name for field in rows.schema if pa.types.is_nested(field.type)]
         console.print(as_rich(rows.drop_columns(hidden)))
-        left_out = f"; not shown: {', '.join(hidden)} (ask with --columns)" if hidden else ""
-        console.print(f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'}{left_out}")
+        left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
+        console.print(f"{count(rows.num_rows, 'row')}{left_out}")
     return 0
 
 
@@ -84,15 +80,15 @@ def _column_and_text(option: str, text: str) -> tuple[str, str]:
 
 
 def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
-    """A query vector: the one of a row, or numbers as JSON, here or in a file."""
+    """Return the query vector: the vector of a row, or a JSON list from the command line or a file."""
     if text.startswith("key:"):
         key = parse_key(text.removeprefix("key:"), table.key)
         found = table.get([key] if len(key) > 1 else [key[0]], [column], level=level)
         if not found.num_rows:
-            raise Invalid(f"--near: there is no row with the key {text.removeprefix('key:')!r}")
+            raise Invalid(f"--near: no row has the key {text.removeprefix('key:')!r}")
         vector: list[float] | None = found.column(column)[0].as_py()
         if not isinstance(vector, list):
-            raise Invalid(f"--near: column '{column}' of that row holds no vector")
+            raise Invalid(f"--near: column '{column}' of that row contains no vector")
         return vector
     try:
         numbers = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)

@@ -1,9 +1,7 @@
-"""`memwal regions resize`: another number of regions for a table; the protocol is told in `flush.resizing.steps`."""
+"""`memwal regions resize`: change the number of regions of a table; `flush.resizing.steps` describes the protocol."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,16 +10,17 @@ from rich.console import Console
 
 from memwal import flush, wal
 from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.print import write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.settings.load import Settings
 
 
 def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, to: int, as_json: bool) -> int:
-    """Give the table of `settings` so many regions and print what was done.
+    """Change the number of regions to `to` and print what was done.
 
-    Raises: Invalid when there is no table, or for a number that it cannot have; Unavailable when another resize got in
-    between; flush and wal errors. After an error but Invalid, resize again.
+    Raises: Invalid if the table does not exist or `to` is out of range; Unavailable if another resize came in between;
+    flush and wal errors. After any error except Invalid, run the resize again.
     """
     if not 1 <= to <= flush.BUCKETS_MAX:
         raise Invalid(f"--to {to}: give a number of regions from 1 to {flush.BUCKETS_MAX}")
@@ -41,28 +40,31 @@ def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, 
             on_step=shown.update,
         )
     if as_json:
-        sys.stdout.write(json.dumps({"table": uri} | asdict(report), indent=2) + "\n")
+        write_json({"table": uri} | asdict(report))
     else:
         console.out(describe(uri, report), highlight=False)
     return 0
 
 
 def describe(uri: str, report: flush.ResizeReport) -> str:
-    """A report for people, in one line."""
+    """Return the report as one line for people."""
     now = f"{report.regions} regions, routing version {report.routing}, version {report.version} of {uri}"
     if report.resumed:
-        return f"finished a resize that was broken off: {now}"
+        return f"finished an interrupted resize: {now}"
     return (
         f"resized from {report.before} to {now}; {report.rows_drained:,} rows drained from the log, "
-        f"{report.ssts_committed:,} SSTs committed, nobody could write for {report.seconds:.2f} s; daemons "
-        "and pipelines that were open go on with the new regions"
+        f"{report.ssts_committed:,} SSTs committed, writes paused for {report.seconds:.2f} s; running "
+        "daemons and pipelines continue with the new regions"
     )
 
 
 def _empty_memtables(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Let the daemon, where one answers, do beforehand what would be done while nobody can write."""
+    """If a daemon answers, let it flush and commit first: this shortens the pause of writes."""
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
-        with found, suppress(MemWalError):  # it is fenced, or ends: what it has acknowledged is drained from its log
+        with (
+            found,
+            suppress(MemWalError),
+        ):  # if it is fenced or ends, the resize drains its acknowledged rows from the log
             found.flush()
             found.commit()

@@ -1,34 +1,30 @@
-"""`memwal status`: the state of a table, from its owner when it answers, from storage when not."""
+"""`memwal status`: the state of a table, from its owner if one answers, else from storage."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import ranges
+from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
 
 REFRESH = 1.0
-"""Seconds between two looks of `--watch`."""
+"""Seconds between two refreshes of `--watch`."""
 
 
 def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool, watch: bool) -> int:
-    """Print the status once, or again every second until interrupted.
+    """Print the status once, or with `watch` every second until interrupted.
 
-    Watched on a terminal it stays in place; elsewhere, and as JSON, every round is printed (JSON: one line each).
-    Raises: Invalid when there is no table.
+    On a terminal, `watch` redraws in place; elsewhere, and as JSON, it prints every refresh (JSON: one line each).
+    Raises: Invalid if the table does not exist.
     """
     if not watch:
         _print(current(settings, environ), console, as_json=as_json)
@@ -46,14 +42,13 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as
 
 def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent: int | None = 2) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(status, default=str, indent=indent) + "\n")
-        sys.stdout.flush()
+        write_json(status, indent=indent)
     else:
         console.print(render(status))
 
 
 def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The status in the form of `Table.status()`, or of `StoredTable.status()` where nobody serves it."""
+    """Return the status as `Table.status()` does, or as `StoredTable.status()` if no daemon serves the table."""
     table = open_for_reading(settings, environ)
     if isinstance(table, RemoteTable):
         with table:
@@ -62,8 +57,8 @@ def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def render(status: Mapping[str, Any]) -> RenderableType:
-    """A status for people."""
-    table = RichTable(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    """Return a status as text and a table for people."""
+    table = plain_table()
     for name in ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
         table.add_column(name, justify="left" if name == "id" else "right", no_wrap=True)
     for region in status["regions"]:
@@ -91,16 +86,16 @@ def render(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _owners(status: Mapping[str, Any]) -> list[str]:
-    """Who serves which regions: a line for each daemon, since addresses are too long for a column."""
+    """Return one line per daemon with the regions it serves; addresses are too long for a column."""
     served: dict[str | None, list[int]] = {}
     for region in status["regions"]:
         served.setdefault(region["owner"], []).append(region["bucket"])
     unowned = served.pop(None, [])
     lines = [f"{owner} serves {_regions(buckets)}" for owner, buckets in served.items()]
     if unowned:
-        lines.append(f"nobody serves {_regions(unowned)}; this is what storage holds")
+        lines.append(f"no owner answers for {_regions(unowned)}; shown as stored")
     if status.get("served_last_by"):
-        lines.append(f"served last by {', '.join(status['served_last_by'])}")
+        lines.append(f"last served by {', '.join(status['served_last_by'])}")
     return lines
 
 
@@ -121,27 +116,29 @@ def _uncommitted(failure: Mapping[str, str], status: Mapping[str, Any]) -> str:
 
 
 def _pending_ssts(region: Mapping[str, Any]) -> str:
-    """Such as "3 (2 pending)"."""
+    """Return the number of SSTs, such as "3 (2 pending)"."""
     waiting = sum(not sst["committed"] for sst in region["ssts"])
     return f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"]))
 
 
 def _behind(region: Mapping[str, Any]) -> str:
-    """How old the oldest row is that the base table does not have; only an owner knows."""
+    """Return the age of the oldest row that is not in the base table; only an owner knows it."""
     behind = region["behind"]
     return "-" if behind is None else f"{behind['committed']:.1f} s"
 
 
 def _resizing(status: Mapping[str, Any]) -> list[str]:
-    """One line where the table is being resized."""
+    """Return one line if the table is being resized."""
     sealed = sum(bool(region.get("sealed")) for region in status["regions"])
     if not sealed:
         return []
-    return [f"being resized: {sealed} regions are sealed; where that was broken off, run `memwal regions resize` again"]
+    return [
+        f"resize in progress: {sealed} regions are sealed; if it was interrupted, run `memwal regions resize` again"
+    ]
 
 
 def pending(status: Mapping[str, Any]) -> str:
-    """One line: what is not in the base table yet."""
+    """Return one line about the rows that are not in the base table yet."""
     rows = sum(region["memtable_rows"] for region in status["regions"])
     ssts = [sst for region in status["regions"] for sst in region["ssts"] if not sst["committed"]]
     if not rows and not ssts:

@@ -1,9 +1,7 @@
-"""`memwal flush` and `memwal commit`: one step towards the base table, now."""
+"""`memwal flush` and `memwal commit`: run one step towards the base table now."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -13,38 +11,35 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from memwal import flush, wal
-from memwal.ingest.cli.open import NO_TABLE, open_for_reading
+from memwal.ingest.cli.open import open_base, open_for_reading
+from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.maintenance import BaseUpkeep
 from memwal.ingest.table.open import by_itself, maintenance_rules, open_table
 
 
 def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
-    """Commit what is published, from storage, whoever owns the regions; then maintain the base table.
+    """Commit the published SSTs from storage, whichever process owns the regions; then maintain the base table.
 
-    Rows in memtables stay there: flush first. Raises: Invalid when there is no table; flush and wal errors.
+    Rows in memtables stay there: flush first. Raises: Invalid if the table does not exist; flush and wal errors.
     """
     uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
-    base = flush.BaseTable.find(uri, options)
-    if base is None:
-        raise Invalid(f"{uri}: {NO_TABLE}")
-    store, commit = wal.open_store(uri, options), settings.commit
+    (base, store), limits = open_base(settings, environ), settings.commit
     with console.status("committing") as shown:
         report = flush.commit(
             uri,
             options,
             store,
             clock=clock,
-            retries=commit.retries,
-            memory_max=commit.memory_max,
+            retries=limits.retries,
+            memory_max=limits.memory_max,
             options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
         )
         shown.update("maintaining the base table")
         done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()
     if as_json:
-        sys.stdout.write(json.dumps(asdict(report) | {"maintenance": list(done)}, default=str, indent=2) + "\n")
+        write_json(asdict(report) | {"maintenance": list(done)})
     else:
         for line in (describe(uri, report), *done):
             console.out(line, highlight=False)
@@ -52,41 +47,41 @@ def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, 
 
 
 def describe(uri: str, report: flush.CommitReport) -> str:
-    """A report for people, in one line."""
+    """Return the report as one line for people."""
     if not report.ssts and report.rows_repaired:
-        rows = _counted(report.rows_repaired, "row")
-        return f"repaired {rows} whose key stood twice, nothing to commit: version {report.version} of {uri}"
+        rows = count(report.rows_repaired, "row")
+        return f"repaired {rows} with duplicate keys, nothing to commit: version {report.version} of {uri}"
     if not report.ssts:
         return f"nothing to commit: version {report.version} of {uri} has every flushed row"
     rows = ", ".join(
-        f"{_counted(count, 'row')} {what}"
-        for count, what in (
+        f"{count(number, 'row')} {what}"
+        for number, what in (
             (report.rows_inserted, "inserted"),
             (report.rows_updated, "updated"),
             (report.rows_deleted, "deleted"),
             (report.rows_skipped, "skipped"),
             (report.rows_repaired, "repaired"),
         )
-        if count
+        if number
     )
     # A pass that only deletes writes no data file.
-    files = f"{decimal(report.bytes_written)} written to {_counted(report.files_written, 'file')} in "
+    files = f"{decimal(report.bytes_written)} written to {count(report.files_written, 'file')} in "
+    ssts = f"{count(report.ssts, 'SST')} of {count(len(report.regions), 'region')}"
     return (
-        f"committed {rows or 'no change of rows'}: {_counted(report.ssts, 'SST')} of "
-        f"{_counted(len(report.regions), 'region')} {'is' if report.ssts == 1 else 'are'} version {report.version} of "
-        f"{uri}, {files if report.files_written else ''}{report.seconds:.2f} s"
+        f"committed {ssts} as version {report.version} of {uri}: "
+        f"{rows or 'no row changed'}; {files if report.files_written else ''}{report.seconds:.2f} s"
     )
 
 
 def flush_table(settings: Settings, environ: Mapping[str, str], console: Console) -> int:
-    """Publish what the memtables hold as SSTs: by the daemon that owns the regions where one answers, else by claiming
-    them here, which fences whoever has them and does not answer. Nothing is claimed where the log holds nothing.
+    """Flush the memtables to SSTs: through the daemon that owns the regions if one answers, else by claiming them
+    here, which fences an owner that does not answer. If the log is empty, no region is claimed.
 
-    Raises: Invalid when there is no table; wal errors.
+    Raises: Invalid if the table does not exist; wal errors.
     """
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
-        with found, console.status("flushing, by the daemons"):
+        with found, console.status("flushing through the daemons"):
             rows = _in_memory(found.status()["regions"])
             found.flush()
         by = f"the daemon{'' if found.router.alone else 's'} at {found.endpoint.replace(',', ', ')}"
@@ -95,7 +90,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
         if rows:
             with closing(open_table(by_itself(settings), environ)) as table, console.status("flushing"):
                 table.flush()
-        by = "this process, no daemon answers"
+        by = "this process, because no daemon answers"
     said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"
     console.out(f"{said} ({by})", highlight=False)
     return 0
@@ -103,7 +98,3 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
 
 def _in_memory(regions: Sequence[Mapping[str, Any]]) -> int:
     return sum(region["memtable_rows"] for region in regions)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

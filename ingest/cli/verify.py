@@ -1,9 +1,7 @@
-"""`memwal verify`: is everything on storage as the protocols promise, and how to mend what is not."""
+"""`memwal verify`: check what is on storage against the invariants, and print a remedy for each violation."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,15 +14,16 @@ from memwal import wal
 from memwal.flush.verification.finding import Finding
 from memwal.flush.verification.runner import Progress as OnProgress
 from memwal.flush.verification.runner import Verified, verify_table
+from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.settings.load import Settings
 from memwal.wal.patience import patient
 
 DAMAGED = 1
-"""Exit code where something is wrong."""
+"""Exit code if there are findings."""
 
 
 def show(settings: Settings, environ: Mapping[str, str], console: Console, *, deep: bool, as_json: bool) -> int:
-    """Check the table and print one line per finding and a summary; 0 when clean, 1 when not. Writes nothing.
+    """Check the table, print one line per finding and a summary; return 0 if clean, else 1. Writes nothing.
 
     Raises: NotALanceTable, NotInitialised; errors of storage.
     """
@@ -35,7 +34,7 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, de
     with _progress(console, wanted=not as_json) as told:
         found = verify_table(store, uri, deep=deep, on_progress=told)
     if as_json:
-        _write_json(found)
+        write_json({**asdict(found), "clean": not found.findings})
     else:
         for each in found.findings:
             console.print(_line(each), soft_wrap=True)
@@ -50,22 +49,17 @@ def _line(finding: Finding) -> Text:
 
 def _summary(found: Verified, seconds: float) -> Text:
     looked = (
-        f"version {found.version}, {_count(found.regions, 'region')}, {_count(found.ssts, 'SST')}: "
-        f"{_count(found.checks, 'check')} in {seconds:.1f}s{'' if found.deep else ', no rows read (--deep reads them)'}"
+        f"version {found.version}, {count(found.regions, 'region')}, {count(found.ssts, 'SST')}: "
+        f"{count(found.checks, 'check')} in {seconds:.1f}s{'' if found.deep else ', no rows read (--deep reads them)'}"
     )
     if not found.findings:
         return Text.assemble(("clean", "bold green"), f": {looked}")
-    return Text.assemble((_count(len(found.findings), "finding"), "bold red"), f": {looked}")
-
-
-def _write_json(found: Verified) -> None:
-    shown = {**asdict(found), "clean": not found.findings}
-    sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+    return Text.assemble((count(len(found.findings), "finding"), "bold red"), f": {looked}")
 
 
 @contextmanager
 def _progress(console: Console, *, wanted: bool) -> Iterator[OnProgress | None]:
-    """A bar on a terminal, gone when done; nothing elsewhere."""
+    """Show a progress bar on a terminal while the context lasts; elsewhere nothing."""
     if not wanted or not console.is_terminal:
         yield None
         return
@@ -77,7 +71,3 @@ def _progress(console: Console, *, wanted: bool) -> Iterator[OnProgress | None]:
             bar.update(task, description=what, completed=done, total=total)
 
         yield told
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

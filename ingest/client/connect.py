@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 
 from memwal import flush, wal
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
-from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, at_the_edge
+from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc import owner_notes as owners
 from memwal.ingest.rpc.credentials import authority
 from memwal.ingest.table.live_owners import noted
@@ -52,7 +52,7 @@ def connect(
 ) -> RemoteTable | StoredTable: ...
 
 
-@at_the_edge
+@translate_errors
 def connect(
     location: str | os.PathLike[str] | Sequence[str],
     *,

@@ -28,7 +28,7 @@ from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_o
 from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
 from memwal.ingest.client.stream import RegionStream
 from memwal.ingest.client.writes import InFlight, RoutedWrite, the_worst
-from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, at_the_edge
+from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc.connection import Connection, as_vector
 from memwal.memtable import row_schema
 from memwal.wal import Clock, Ids
@@ -93,7 +93,7 @@ class RemoteTable(Reads):
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
-    @at_the_edge
+    @translate_errors
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
         """As `Table.put`. A put that nothing was applied of is made again until `timeout` (two minutes without one),
         one that may be applied only with its `token`. Raises also: UnknownOutcome when an owner was lost before its
@@ -106,14 +106,14 @@ class RemoteTable(Reads):
                 given = as_table(rows, self.schema, alike=self.upsert == "merge")
         return self._write(given, False, durable, token, timeout)
 
-    @at_the_edge
+    @translate_errors
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
         """As `Table.delete`; made again as a put is."""
         return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token, timeout)
 
-    @at_the_edge
+    @translate_errors
     def open_stream(
         self,
         region: UUID,
@@ -159,17 +159,17 @@ class RemoteTable(Reads):
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
-    @at_the_edge
+    @translate_errors
     def flush(self) -> None:
         """As `Table.flush`, of every owner."""
         self._patiently(lambda within: self._of_owners("flush", {}, within), STEP_TIMEOUT)
 
-    @at_the_edge
+    @translate_errors
     def commit(self) -> CommitReport:
         """As `Table.commit`; the rows never come here. Asked of the owner of bucket 0, who commits for all."""
         return CommitReport(**self._patiently(self._commit, STEP_TIMEOUT))
 
-    @at_the_edge
+    @translate_errors
     def status(self) -> dict[str, Any]:
         """As `Table.status`, put together from what every daemon says that answers."""
         router = self.router
@@ -183,7 +183,7 @@ class RemoteTable(Reads):
             raise the_worst(answers, repeatable=True, alone=router.alone)
         return merged_status(found)
 
-    @at_the_edge
+    @translate_errors
     def applied(self, producer: str, timeout: float = READ_TIMEOUT) -> Applied:
         """What the regions have applied of `producer`.
 
@@ -192,7 +192,7 @@ class RemoteTable(Reads):
         found = self._patiently(partial(self._of_owners, "applied", {"producer": producer}), timeout)
         return Applied.together(Applied(*each) for each in found)
 
-    @at_the_edge
+    @translate_errors
     def refresh(self, *, look: bool = True) -> None:
         """Take the table's columns over into `schema`. `look`: have a daemon look first whether they were changed."""
         self._patiently(lambda within: self._describe({"look": True} if look else {}, within), READ_TIMEOUT)

@@ -1,9 +1,9 @@
-"""Avro values: a schema of the configuration, or schemas by id from a Confluent-style registry.
+"""Decodes Avro values, with a schema of the configuration or with schemas from a Confluent-compatible registry.
 
     registry:   0x00 | schema id, 4 bytes big-endian | Avro binary
-    inline:     Avro binary, all of it
+    inline:     Avro binary only
 
-A schema is fetched once per worker; ids never change their meaning.
+A worker fetches a schema once; the schema of an id never changes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json"
 _TIMEOUT = 30.0
 Options = tuple[tuple[str, str], ...]
 HEAD = _HEADER.size
-"""Bytes in front of a value that name its schema."""
+"""Length of the header that names the schema of a value, in bytes."""
 
 
 def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], Any]:
-    """What reads a value. It raises ValueError with a reason, Unavailable where the registry does not answer."""
+    """Return a decoder of values. It raises ValueError with a reason, Unavailable if the registry does not answer."""
     if registry:
         return lambda value: _of_registry(value, registry, options)
     parsed = inline_schema(schema)
@@ -41,16 +41,16 @@ def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], A
 
 
 def check_schema(text: str) -> None:
-    """Refuse an inline schema that is none. Raises: ValueError."""
+    """Check an inline schema. Raises: ValueError if it is not an Avro schema."""
     try:
         inline_schema(text)
-    except Exception as error:  # noqa: BLE001 - as many kinds as there are mistakes
-        raise ValueError(f"is no Avro schema: {first_line(error)}") from None
+    except Exception as error:  # noqa: BLE001 - each mistake raises another type
+        raise ValueError(f"is not an Avro schema: {first_line(error)}") from None
 
 
 @lru_cache(maxsize=8)
 def inline_schema(text: str) -> Any:
-    """A schema of the configuration, parsed."""
+    """Parse a schema of the configuration."""
     import fastavro
 
     return fastavro.parse_schema(json.loads(text))
@@ -64,9 +64,9 @@ def _of_registry(value: bytes, registry: str, options: Options) -> Any:
 
 
 def writer_schema(value: bytes, registry: str, options: Options) -> Any:
-    """The schema that the first `HEAD` bytes of a value name. Raises: as a `decoder`."""
+    """Return the schema that the first `HEAD` bytes of a value name. Raises: as a decoder does."""
     if len(value) < HEAD or value[0] != MAGIC:
-        raise ValueError("no schema id in front of the Avro value; for plain Avro write avro_schema, not registry")
+        raise ValueError("the Avro value does not begin with a schema id; for plain Avro set avro_schema, not registry")
     _, number = _HEADER.unpack_from(value)
     return _registered(registry, options, number)
 
@@ -76,16 +76,16 @@ def _decoded(stream: BytesIO, size: int, schema: Any) -> Any:
 
     try:
         found = fastavro.schemaless_reader(stream, schema, None)
-    except Exception as error:  # noqa: BLE001 - whatever a damaged value makes the library raise, the value is at fault
-        raise ValueError(f"no Avro of that schema ({type(error).__name__}: {str(error)[:80]})") from None
+    except Exception as error:  # noqa: BLE001 - whatever the library raises, the value is at fault
+        raise ValueError(f"not Avro of that schema ({type(error).__name__}: {str(error)[:80]})") from None
     if stream.tell() != size:
-        raise ValueError(f"no Avro of that schema: {size - stream.tell()} bytes too many")
+        raise ValueError(f"not Avro of that schema: {size - stream.tell()} bytes too many")
     return found
 
 
 @lru_cache(maxsize=1024)
 def _registered(registry: str, options: Options, number: int) -> Any:
-    found = _asked(registry, options, f"/schemas/ids/{number}")
+    found = _fetch(registry, options, f"/schemas/ids/{number}")
     if found is None:
         raise ValueError(f"schema id {number} is not in the registry")
     import fastavro
@@ -98,28 +98,28 @@ def _registered(registry: str, options: Options, number: int) -> Any:
 
 
 def _parse_references(registry: str, options: Options, found: dict[str, Any], named: dict[str, Any]) -> None:
-    """Bring the types that a schema refers to into `named`, those they refer to first."""
+    """Parse the types that a schema refers to into `named`, after the types that they refer to."""
     from urllib.parse import quote
 
     import fastavro
 
-    for each in found.get("references") or ():
-        if each["name"] in named:
+    for reference in found.get("references") or ():
+        if reference["name"] in named:
             continue
-        subject = quote(each["subject"], safe="")
-        below = _asked(registry, options, f"/subjects/{subject}/versions/{each['version']}")
-        if below is None:
-            raise ValueError(f"{each['subject']!r} version {each['version']} is not in the registry")
-        _parse_references(registry, options, below, named)
-        fastavro.parse_schema(json.loads(below["schema"]), named_schemas=named)
+        subject = quote(reference["subject"], safe="")
+        schema = _fetch(registry, options, f"/subjects/{subject}/versions/{reference['version']}")
+        if schema is None:
+            raise ValueError(f"{reference['subject']!r} version {reference['version']} is not in the registry")
+        _parse_references(registry, options, schema, named)
+        fastavro.parse_schema(json.loads(schema["schema"]), named_schemas=named)
 
 
-def _asked(registry: str, options: Options, path: str) -> dict[str, Any] | None:
-    """The registry's answer; None for 404. Raises: Invalid when it refuses us, Unavailable when it does not answer."""
+def _fetch(registry: str, options: Options, path: str) -> dict[str, Any] | None:
+    """Return the registry's answer; None for 404. Raises: Invalid if it refuses us, Unavailable without an answer."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
-    # Only http and https: settings refuse other URLs.
+    # The URL is http or https: settings refuse other ones.
     request = Request(registry.rstrip("/") + path, headers=_headers(options))  # noqa: S310
     try:
         with urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
@@ -132,7 +132,9 @@ def _asked(registry: str, options: Options, path: str) -> dict[str, Any] | None:
         raise Unavailable(f"source.registry: {registry} answers {error.code}; run the same command again") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise Unavailable(f"source.registry: {registry} does not answer ({reason}); start it or correct it") from None
+        raise Unavailable(
+            f"source.registry: {registry} does not answer ({reason}); start it or correct the URL"
+        ) from None
     return found if isinstance(found, dict) else None
 
 

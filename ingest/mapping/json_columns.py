@@ -1,10 +1,10 @@
-"""JSON values of a whole batch as columns, by Arrow's reader: all of them, or none when any is not as it should be.
+"""Reads the JSON values of a whole batch as columns, by Arrow's reader: all of them, or none if any value is wrong.
 
-The values are read as one text with a line break between any two. No record can shift into its neighbour's place:
-each must begin with `{` and end with `}`, so a value that is cut off inside an object meets `{` where JSON wants a
-comma, and one that is cut off inside a string a line break, which JSON forbids there. Then as many objects as values
-means one each. Arrow refuses what is no strict JSON, doubled names, numbers in the place of text and integers out of
-range; `mapping_types.finished` the rest.
+The values are joined to one text, separated by line breaks. No record can move into its neighbour's place: each value
+must begin with `{` and end with `}`. So a value that is cut off inside an object is followed by `{` where JSON needs a
+comma, and one that is cut off inside a string by a line break, which JSON forbids there. If the reader then finds as
+many objects as there are values, each value is one object. Arrow refuses text that is not strict JSON, duplicate names,
+numbers in place of text and integers out of range; `values.finished` refuses the rest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from memwal.ingest.mapping.values import finished, json_type
 
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]
-"""A field to read: its path, its column's type, its unit."""
+"""A field to read: its path, its column's type, the unit of its numbers."""
 _Tree = dict[str, "_Tree | pa.DataType"]
 _WRAPPER: Path = ("payload",)
 
 
 def plain(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
-    """The columns of `fields`, in order; None when a value is not JSON or does not fit. `values`: binary, no nulls."""
+    """Return the columns of `fields`, in order; None if any value does not fit. `values`: binary, no nulls."""
     try:
         struct = _struct(values, fields)
         return None if struct is None else [finished(at(struct, path), *how) for path, *how in fields]
@@ -35,7 +35,7 @@ def plain(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
 
 
 def wrapped(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
-    """As `plain`, where a value may be the payload beside its schema."""
+    """As `plain`, for values that may be wrapped: the payload beside its schema."""
     try:
         struct = _struct(values, [*fields, *_below(_WRAPPER, fields)])
         return None if struct is None else [_either(struct, *field) for field in fields]
@@ -46,8 +46,10 @@ def wrapped(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
 def debezium(
     values: pa.Array, fields: Sequence[Read], around: Sequence[Read], empty: pa.Array
 ) -> tuple[list[pa.Array], pa.Array] | None:
-    """The columns of `fields` of the row inside each envelope, then of `around` of the envelope itself; and which rows
-    are deleted. None as `plain`, or when an envelope is not as it should be. `empty`: rows that are not looked at.
+    """Return columns of Debezium envelopes, and which rows delete: bool array.
+
+    The columns: `fields` of the row inside each envelope, then `around` of the envelope itself. Returns None as `plain`
+    does, and if an envelope is malformed. `empty`: rows that are not checked.
     """
     op = (("op",), pa.string(), "")
     sides = [*_below(("after",), fields), *_below(("before",), fields)]
@@ -58,7 +60,7 @@ def debezium(
         ops = _either(struct, *op)
         upsert = pc.is_in(ops, pa.array(UPSERTS))
         delete = pc.equal(ops, DELETE).fill_null(False)
-        if not pc.all(pc.or_(empty, pc.or_(upsert, delete))).as_py() or not _sides_there(struct, upsert, delete):
+        if not pc.all(pc.or_(empty, pc.or_(upsert, delete))).as_py() or not _sides_present(struct, upsert, delete):
             return None
         rows = [
             pc.if_else(delete, _either(struct, ("before", *path), *how), _either(struct, ("after", *path), *how))
@@ -77,23 +79,23 @@ def _below(path: Path, fields: Sequence[Read]) -> list[Read]:
 
 
 def _either(struct: pa.StructArray, path: Path, kind: pa.DataType, unit: str) -> pa.Array:
-    """A field of the payload where there is one, else of the value itself."""
+    """Return a field of the payload if the value has one, else of the value itself."""
     inside = at(struct, (*_WRAPPER, *path))
     found = pc.if_else(pc.is_valid(at(struct, _WRAPPER)), inside, at(struct, path))
     return finished(found, kind, unit)
 
 
-def _sides_there(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -> bool:
-    """Whether every upsert has an after and every delete a before."""
+def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -> bool:
+    """Whether every upsert has `after` and every delete has `before`."""
     for side, wanted in (("after", upsert), ("before", delete)):
-        there = pc.or_(pc.is_valid(at(struct, (side,))), pc.is_valid(at(struct, (*_WRAPPER, side))))
-        if pc.any(pc.and_not(wanted, there)).as_py():
+        present = pc.or_(pc.is_valid(at(struct, (side,))), pc.is_valid(at(struct, (*_WRAPPER, side))))
+        if pc.any(pc.and_not(wanted, present)).as_py():
             return False
     return True
 
 
 def _struct(values: pa.Array, fields: Sequence[Read]) -> pa.StructArray | None:
-    text = values.cast(pa.string())  # the reader itself does not look at the encoding
+    text = values.cast(pa.string())  # the reader itself does not check the encoding
     tree: _Tree = {}
     for path, kind, unit in fields:
         _grow(tree, path, json_type(kind, unit))
@@ -101,7 +103,7 @@ def _struct(values: pa.Array, fields: Sequence[Read]) -> pa.StructArray | None:
 
 
 def at(struct: pa.StructArray, path: Path) -> pa.Array:
-    """The field at `path`; null below a null."""
+    """Return the field at `path`; null below a null."""
     found: pa.Array = struct
     for name in path:
         found = pc.struct_field(found, name)

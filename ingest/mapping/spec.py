@@ -1,13 +1,14 @@
-"""Which part of a Kafka record becomes which column: what `[source]` says, read, checked and fit to be pickled.
+"""The mapping of `[source]`: which part of a Kafka record becomes which column; parsed, checked, ready to be pickled.
 
     [source.columns]
     dep = "value.dep_time"                                   a field of the value, nested ones with dots
     carrier = { from = "headers.carrier", default = "??" }   the last header of that name; a default where there is none
-    at = { from = "value.ms", unit = "ms" }                  a number since 1970 into a timestamp
+    at = { from = "value.ms", unit = "ms" }                  a timestamp from a number of milliseconds since 1970
     seen = "timestamp"                                       also topic, partition, offset, key, key.field, value
     delay = { sql = "value.arr - value.sched" }              Spark SQL over the same names
 
-A column that is not named comes from the field of its name (`raw`: from the part of its name). Everything here is pure.
+A column that is not listed is read from the field with its name (`raw`: from the part with its name). All functions are
+pure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic import SecretStr
 
 from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.mapping.values import ANY_TEXT, MARK_ANY, check_unit, is_text, typed
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
 VALUE, KEY, HEADERS, ENVELOPE = "value", "key", "headers", "envelope"
@@ -32,7 +33,7 @@ PLAIN: Mapping[str, pa.DataType] = {
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
-"""Parts of a record that have one type, however they are written."""
+"""Parts of a record whose type does not depend on the format of its value."""
 ROOTS = (VALUE, KEY, HEADERS, *PLAIN)
 
 _SEGMENT = re.compile(r"`([^`]+)`|([^.`]+)")
@@ -40,7 +41,7 @@ _ENTRY = ("from", "sql", "default", "unit")
 
 
 class MappingSource(Protocol):
-    """What `[source]` says of the mapping; see `settings.model.SourceSettings`."""
+    """The settings of `[source]` that describe the mapping; see `settings.process_sections.SourceSettings`."""
 
     @property
     def value_format(self) -> str: ...
@@ -73,8 +74,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A part of a record, to be read as one type. `unit` of a number that is a time: s, ms, us, ns or d; `ANY_TEXT` of
-    text that takes every value."""
+    """A part of a record and the type to read it as.
+
+    `unit`: s, ms, us, ns or d where numbers are times; `ANY_TEXT` where a column of text takes values of every kind.
+    """
 
     origin: Origin
     kind: pa.DataType
@@ -83,7 +86,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Where the values of one column of the table come from: `leaf`, or else `sql`."""
+    """The origin of the values of one column of the table: `leaf`, or else `sql`."""
 
     name: str
     kind: pa.DataType
@@ -96,11 +99,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RecordMapping:
-    """All that an executor needs to turn records into rows. Secrets in `registry_options` are references."""
+    """Everything an executor needs to turn records into rows. Secrets in `registry_options` are references."""
 
     columns: tuple[Column, ...]
     inputs: tuple[Leaf, ...]
-    """What SQL expressions use."""
+    """Parts of a record that SQL expressions use."""
     value_format: str
     envelope: str
     delete_when: str = ""
@@ -110,12 +113,12 @@ class RecordMapping:
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Every part of a record that is read, once."""
+        """Every part of a record that is read, each once."""
         return tuple(dict.fromkeys([*(c.leaf for c in self.columns if c.leaf is not None), *self.inputs]))
 
     @property
     def has_sql(self) -> bool:
-        """Whether Spark must evaluate expressions behind the mapping."""
+        """Whether Spark must evaluate SQL expressions after the mapping."""
         return bool(self.delete_when) or any(column.sql for column in self.columns)
 
     @property
@@ -125,7 +128,7 @@ class RecordMapping:
 
 
 class MappingProblem(ValueError):
-    """Something wrong with the mapping: the setting of [source], and what, with the fix."""
+    """A mistake in the mapping: `key` is the setting of [source], `text` says what is wrong, with the fix."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -136,7 +139,7 @@ class MappingProblem(ValueError):
 
 
 def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple[RecordMapping, list[MappingProblem]]:
-    """The mapping of `source` into a table of `schema` (base schema) and what is wrong with it, everything at once."""
+    """Return the mapping of `source` into a table of `schema` (base schema), and all mistakes in it."""
     problems: list[MappingProblem] = []
     columns: list[Column] = []
     for field in schema:
@@ -145,7 +148,7 @@ def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple
         except MappingProblem as problem:
             problems.append(problem)
     problems += [
-        MappingProblem("columns", f"columns.{name}: the table has no such column; {nearest(name, schema.names)}")
+        MappingProblem("columns", f"columns.{name}: the table has no such column{suggestion(name, schema.names)}")
         for name in source.columns
         if name not in schema.names
     ]
@@ -164,25 +167,27 @@ def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple
 
 
 def parse_origin(text: str, source: MappingSource) -> Origin:
-    """`value.geo.lat` as an Origin; a name with a dot in backticks. Raises: ValueError with the fix."""
+    """Parse `value.geo.lat`; a name with a dot is in backticks. Raises: ValueError with the fix."""
     return _origin(_split(text), text, source)
 
 
 def _origin(parts: Sequence[str], text: str, source: MappingSource) -> Origin:
     roots = (*ROOTS, ENVELOPE) if source.envelope != "none" else ROOTS
     if not parts:
-        raise ValueError(f"{text!r} names nothing; write value.FIELD, with dots between names, odd names in backticks")
+        raise ValueError(
+            f"{text!r} is not a path; write value.FIELD, with dots between names, and names with dots in backticks"
+        )
     root, path = parts[0], tuple(parts[1:])
     if root not in roots:
-        raise ValueError(f"{text!r} is no part of a record; {nearest(root, roots)} A field is value.{text}")
+        raise ValueError(f"{text!r} is not a part of a record (a field is value.{text}){suggestion(root, roots)}")
     if root in PLAIN and path:
         raise ValueError(f"{text!r}: {root} has no fields; write {root!r}")
     if root in (HEADERS, ENVELOPE) and not path:
-        raise ValueError(f"{text!r} names no {root.rstrip('s')}; write {root}.NAME")
+        raise ValueError(f"{text!r} does not name a {'header' if root == HEADERS else 'field'}; write {root}.NAME")
     if root == HEADERS and len(path) > 1:
         raise ValueError(f"{text!r}: a header has no fields; write a name with dots in backticks")
     if root == VALUE and path and source.value_format == "raw":
-        raise ValueError(f'{text!r}: with value_format = "raw" the value has no fields; choose json or avro')
+        raise ValueError(f'{text!r}: with value_format = "raw" the value has no fields; set it to json or avro')
     return Origin(root, path)
 
 
@@ -217,27 +222,29 @@ def _column(source: MappingSource, field: pa.Field, key: Sequence[str]) -> Colum
 
 
 def _entry(source: MappingSource, name: str) -> Mapping[str, Any]:
-    """What [source.columns] says of a column, written out."""
+    """Return the entry of a column in [source.columns] as a table; the default entry if it has none."""
     entry = source.columns.get(name)
     if entry is None:
         if source.value_format == "raw" and name not in (KEY, VALUE, *PLAIN):
             raise MappingProblem(
                 "columns",
                 f"columns.{name}: a raw value has no fields; write where the column comes from, such as "
-                f'{name} = "value", or take it out of the table',
+                f'{name} = "value", or remove it from the table',
             )
         return {"from": name if source.value_format == "raw" else f"value.`{name}`"}
     if isinstance(entry, str):
         return {"from": entry}
     for word, value in entry.items():
         if word not in _ENTRY:
-            raise MappingProblem("columns", f"columns.{name}: unknown word {word!r}; {nearest(word, _ENTRY)}")
+            raise MappingProblem("columns", f"columns.{name}: unknown key {word!r}{suggestion(word, _ENTRY)}")
         if word != "default" and not isinstance(value, str):
             raise MappingProblem("columns", f"columns.{name}: {word} must be text in quotes")
     if ("from" in entry) == ("sql" in entry):
         raise MappingProblem("columns", f"columns.{name}: write either from or sql")
     if "sql" in entry and len(entry) > 1:
-        raise MappingProblem("columns", f"columns.{name}: sql stands alone; write coalesce(…, …) for a default")
+        raise MappingProblem(
+            "columns", f"columns.{name}: sql cannot be combined with other keys; write coalesce(…, …) for a default"
+        )
     return entry
 
 
@@ -247,13 +254,13 @@ def _any(field: pa.Field) -> str:
 
 
 def _check_fit(leaf: Leaf) -> None:
-    """Refuse what can never fit. Raises: ValueError."""
+    """Refuse a part whose values can never fit the column. Raises: ValueError."""
     root, kind = leaf.origin.root, leaf.kind
     if root in PLAIN and not _plain_fits(root, kind):
-        raise ValueError(f"{root} is {PLAIN[root]}, the column {kind}; write a column of that type, or use sql")
+        raise ValueError(f"{root} is {PLAIN[root]}, the column is {kind}; change the column's type, or use sql")
     whole = root == HEADERS or (root in (KEY, VALUE) and not leaf.origin.path)
     if whole and pa.types.is_fixed_size_list(kind):
-        raise ValueError(f"{leaf.origin} is bytes, the column a vector; vectors come from JSON or Avro fields")
+        raise ValueError(f"{leaf.origin} is bytes, the column is a vector; vectors come from JSON or Avro fields")
 
 
 def _plain_fits(root: str, kind: pa.DataType) -> bool:
@@ -266,7 +273,7 @@ def _plain_fits(root: str, kind: pa.DataType) -> bool:
 
 
 def _inputs(source: MappingSource, columns: Sequence[Column]) -> tuple[list[Leaf], list[MappingProblem]]:
-    """What the expressions use, typed by [source.fields] or by the column that is mapped from the same part."""
+    """Return the parts that expressions use, typed by [source.fields] or by the column mapped from the same part."""
     found: dict[Origin, Leaf] = {}
     problems: list[MappingProblem] = []
     known = {column.leaf.origin: column.leaf for column in columns if column.leaf is not None}
@@ -303,7 +310,7 @@ def _input(origin: Origin, declared: Mapping[Origin, str], known: Mapping[Origin
 
 
 def references(sql: str, source: MappingSource) -> Iterator[Origin]:
-    """The parts of a record that a Spark SQL expression names. Raises: ValueError for what is none."""
+    """Yield the parts of a record that a Spark SQL expression names. Raises: ValueError for other names."""
     import sqlglot
     from sqlglot import exp
 

@@ -1,15 +1,16 @@
-"""Names of column types in the configuration: `installed_kb = "int64"`, `embedding = "vector[384]"`.
+"""Parses names of column types in the configuration: `installed_kb = "int64"`, `embedding = "vector[384]"`.
 
-A name maps to exactly one Arrow type and back. Vectors are `fixed_size_list<float32>[width]`, as Lance stores them.
+Each name is exactly one Arrow type. Vectors are `fixed_size_list<float32>[width]`, as Lance stores them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 
 import pyarrow as pa
+
+from memwal.ingest.suggest import suggestion
 
 SIMPLE: Mapping[str, Callable[[], pa.DataType]] = {
     "string": pa.string,
@@ -37,21 +38,19 @@ _TIMESTAMP = re.compile(r"timestamp\[\s*(s|ms|us|ns)\s*(?:,\s*([\w/+:-]+)\s*)?\]
 
 
 def parse_type(name: str) -> pa.DataType:
-    """The Arrow type of a configured name. Raises: ValueError that names the nearest known type."""
+    """Return the Arrow type of a configured name. Raises: ValueError that names the nearest known type."""
     if name in SIMPLE:
         return SIMPLE[name]()
     if match := _TIMESTAMP.fullmatch(name):
         return pa.timestamp(match[1], tz=match[2])
     if match := _VECTOR.fullmatch(name):
         return _vector(int(match[1]), match[2] or "float32")
-    close = get_close_matches(name, EXAMPLES, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(EXAMPLES)}"
-    raise ValueError(f"is not a column type; {hint}")
+    raise ValueError(f"is not a column type{suggestion(name, EXAMPLES)}")
 
 
 def _vector(width: int, element: str) -> pa.DataType:
     if width < 1:
-        raise ValueError("has no elements; write the width of your vectors, such as vector[384]")
+        raise ValueError("has width 0; write the width of your vectors, such as vector[384]")
     if element not in ELEMENTS:
-        raise ValueError(f"holds {element!r}, a vector holds {' or '.join(ELEMENTS)}")
+        raise ValueError(f"has elements of type {element!r}; a vector has {' or '.join(ELEMENTS)}")
     return pa.list_(ELEMENTS[element](), width)

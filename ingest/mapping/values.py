@@ -1,11 +1,10 @@
-"""Values of a record as values of a column: strict, exact, and with a reason that a person can act on.
+"""Converts values of records into values of columns: strictly, exactly, with a reason for each refusal.
 
-Nothing is cut off, wrapped around or guessed: 1.5 is no int64, "12" is no number, 300 no int8. What is converted: text
-that is a date or a time (ISO 8601), base64 text into binary (as JSON carries bytes), numbers and text that are one into
-decimals, numbers with a declared unit into times, and the text of keys and headers into whatever the column is.
+Conversions: text into dates and times (ISO 8601), base64 text into binary (JSON has no bytes), numbers and numeric text
+into decimals, numbers with a declared unit into times, and the text of keys and headers into the type of the column.
 
-Spark has neither unsigned numbers nor fixed-size lists, so columns travel in the type that `carried` says; the sink
-brings them into the table's.
+Spark has neither unsigned numbers nor fixed-size lists, so columns travel in the type that `carried` returns; the sink
+casts them to the table's types.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 Problems = dict[int, str]
 """Row of a batch -> why it cannot be used."""
 
 MARK_ANY = (b"memwal:values", b"any")
-"""Metadata of a column of text that takes values of every kind, written as `ANY_TEXT` says."""
+"""Metadata of a text column that takes values of every kind; see `ANY_TEXT`."""
 ANY_TEXT = "any"
-"""In the place of a unit: text stays as it is, everything else becomes JSON, as Spark reads JSON into text."""
+"""In place of a unit: text stays as it is, every other value becomes JSON text, as Spark reads JSON into text."""
 
 _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
-"""Factor and divisor that make microseconds of each unit."""
+"""Factor and divisor that convert each unit to microseconds."""
 _SHOWN = 40
 _FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
 
@@ -51,7 +50,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def carried(kind: pa.DataType) -> pa.DataType:
-    """The type in which Spark carries a column: that of `source.spark_type`."""
+    """Return the type in which a column travels through Spark, as in `spark.schema`."""
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32()}
     wider |= {pa.uint64(): pa.decimal128(20, 0), pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
@@ -64,12 +63,12 @@ def carried(kind: pa.DataType) -> pa.DataType:
 
 
 def check_unit(unit: str, kind: pa.DataType) -> str:
-    """`unit` if it goes with a column of type `kind`. Raises: ValueError."""
+    """Return `unit` if it fits a column of type `kind`. Raises: ValueError."""
     wanted = ("d",) if pa.types.is_date(kind) else tuple(_UNITS) if pa.types.is_timestamp(kind) else ()
     if unit and not wanted:
-        raise ValueError(f"unit = {unit!r} is for columns that are times, this one is {kind}; take it out")
+        raise ValueError(f"unit = {unit!r} is for time columns, this one is {kind}; remove it")
     if unit and unit not in wanted:
-        raise ValueError(f"unit = {unit!r} is not known; {nearest(unit, wanted)}")
+        raise ValueError(f"unit = {unit!r} is not known{suggestion(unit, wanted)}")
     return unit
 
 
@@ -77,7 +76,7 @@ def check_unit(unit: str, kind: pa.DataType) -> str:
 
 
 def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
-    """A value of JSON or Avro as one that Arrow takes for `carried(kind)`; None stays None. Raises: ValueError."""
+    """Convert a value of JSON or Avro to what Arrow takes for `carried(kind)`; None stays None. Raises: ValueError."""
     if value is None:
         return None
     for family, convert in _FAMILIES:
@@ -87,7 +86,7 @@ def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
 
 
 def of_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
-    """The text of a key or a header as `typed` gives it. Raises: ValueError."""
+    """Convert the text of a key or header to a value as `typed` returns it. Raises: ValueError."""
     if is_text(kind):
         return typed(text, kind)
     number = unit or pa.types.is_integer(kind)
@@ -103,11 +102,11 @@ def of_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
 def _misfit(value: Any, kind: pa.DataType, why: str = "") -> ValueError:
     text = repr(value)
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    return ValueError(f"{text} is no {_named(kind)}{why and f' ({why})'}")
+    return ValueError(f"{text} is not a valid {_named(kind)}{why and f' ({why})'}")
 
 
 def _named(kind: pa.DataType) -> str:
-    """A type as [table] columns writes it."""
+    """Return the name of a type as [table] columns writes it."""
     name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
     return name.replace("tz=", "").replace("[day]", "")
 
@@ -149,11 +148,11 @@ def _text(value: Any, kind: pa.DataType, unit: str) -> str:
     if unit == ANY_TEXT and not isinstance(value, str):
         value = _any(value)
     if not isinstance(value, str):
-        raise _misfit(value, kind, "write sql with to_json or cast for numbers and objects as text")
+        raise _misfit(value, kind, "to store numbers and objects as text, write sql with to_json or cast")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _misfit(value, kind, "half of a surrogate pair") from None
+        raise _misfit(value, kind, "it has half of a surrogate pair") from None
     return value
 
 
@@ -163,13 +162,13 @@ def _any(value: Any) -> str:
     try:
         text = json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        raise ValueError("it holds a number that is not finite, which JSON has not") from None
+        raise ValueError("it has a number that is not finite, which JSON cannot hold") from None
     halves = any("\ud800" <= letter <= "\udfff" for letter in text)
     return json.dumps(value, default=_plain, separators=(",", ":")) if halves else text
 
 
 def _plain(value: object) -> str:
-    """What Avro knows and JSON does not: bytes as base64, times as ISO 8601."""
+    """Return Avro values that JSON lacks as text: bytes as base64, times as ISO 8601."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
@@ -179,10 +178,10 @@ def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         raise _misfit(value, kind)
     try:
-        # A float by its shortest digits: those that were written, up to 15 of them.
+        # A float is converted by its shortest digits: the digits that were written, up to 15.
         return pa.scalar(Decimal(str(value))).cast(kind).as_py()  # type: ignore[no-any-return]
     except (ArithmeticError, pa.ArrowException, ValueError):
-        raise _misfit(value, kind, "no number of so many digits") from None
+        raise _misfit(value, kind, "not a number with that precision and scale") from None
 
 
 def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:
@@ -192,7 +191,7 @@ def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:
         try:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
-            raise _misfit(value, kind, "bytes in JSON are base64") from None
+            raise _misfit(value, kind, "bytes in JSON must be base64") from None
     raise _misfit(value, kind)
 
 
@@ -209,7 +208,7 @@ def _timestamp(value: Any, kind: pa.DataType, unit: str) -> Any:
         factor, divisor = _UNITS[unit]
         whole = _within(value, kind, 2**63) * factor
         if whole % divisor:
-            raise _misfit(value, kind, "more exact than a microsecond")
+            raise _misfit(value, kind, "finer than a microsecond")
         return _within(whole // divisor, kind, 2**63)
     if isinstance(value, datetime.datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
@@ -219,7 +218,7 @@ def _timestamp(value: Any, kind: pa.DataType, unit: str) -> Any:
 
 def _within(value: Any, kind: pa.DataType, limit: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _misfit(value, kind, "unit needs a whole number")
+        raise _misfit(value, kind, "a column with a unit needs a whole number")
     if not -limit <= value < limit:
         raise _misfit(value, kind, "out of range")
     return value
@@ -241,7 +240,7 @@ def _vector(value: Any, kind: pa.DataType, unit: str) -> list[float]:
     if not isinstance(value, list):
         raise _misfit(value, kind)
     if len(value) != kind.list_size:
-        raise ValueError(f"has {len(value)} numbers, the column's vectors have {kind.list_size}")
+        raise ValueError(f"has {len(value)} numbers, vectors of the column have {kind.list_size}")
     return [_floating(each, kind.value_type, unit) for each in value]
 
 
@@ -256,7 +255,7 @@ def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
         raise _misfit(value, kind)
     for name in value:
         if kind.get_field_index(name) < 0:
-            raise ValueError(f"has a field {name!r} that the column has not")
+            raise ValueError(f"has a field {name!r} that the column lacks")
     found = {}
     for field in kind:
         try:
@@ -289,7 +288,7 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
 def column(
     values: Sequence[Any], kind: pa.DataType, unit: str, convert: Callable[[Any, pa.DataType, str], Any] = typed
 ) -> tuple[pa.Array, Problems]:
-    """Values one by one: the column, null where a value does not fit, and why for each of those."""
+    """Convert values one by one. Return the column, null where a value does not fit, and the reasons by row."""
     taken: list[Any] = []
     problems: Problems = {}
     for row, value in enumerate(values):
@@ -304,7 +303,7 @@ def column(
 
 
 def bytes_column(values: pa.Array, kind: pa.DataType, unit: str) -> tuple[pa.Array, Problems]:
-    """Bytes (binary array: keys, headers, raw values) as a column; text is UTF-8."""
+    """Return bytes (binary array: keys, headers, raw values) as a column, and the problems; text is UTF-8."""
     if is_bytes(kind):
         return values.cast(pa.binary()), {}
     try:
@@ -326,7 +325,7 @@ def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
 
 
 def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
-    """A column as `json_type` reads it, in `carried(kind)`; all of it or none. Raises: pa.ArrowInvalid."""
+    """Convert a column read as `json_type` to `carried(kind)`. Raises: pa.ArrowInvalid if any value does not fit."""
     if unit or is_bytes(kind) or pa.types.is_decimal(kind):
         found, problems = column(values.to_pylist(), kind, unit)
         if problems:
@@ -345,7 +344,7 @@ def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
 
 
 def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
-    """The type as which Arrow's JSON reader reads a field for `finished`; text where that one would guess."""
+    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess."""
     if unit:
         return pa.int64()
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from memwal.flush import BaseTable
-from memwal.ingest.errors import MemWalError, at_the_edge
+from memwal.ingest.errors import MemWalError, translate_errors
 from memwal.ingest.fleet.slots import wait_for_executors
 from memwal.ingest.ops.http_server import listening
 from memwal.ingest.ops.logs import configure_logs
@@ -56,7 +56,7 @@ _LOOK_EVERY = 0.1
 _SHOW_EVERY = 5  # looks between two status calls to the daemon
 
 
-@at_the_edge
+@translate_errors
 def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> int:
     """Run pipelines in one Spark, each with a query of its own; returns the exit code.
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from memwal import flush
 from memwal.ingest.api.reads import Level, Reads, check_level
-from memwal.ingest.errors import Unavailable, at_the_edge
+from memwal.ingest.errors import Unavailable, translate_errors
 from memwal.ingest.read.levels import OverTaken, RegionView, Reshaped
 from memwal.ingest.read.reader import Reader
 from memwal.wal.panics import RustPanic, panics_as_errors
@@ -46,7 +46,7 @@ class LevelReads(Reads):
         """The version of the base table that was opened last. Asks no storage."""
         return self._reader.version
 
-    @at_the_edge
+    @translate_errors
     def ask_storage(self) -> None:
         """One request to storage. Raises: Unavailable, Invalid: what it has to say."""
         self._reader.ask_storage()

@@ -39,7 +39,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class MergedView:
     """One captured state of the table, whose key columns are `key`; without any, every row of every level is visible.
 
     Thread safety. Immutable; any thread.

@@ -31,7 +31,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.read.base import DISTANCE, SCORE, BaseReads
 from memwal.ingest.read.bucketed import BucketReads
 from memwal.ingest.read.levels import OverTaken, RegionView, Reshaped, Stack
-from memwal.ingest.read.merged import Moment, Ranking
+from memwal.ingest.read.merged import MergedView, Ranking
 from memwal.ingest.read.request import (
     checked_columns,
     checked_k,
@@ -144,7 +144,7 @@ class Reader:
             raise Reshaped
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
-        found = list(self._moment(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
+        found = list(self._merged_view(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
         schema = _projected(known, out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
         rows = concatenate([rows for rows, _ in found], schema)
@@ -162,10 +162,10 @@ class Reader:
         """Rows whose newest version passes `filter` (SQL), at most `limit`, fresh ones first."""
         base, known = self._known()
         out, left = checked_columns(columns, known.schema, known.gone), checked_limit(limit)
-        moment = self._moment(views, base, known, buckets)
-        self._check_filter(moment, filter, known)
+        merged_view = self._merged_view(views, base, known, buckets)
+        self._check_filter(merged_view, filter, known)
         parts: list[pa.Table] = []
-        for rows in moment.visible_rows(out, filter, left):
+        for rows in merged_view.visible_rows(out, filter, left):
             parts.append(rows if left is None else rows.slice(0, left))
             left = None if left is None else left - parts[-1].num_rows
             if left == 0:
@@ -180,11 +180,11 @@ class Reader:
         Lance counts the base; of its rows only those whose key a newer level holds are looked at one by one.
         """
         base, known = self._known()
-        moment = self._moment(views, base, known, buckets)
-        self._check_filter(moment, filter, known)
-        above = moment.keys_above()
-        hidden = 0 if above is None else moment.base.held(above, filter)
-        return moment.count_above(filter) + moment.base.count(filter) - hidden
+        merged_view = self._merged_view(views, base, known, buckets)
+        self._check_filter(merged_view, filter, known)
+        above = merged_view.keys_above()
+        hidden = 0 if above is None else merged_view.base.held(above, filter)
+        return merged_view.count_above(filter) + merged_view.base.count(filter) - hidden
 
     def search(
         self,
@@ -209,14 +209,14 @@ class Reader:
         spec = indexed(column, "ivf_pq", "search", known.schema, known.indexes, known.gone)
         query = checked_vector(vector, column, known.schema.field(column).type)
         metric = str(spec.parameters.get("metric", "l2"))
-        moment = self._moment(views, base, known, buckets, column)
-        self._check_filter(moment, filter, known)
+        merged_view = self._merged_view(views, base, known, buckets, column)
+        self._check_filter(merged_view, filter, known)
         ranking = Ranking(
             lambda level, n, mask: level.search(column, query, n, mask),
             lambda base, n, names: base.search(column, query, metric, n, filter, names),
             DISTANCE,
         )
-        best = moment.best(most, filter, out, ranking)
+        best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=_projected(known, out))
 
     def match(
@@ -240,14 +240,14 @@ class Reader:
         out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
         indexed(column, "fts", "match", known.schema, known.indexes, known.gone)
         query = checked_text(text, known.parsers[column])
-        moment = self._moment(views, base, known, buckets, column)
-        self._check_filter(moment, filter, known)
+        merged_view = self._merged_view(views, base, known, buckets, column)
+        self._check_filter(merged_view, filter, known)
         ranking = Ranking(
             lambda level, n, mask: level.match(column, query, n, mask),
             lambda base, n, names: base.match(column, query, n, filter, names),
             SCORE,
         )
-        best = moment.best(most, filter, out, ranking)
+        best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
 
     def blame(self, filter: str | None) -> None:
@@ -282,14 +282,14 @@ class Reader:
                 self._columns = found
         return base, found
 
-    def _moment(
+    def _merged_view(
         self,
         views: Sequence[RegionView],
         base: BaseTable,
         known: _Columns,
         buckets: Collection[int] | None,
         *ranked: str,
-    ) -> Moment:
+    ) -> MergedView:
         """The levels of `views` over `base`; `ranked`: columns that are searched or matched.
 
         Raises: Unavailable (reason "resized") where `base` routes by another version than that of views and buckets.
@@ -298,7 +298,7 @@ class Reader:
             expect_routing(base.uri, self._routing, base.routing_version)
         stacks = tuple(self._stack(view, base, known, frozenset(ranked)) for view in views)
         below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
-        return Moment(below, stacks, known.key)
+        return MergedView(below, stacks, known.key)
 
     def _stack(self, view: RegionView, base: BaseTable, known: _Columns, ranked: frozenset[str]) -> Stack:
         if any(shape != known.shape for shape in view.shapes):
@@ -326,14 +326,14 @@ class Reader:
     # ---- requests
     # ------------------------------------------------------------------------------------------------
 
-    def _check_filter(self, moment: Moment, filter: str | None, known: _Columns) -> None:
+    def _check_filter(self, merged_view: MergedView, filter: str | None, known: _Columns) -> None:
         """Have Lance plan `filter`, once per text: it is the authority for every level. Raises: Invalid."""
         if filter is None or (known.version, filter) in self._planned:
             return
         if not isinstance(filter, str):
             raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
         try:
-            moment.base.check(filter)
+            merged_view.base.check(filter)
         except (ValueError, OSError) as error:
             reason = unknown_column(filter, known.schema.names, known.gone) or _first_line(error)
             raise Invalid(f"filter {filter!r}: {reason}") from None

@@ -1,23 +1,24 @@
-"""Which rows a region takes, checked and copied once for all writes of a group.
+"""Check and copy the rows that a region takes, once for all writes of a group.
 
 A caller's thread does almost nothing (`conform` looks at the schema); the region's thread joins what has gathered,
-checks it as a whole and copies it, so that a thousand callers of one row each cost one check and one copy. Where the
+checks it as a whole and copies it, so that a thousand callers of one row each cost one check and one copy. If the
 whole does not pass, each write is checked by itself, so that only the one at fault is refused, with its own row number.
 
-Why copying so late is safe: the caller waits for its ack, and the copy is made before the ack, before the append even.
-One that stops waiting (a timeout, an interrupt) first withdraws its write or lets the copy be made
+Copying so late is safe: the caller waits for its ack, and the copy is made before the ack, even before the append.
+A caller that stops waiting (a timeout, an interrupt) first withdraws its write or waits for the copy
 (`ingest.table.writes`).
 
-Following a table whose columns somebody changes with Lance while it is open.
+Somebody may change the columns of an open table with Lance. How the regions follow:
 
-1. Whoever opens a newer base version notices (a read, a commit, a put with a column that nobody knows): its shape is
-   not that of the regions.
-2. Each region's own thread ends its generation: what lingers is appended as it was put, the memtable is frozen. From
-   there on entries, memtables and SSTs have the new shape. *Crash here: some regions have it, others not; a replay
-   brings every entry into the shape of the table by then, so nothing depends on it.*
-3. Rows that were brought into the old shape before, and come to a region after, are fitted there, by field ids.
-4. The frozen memtables are flushed as they are: an SST says by its own field ids what it holds. A read that meets one
-   waits for that, so that no read ever looks at two shapes at once.
+1. The first operation that opens a newer base version (a read, a commit, a put with an unknown column) notices that
+   its shape is not that of the regions.
+2. Each region's own thread ends its generation: lingering rows are appended as they were put, the memtable is frozen.
+   From then on entries, memtables and SSTs have the new shape. *Crash here: some regions have it, others not; a replay
+   brings every entry into the shape that the table has then, so nothing depends on it.*
+3. Rows that were brought into the old shape before the change, and reach a region after it, are fitted there, by
+   field ids.
+4. The frozen memtables are flushed as they are: the field ids of an SST say which columns it holds. A read that meets
+   a frozen memtable waits for its flush, so that no read ever looks at two shapes at once.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ class Admission:
         self._schema, self._required = context.schema, context.required
         self.context = context
         self._partial = context.rules.upsert == "merge"
-        self._checker = context.memtable(0)  # never holds rows: it knows what a memtable would refuse
+        self._checker = context.memtable(0)  # never holds rows: it refuses what a memtable would refuse
         self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
         self._tombstone = context.schema.field(TOMBSTONE)
         self._nothing = self._columns.empty_table()
         self._no_batch = pa.RecordBatch.from_pylist([], self._columns)
 
     def conform(self, given: pa.Table, deletes: Deletes = False) -> pa.Table:
-        """A caller's rows in the table's columns, nothing copied where they are already.
+        """Return a caller's rows in the table's columns; nothing is copied if they have these columns already.
 
-        In a table whose upserts merge, columns that the caller does not give stay away, required ones too.
-        Of rows that delete only key and version are looked at and kept, where `deletes` tells them from others.
-        Raises: InvalidRows, Invalid where they cannot be brought there; other faults are found by `check`.
+        In a table whose upserts merge, columns that the caller does not give are left out, required ones too.
+        Of rows that `deletes` marks only key and version are read and kept.
+        Raises: InvalidRows, Invalid if the rows do not fit the columns; other faults are found by `check`.
         """
         among = None if isinstance(deletes, bool) else deletes
         if among is not None:
@@ -78,20 +79,20 @@ class Admission:
         return whole
 
     def check(self, rows: pa.Table, *, deletes: Deletes) -> None:
-        """Raise what is wrong with conforming rows: InvalidRows or Invalid, naming column and row."""
+        """Raise InvalidRows or Invalid, naming column and row, for conforming rows that a memtable would refuse."""
         check_encoding(rows)
         required = () if deletes is True else self._required_of(rows)
         among = None if isinstance(deletes, bool) else deletes
         self._checker.check(with_tombstone(rows, self._schema, required, among))
 
     def gather(self, writes: Sequence[Write]) -> Checked:
-        """The rows of one or more `writes` as one table of our own memory, in order, checked.
+        """Return the rows of one or more `writes` as one table in our own memory, in order, checked.
 
-        Raises: anything where they do not pass as a whole; which is at fault, and why, `check` says.
+        Raises: anything if they do not pass as a whole; `check` then finds the write at fault and the reason.
         """
         whole = [self._whole(write.rows) for write in writes] if self._partial else [write.rows for write in writes]
         rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
-        rows.validate(full=True)  # before the copy, which believes the offsets of texts and lists
+        rows.validate(full=True)  # before the copy, which trusts the offsets of texts and lists
         for name in self._required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
                 raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)
@@ -100,19 +101,19 @@ class Admission:
         return self._checker.check(owned.append_column(self._tombstone, _tombstones(writes)), size)
 
     def again(self, rows: pa.Table) -> Checked:
-        """Rows of the row schema that were checked before and changed since, in memory of our own.
+        """Check and copy rows of the row schema again, after values were filled in.
 
-        Raises: InvalidRows where a value that was put into them does not pass.
+        Raises: InvalidRows if a filled-in value does not pass.
         """
         owned = rows.combine_chunks()
         return self._checker.check(owned, owned.get_total_buffer_size() + len(owned))
 
     def _required_of(self, rows: pa.Table) -> tuple[str, ...]:
-        """The columns that must have a value in `rows`."""
+        """Return the columns that must have a value in `rows`."""
         return given_required(self._required, rows.column_names, self.context.rules)
 
     def _whole(self, rows: pa.Table) -> pa.Table:
-        """`rows` with all columns of the table, those that are missing null."""
+        """Return `rows` with all columns of the table; missing ones are null."""
         if rows.num_columns == len(self._columns):
             return rows
         columns = [
@@ -122,14 +123,14 @@ class Admission:
         return pa.Table.from_arrays(columns, schema=self._columns)
 
     def _copied(self, rows: pa.Table, *, single: bool) -> pa.Table:
-        """`rows` in one chunk of our own memory. Something empty goes in front: one piece alone would not be copied."""
-        if single and len(batches := rows.to_batches()) == 1:  # most puts, and two thirds of the time of the other way
+        """Return `rows` in one chunk of our own memory. An empty piece goes first: Arrow would not copy one piece."""
+        if single and len(batches := rows.to_batches()) == 1:  # most puts; takes two thirds of the time
             return pa.Table.from_batches([pa.concat_batches([self._no_batch, *batches])])
         return pa.concat_tables([self._nothing, rows]).combine_chunks()
 
 
 def _is_missing(write: Write, name: str) -> bool:
-    """Whether a row that is put has no value in a column that the write has."""
+    """Return whether a row that is put has no value in a column that the write has."""
     if write.deletes is True or name not in write.rows.column_names or not write.rows.column(name).null_count:
         return False
     return bool((write.rows.column(name).is_null().to_numpy() & ~np.asarray(write.deletes)).any())
@@ -144,7 +145,7 @@ def _tombstones(writes: Sequence[Write]) -> pa.Array:
 
 
 def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
-    """`context` for rows of the shape of `base`."""
+    """Return `context` for rows of the shape of `base`."""
     return replace(
         context,
         codec=base.codec,
@@ -161,10 +162,10 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
 
 
 def fitted(rows: pa.Table, of: Shape, to: Shape, *, partly: bool = False) -> pa.Table:
-    """Conforming rows (no `_tombstone`) of one shape in another: renamed columns follow, new ones are null.
+    """Bring conforming rows (no `_tombstone`) of one shape into another: renamed columns follow, new ones are null.
 
-    `partly`: `rows` may lack columns, which stay away, new ones too.
-    Raises: Corrupt where a column that may not be null is missing.
+    `partly`: `rows` may lack columns; these are left out of the result, new ones too.
+    Raises: Corrupt if a column that may not be null is missing.
     """
     whole = EntryColumns(to.rows).conform(rows, of.ids).drop_columns(TOMBSTONE)
     if not partly:

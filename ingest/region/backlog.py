@@ -1,4 +1,4 @@
-"""How long the rows of a region have waited: when the first row of each generation was applied."""
+"""How long a region's rows have waited for the base table, and how much of it waits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from memwal.wal import Clock
 
 
 class RowAges:
-    """The age of the oldest row of some generations.
+    """The time at which the first row of each generation was applied.
 
-    Thread safety. `began` from the region's thread, the rest from anybody.
+    Thread safety. `began` from the region's thread, the rest from any thread.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -20,35 +20,38 @@ class RowAges:
         self._since: dict[int, float] = {}
 
     def began(self, generation: int) -> None:
-        """The first row of a generation was applied now."""
+        """Note that the first row of a generation is applied now."""
         self._since[generation] = self._clock.monotonic()
 
     def forget_below(self, generation: int) -> None:
-        """Older generations are in the base table."""
-        for each in [known for known in list(self._since) if known < generation]:
-            self._since.pop(each, None)
+        """Forget generations below `generation`: they are in the base table."""
+        for committed in [known for known in list(self._since) if known < generation]:
+            self._since.pop(committed, None)
 
     def oldest(self, generations: Iterable[int]) -> float | None:
-        """Seconds; None of no generation. One that an earlier owner wrote counts from when the region was opened."""
+        """Return the age of the oldest row of `generations` in seconds, None if there are no generations.
+
+        A generation that an earlier owner wrote counts from the moment at which the region was opened.
+        """
         since = min((self._since.get(generation, self._opened) for generation in generations), default=None)
         return None if since is None else self._clock.monotonic() - since
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What one region holds that is not in the base table. Age in seconds, size in bytes."""
+    """The rows of one region that are not in the base table. Age in seconds, size in bytes."""
 
     ssts: int
     size: int
-    """Of its SSTs."""
+    """Size of the SSTs."""
     age: float | None
-    """Of the oldest row, in an SST or in a memtable; None where nothing waits."""
+    """Age of the oldest row, in an SST or in a memtable; None if no row waits."""
     unflushed: float | None = None
-    """Of the oldest row in a memtable."""
+    """Age of the oldest row in a memtable; None if the memtables are empty."""
 
     @staticmethod
     def of_all(regions: Sequence[Waiting]) -> Waiting:
-        """What several regions hold, as if they were one: the most SSTs, all bytes, the oldest rows."""
+        """Return the backlog of several regions as one: the most SSTs of a region, all bytes, the oldest rows."""
         ages = [region.age for region in regions if region.age is not None]
         unflushed = [region.unflushed for region in regions if region.unflushed is not None]
         return Waiting(

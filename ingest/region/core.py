@@ -1,21 +1,22 @@
 """The protocol of one region, without threads: append, apply, ack; freeze; publish in order.
 
-A driver calls it: `ingest.region.writer` with threads and a queue, a simulation with greenlets of one thread. No method
-waits for anything but storage, and none holds a lock while it asks storage, so that several parties may be under way at
-once, one inside `serve`, one inside `publish_next` and one inside `index_step`.
+`ingest.region.writer` drives it with threads and a queue, a simulation with greenlets of one thread. A method waits for
+storage only, and holds no lock while it does, so several parties may run at once, one inside `serve`, one inside
+`publish_next` and one inside `index_step`.
 
 What the core promises, whatever storage answers:
 
-1. Rows enter the memtable in WAL order, and only rows that the WAL holds or that linger for its next entry.
+1. Rows enter the memtable in WAL order, and only rows that the WAL holds or that linger for its next entry (visible,
+   not durable yet).
 2. A write is visible as a whole or not at all, and not before all its rows are checked and copied.
 3. A durable write is acknowledged only after the entry that closes it is on storage.
-4. Of two writes of one producer only the one with the higher sequence is applied; the map that says so is in the same
-   entry as the rows. A write of no rows has an entry of its own, which is nothing but the map.
-5. Every write handed in is answered: acknowledged, or given the error that kept it out. Nothing is in between.
+4. A write is applied only if its sequence is above all that its producer had applied; the map of these sequences (the
+   applied map) is in the same entry as the rows. A write of no rows gets an entry of its own with nothing but the map.
+5. Every write is answered: acknowledged, or given the error that kept it out.
 6. A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
 7. Generations are published in ascending order; a failed flush changes nothing and blocks those behind it.
-8. After a failure that leaves an outcome open, or a fence, nothing more is written, shown or acknowledged: `failure`
-   says why, for good.
+8. After a fence, or a failure that leaves an outcome open, nothing more is written, shown or acknowledged; `failure`
+   holds the reason and never changes.
 9. A read that begins after any owner's acknowledgement of a write sees it, or fails (`wal.lease`): a read takes a
    ticket of `lease`, and calls `prove` where that does not cover it, before it takes a view.
 """
@@ -36,33 +37,31 @@ from memwal import flush as flush_package
 from memwal import wal
 from memwal.ingest.api.tokens import Applied
 from memwal.ingest.read.levels import RegionView
-from memwal.ingest.region.backlog import RowAges, Waiting
+from memwal.ingest.region.backlog import Waiting
 from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.generations import RegionGenerations
 from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
-from memwal.ingest.region.indexes import RegionIndexes
 from memwal.ingest.region.log import RegionLog
 from memwal.ingest.region.state import RegionLevels
 from memwal.ingest.region.write_queue import Write
-from memwal.memtable import Checked
-from memwal.wal.applied import AppliedMap
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
-"""Failures of an append that leave the log as it was: the region lives on, the callers may try again."""
+"""Failures of an append that leave the log unchanged: the region lives on, the callers may try again."""
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
-"""Failures to make an entry of rows, before its slot is touched: the callers' affair, not the region's."""
+"""Failures to encode rows as an entry, before its slot is touched: the callers get them, the region lives on."""
 
 RETRY_FLUSH = (*NOTHING_WRITTEN, wal.OutcomeUnknown, flush_package.SstInvalid, OSError)
-"""Failures of a flush that leave the region as it was: `publish_next` may be called again, those behind it wait."""
+"""Failures of a flush that leave the region unchanged: call `publish_next` again; later generations wait."""
 
 _BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
-"""For a note at the end that nothing depends on."""
+"""Limits of the last manifest edit of `release`, which nothing depends on."""
 
 
 class _Ending:
-    """A context: whatever breaks out of the block ends the region, except what leaves it as it was.
+    """A context manager: an exception out of the block ends the region, unless it is one of `survives`.
 
-    Reusable, and no generator, since every put passes several.
+    Reusable, and no generator, because every put enters several.
     """
 
     def __init__(self, core: RegionCore, survives: tuple[type[Exception], ...]) -> None:
@@ -78,37 +77,29 @@ class _Ending:
 
 
 class RegionCore:
-    """One claimed region; its promises are numbered in the module's text.
+    """One claimed region; its promises are numbered in the module's docstring.
 
-    Thread safety. Three parties: the serving one calls `serve`, `keep_limits`, `freeze`, `durable_view` and `close`,
-    the publishing one `publish_next`, the indexing one `index_step` (index mode "async" only); the rest from anybody.
-    Each party is one thread (or greenlet) at a time.
+    Thread safety. Three parties: the serving one calls `serve`, `keep_limits`, `freeze`, `reshape`, `durable_view` and
+    `close`, the publishing one `publish_next`, the indexing one `index_step` (index mode "async" only); the rest from
+    any thread. Each party is one thread (or greenlet) at a time.
     Durability. `serve` acknowledges durable writes only once they are on storage.
     """
 
     def __init__(self, context: RegionContext, region: UUID, claim: wal.Claim) -> None:
-        """Take over what `wal.claim` gave, rows of the log included; nobody else may use that claim."""
+        """Take over `claim`, replay its entries; nothing else may use that claim."""
         self.region, self.guard = region, claim.guard
         self._context = context
         self._manifests = wal.ManifestStore(
             context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
         )
-        self._applied = claim.applied
-        self._log = RegionLog(_appender(context, region, claim), context, context.meters.of(region), self._applied)
-        self.levels = RegionLevels(region, claim.manifest, context)
-        self._repeats = Repeats(claim.applied)
-        self._groups = WriteGroups(context, self._repeats, self.levels.view)
-        self._indexes = RegionIndexes(region, self.levels, context.log)
-        self._index_at_once = False  # not while the log is replayed
-        self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
         self.lease = wal.ReadLease(claim.guard, self._manifests, claim.manifest, context.clock)
         self._others_read_until = claim.others_read_until
-        self._active_since, self._ages = context.clock.monotonic(), RowAges(context.clock)
-        self._frozen_to = claim.manifest.replay_after
-        self._replay(claim.entries)
-        self._index_at_once = context.index_at_once
-        if self._index_at_once:
-            self._index()
+        self._log = RegionLog(context, region, claim, self.lease)
+        self.levels = RegionLevels(region, claim.manifest, context)
+        self._generations = RegionGenerations(context, region, claim, self.levels, self._log, self._manifests)
+        self._repeats = Repeats(claim.applied)
+        self._groups = WriteGroups(context, self._repeats, self.levels.view)
+        self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
 
     @classmethod
     def open(cls, context: RegionContext, region: UUID, committed: int = 0) -> RegionCore:
@@ -126,31 +117,31 @@ class RegionCore:
         )
         return cls(context, region, claim)
 
-    # ---- anybody -------------------------------------------------------------------------------------------------
+    # ---- any thread ----------------------------------------------------------------------------------------------
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended this region, None while it lives."""
+        """The error that ended this region, None while it lives."""
         return self.levels.failure
 
     @property
     def lingers(self) -> bool:
         """Whether visible rows wait for the next entry."""
-        return self._log.lingers_since is not None
+        return self._log.lingers
 
     @property
     def unflushed_entries(self) -> int:
         """Entries of the log that the next claim has to replay."""
-        return self._log.position - self.levels.manifest.replay_after
+        return self._generations.unflushed_entries
 
     def view(self) -> RegionView:
-        """The levels above the base table at this moment. Raises: the error that ended this region."""
+        """Return the levels above the base table as of now. Raises: the error that ended this region."""
         return self.levels.view()
 
     def applied(self, producer: str) -> Applied:
-        """The highest sequence of `producer` of which rows, and the highest of which all rows, were applied here."""
+        """Return two sequences of `producer`: the highest with all rows applied here, and the highest with any."""
         self._wait_for_others()
-        applied = self._applied
+        applied = self._log.applied
         newest = applied.get(producer)
         left = newest is not None and self._repeats.half_applied(producer, applied)
         return Applied(newest - 1 if left and newest is not None else newest, newest)
@@ -162,18 +153,18 @@ class RegionCore:
         except wal.Fenced as error:
             self.end(error)
             raise
-        self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
+        self._generations.forget_committed(manifest)
 
     @property
     def alone(self) -> bool:
-        """Whether no older owner answers reads any more. Until then this one answers none either: what is replayed here
-        may not have been acknowledged there."""
+        """Whether no older owner answers reads any more. Until then this one answers none either: the older owner may
+        not have acknowledged the rows that were replayed here."""
         return self._others_read_until <= 0 or self._context.clock.monotonic() >= self._others_read_until
 
     def prove(self) -> None:
         """Ask storage whether the region is still ours, once it is `alone`.
 
-        Raises: Fenced, which ends the region; what reading storage does.
+        Raises: Fenced, which ends the region; errors of reading storage.
         """
         self._wait_for_others()
         try:
@@ -183,25 +174,22 @@ class RegionCore:
             raise
 
     def waiting(self) -> Waiting:
-        """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
-        memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
-        unflushed = [table.generation for table in memtables if table.rows]
-        age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
-        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
+        """Return what is not in the base table, as of the last `refresh`, which learns of other processes' commits."""
+        return self._generations.waiting()
 
     def status(self) -> dict[str, Any]:
-        """This region's part of `Table.status()`; generations and positions as in the region manifest."""
+        """Return this region's part of `Table.status()`; generations and positions as in the region manifest."""
         return {
             "id": str(self.region),
             "epoch": self.guard.epoch,
             "wal_position": self._log.position,
             **self.levels.status(),
-            "unindexed_rows": self._indexes.waiting() if self._context.has_indexes else 0,
+            "unindexed_rows": self._generations.indexes.waiting() if self._context.has_indexes else 0,
         }
 
     def end(self, error: BaseException) -> BaseException:
-        """End the region with `error`, unless it ended before; returns what those get who ask from now on."""
-        if isinstance(error, wal.OutcomeUnknown):  # unknown only to those whose rows were in it
+        """End the region with `error`, unless it ended before; return the error that every later call gets."""
+        if isinstance(error, wal.OutcomeUnknown):  # unknown only to the callers whose rows were in that entry
             error = wal.Poisoned(f"region {self.region}: the writer stopped itself: {error}; open the table again")
         return self.levels.fail(error)
 
@@ -210,12 +198,12 @@ class RegionCore:
     def serve(self, writes: Sequence[Write]) -> None:
         """Append, apply and answer `writes`, in order, in as few entries as `wal.entry_size_max` allows.
 
-        Raises: what ended the region; every write is answered all the same.
+        Raises: the error that ended the region; every write is answered even then.
         """
         try:
             with self._ending:
                 for gathered in entry_sized(writes, self._context.limits.entry_size_max):
-                    group = self._groups.group(gathered, self._applied)
+                    group = self._groups.group(gathered, self._log.applied)
                     if group is not None:
                         self._append_and_apply(group)
         except BaseException as error:
@@ -227,68 +215,52 @@ class RegionCore:
     def keep_limits(self) -> None:
         """Append rows that have lingered long enough, freeze the memtable when it is full or old.
 
-        Raises: StoreUnavailable or StoreRefused, to be called again later; what ended the region.
+        Raises: StoreUnavailable or StoreRefused, then call again later; the error that ended the region.
         """
-        now, limits = self._context.clock.monotonic(), self._context.limits
         with self._ending:
-            if self._log.lingers_since is not None and now - self._log.lingers_since >= limits.linger_max:
-                self._append_lingering()
-            many = self._log.position - self._frozen_to >= limits.entries_max
-            if self._full() or many or (self.levels.active.rows and now - self._active_since >= limits.age_max):
-                self._freeze()
-            if many and self._log.position - self._frozen_to >= limits.entries_max:
-                self._pass_over_notes()
+            self._generations.keep_limits()
 
     def next_duty(self) -> float | None:
-        """Seconds until `keep_limits` has something to do; None while there is nothing to watch."""
-        now, limits = self._context.clock.monotonic(), self._context.limits
-        due = []
-        if self._log.lingers_since is not None:
-            due.append(self._log.lingers_since + limits.linger_max - now)
-        if self.levels.active.rows:
-            due.append(self._active_since + limits.age_max - now)
-        return max(0.0, min(due)) if due else None
+        """Return the seconds until `keep_limits` has something to do; None if no row lingers or is in the memtable."""
+        return self._generations.next_duty()
 
     def freeze(self) -> int:
-        """Freeze what is there, durable to its last row; returns the generation that is active then.
+        """Freeze the active memtable, durable to its last row; return the generation that is active then.
 
         Raises: as `keep_limits`.
         """
         with self._ending:
-            self._freeze()
+            self._generations.freeze()
             return self.levels.active.generation
 
     def reshape(self, context: RegionContext) -> int:
-        """Take rows of the shape of `context` from now on; what is there keeps its own, in generations of its own.
+        """Take rows of the shape of `context` from now on; earlier rows keep theirs, in generations of their own.
 
-        Returns the newest generation that waits to be flushed in another shape, 0 where none does. May be called again.
+        Returns the newest generation that waits to be flushed in another shape, 0 if none does. May be called again.
         Raises: as `keep_limits`; then nothing is changed.
         """
         with self._ending:
             if context.shape != self._context.shape:
-                self._freeze()
-                self._log.recode(context.codec)
-                self.levels.reshape(context)
+                self._generations.reshape(context)
                 self._context = context
                 self._groups = WriteGroups(context, self._repeats, self.levels.view)
-                self._index_at_once = context.index_at_once
             return self.levels.last_unlike(self._context)
 
     def durable_view(self) -> RegionView:
-        """The levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
+        """Return the levels at a moment when every row in them is on storage. Raises: as `keep_limits`."""
         with self._ending:
-            self._append_lingering()
+            self._log.append_lingering(self.levels.active.generation)
             return self.levels.view()
 
     def close(self) -> None:
-        """Append what lingers. Nothing is flushed: the WAL holds it. Raises: what kept visible rows from the WAL."""
+        """Append lingering rows; the WAL has them, nothing is flushed. Raises: the error that kept them from it."""
         with self._ending:
-            self._append_lingering()
+            self._log.append_lingering(self.levels.active.generation)
 
     def release(self) -> None:
-        """Answer no more reads from memory alone, and tell the next owner that it need not wait for that.
+        """Stop answering reads from memory, and write in the manifest that the next owner need not wait for that.
 
-        To be called last. Where storage does not take it the next owner waits.
+        Call it last. If storage does not take the edit, the next owner waits.
         """
         self.lease.end()
         if self.failure is None and self.alone and self.levels.manifest.read_lease:
@@ -303,13 +275,13 @@ class RegionCore:
     def publish_next(self) -> bool:
         """Flush the oldest frozen memtable and publish its SST; False when none is frozen.
 
-        Raises: RETRY_FLUSH (nothing is published, call again), what ended the region.
+        Raises: RETRY_FLUSH (nothing is published, call again), the error that ended the region.
         """
         with self._ending_flush:
             frozen = self.levels.oldest_frozen()
             if frozen is None:
                 return False
-            context = frozen.context  # its own: the table may have other columns by now
+            context = frozen.context  # that of its rows: the table may have other columns by now
             manifest = flush_package.flush(
                 context.store,
                 self._manifests,
@@ -331,134 +303,34 @@ class RegionCore:
     # ---- the indexing party --------------------------------------------------------------------------------------
 
     def index_step(self) -> bool:
-        """Move one block of waiting rows into vector and text indexes; False when none waits, or the region ended."""
-        return not self.levels.ended and self._indexes.step()
+        """Move one block of waiting rows into the indexes; return False when none waits, or the region ended."""
+        return not self.levels.ended and self._generations.indexes.step()
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _append_and_apply(self, group: WriteGroup) -> None:
-        """Append, apply, and answer the group."""
+        """Append, apply and acknowledge the group, or give its writes the error of the append."""
         position = 0
         self._wait_for_others()
         try:
-            self._keep_generation_small(group.rows)
+            self._generations.keep_small(group.rows)
             if group.durable:
-                position = self._append(group.rows, group.applied, alone=group.is_note)
+                generation = self.levels.active.generation
+                position = self._log.append(group.rows, group.applied, generation=generation, alone=group.is_note)
         except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
             if isinstance(error, NOT_ENCODED) and self.lingers:
                 raise  # visible rows among them: they could never be appended
             group.fail(error)
             return
-        if group.rows is not None and not group.durable:
-            self._log.linger(group.rows.rows, group.rows.size, self._context.clock.monotonic())
-        self._applied = group.applied
+        if not group.durable:
+            self._log.linger(group.rows, group.applied)
         if group.rows is not None:
-            self._apply(group.rows)
-            if self._index_at_once:
-                self._index()
+            self._generations.apply(group.rows)
         group.acknowledge(position)
 
-    def _append(self, checked: Checked | None, applied: AppliedMap, *, alone: bool = False) -> int:
-        rows, size = (None, 0) if checked is None else (checked.rows, checked.size)
-        begun, before, generation = self.lease.begin(), self._log.position, self.levels.active.generation
-        position = self._log.append(rows, size, applied=applied, generation=generation, alone=alone)
-        if self._log.position > before:
-            self.lease.confirm(begun)
-        return position
-
     def _wait_for_others(self) -> None:
-        """Until no older owner answers reads without what is written here; see `wal.lease`."""
+        """Wait until no older owner answers reads, which would miss the rows written here; see `wal.lease`."""
         if self.alone:
             self._others_read_until = 0.0
         else:
             self._context.clock.sleep(self._others_read_until - self._context.clock.monotonic())
-
-    def _append_lingering(self) -> None:
-        if self.lingers:
-            self._append(None, self._applied)
-
-    def _apply(self, rows: pa.Table | Checked) -> None:
-        if not rows.num_rows:
-            return
-        if not self.levels.active.rows:
-            self._active_since = self._context.clock.monotonic()
-            self._ages.began(self.levels.active.generation)
-        self.levels.active.apply(rows)
-        self.levels.applied()
-
-    def _index(self) -> None:
-        while self._indexes.step():
-            pass
-
-    def _replay(self, entries: Sequence[wal.Entry]) -> None:
-        covers = 0
-        # ShardWriter passes over entries of a generation below the manifest's, so where it may come next (arrow format)
-        # a generation of the log is published whole or not at all.
-        limited = self._context.limits.generation_rows is not None
-        for done, entry in enumerate(entries, 1):
-            if entry.header.generation > self.levels.active.generation:
-                # As its writer froze them: the generations in a log never go back, not over claims either.
-                self._freeze(covers=covers)
-            covers = entry.position
-            self._apply(entry.rows)
-            closed = entry.header.part is None or entry.header.part.closes
-            if closed and self._full() and not limited:
-                self._freeze(covers=entry.position)
-            self._context.replayed(self.region, "applying", done, len(entries))
-
-    def _full(self) -> bool:
-        limits = self._context.limits
-        return self.levels.active_bytes >= limits.size_max or self.levels.active.rows >= limits.rows_max
-
-    def _keep_generation_small(self, checked: Checked | None) -> None:
-        """Freeze first where the active generation and `checked` are more than one generation of the log may hold."""
-        limits, entries = self._context.limits, self._log.position - self._frozen_to
-        if checked is None or limits.generation_rows is None or limits.generation_entries is None:
-            return
-        parts = 1 + checked.size // limits.entry_size_max
-        rows = self.levels.active.rows + checked.num_rows
-        if rows > limits.generation_rows or entries + parts > limits.generation_entries:
-            self._freeze()
-
-    def _pass_over_notes(self) -> None:
-        """Move `replay_after` where all entries behind it are notes of batches without rows, which no SST will cover.
-
-        Nothing is in a memtable, active or frozen, so every row up to the newest entry is in an SST.
-        """
-        position = self._log.position
-        if self.levels.active.rows or self.levels.oldest_frozen() is not None or self.lingers:
-            return
-
-        def passed(current: wal.RegionManifest) -> wal.RegionManifest:
-            return replace(
-                current,
-                replay_after=max(current.replay_after, position),
-                last_seen=max(current.last_seen, position),
-            )
-
-        with suppress(wal.OutcomeUnknown):  # the edit may be there, or is made again
-            self.levels.adopt(self._manifests.edit(self.guard, passed))
-            self._frozen_to = position
-
-    def _freeze(self, covers: int | None = None) -> None:
-        """Swap in an empty memtable; the full one waits for `publish_next`, durable to its last row."""
-        self._append_lingering()
-        if self.levels.active.rows:
-            self._frozen_to = self._log.position if covers is None else covers
-            self.levels.freeze(self._frozen_to)
-            if self._index_at_once:
-                self._index()
-
-
-def _appender(context: RegionContext, region: UUID, claim: wal.Claim) -> wal.WalAppender:
-    return wal.WalAppender(
-        context.store,
-        region,
-        claim.guard,
-        context.codec,
-        claim.next_position,
-        context.ids,
-        context.clock,
-        context.wal_options,
-        claim.applied.snapshot.name,
-    )

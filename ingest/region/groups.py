@@ -1,17 +1,16 @@
-"""Groups of writes on their way to an entry: what goes together, made ready for the log; who is at fault is told.
+"""Groups of writes that become one WAL entry: prepared for the log, faulty writes refused.
 
-Nothing has been written when a group is ready, so whatever fails here is the callers' affair, never the region's. In
-steps, for writes that have gathered:
+Nothing is written before a group is ready, so a failure here goes to the callers and never ends the region. In steps,
+for writes that have gathered:
 
-1. As many of them as one entry may hold are a group (`entry_sized`). A write whose caller has given up is left out, one
-   that was brought into the columns of a moment ago is brought into those of now.
-2. Writes whose token was applied before are set aside (`ingest.region.groups`); they are answered with the group.
-3. The rows of the others are checked and copied as a whole (`ingest.region.admission`), and made whole rows of where
-   the table's rules ask what is stored (`ingest.region.resolve`).
-4. Where that refuses some writes they get their error, and the others begin again at 2: what they come to may have
-   built on what a refused one would have stored.
-
-Which writes a region has applied before: each token is applied once, whatever the table was resized to meanwhile.
+1. As many of them as one entry may hold are a group (`entry_sized`). A write whose caller has given up is left out; a
+   write in the table's former columns is brought into the present ones.
+2. Writes whose token was applied before are set aside (`Repeats`); they are answered with the group. Each token is
+   applied once, even if the table was resized meanwhile.
+3. The rows of the others are checked and copied as a whole (`ingest.region.admission`), and completed to whole rows if
+   the table's rules depend on stored rows (`ingest.region.resolve`).
+4. If that refuses some writes they get their error, and the others start again at 2: their result may have built on
+   rows of a refused one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwal.flush.resizing.carried import left_over, settle, with_exceptions
+from memwal.flush.resizing.applied_maps import left_over, settle, with_exceptions
 from memwal.ingest.api.rows import size_bound
 from memwal.ingest.errors import Invalid
 from memwal.ingest.region.admission import Admission, fitted
@@ -34,8 +33,8 @@ from memwal.wal.applied import NAMES_MAX, AppliedMap
 class WriteGroup:
     """Writes that are logged, applied and answered together, their rows in our own memory.
 
-    `fresh`: those of `writes` that were not applied before; `rows` are theirs, and `skipped` says of each of them how
-    many were left out, or of none. `applied`: the region's applied map once the group is.
+    `fresh`: the writes that were not applied before. `rows`: their rows. `skipped`: for each of them the number of rows
+    left out, or empty if none was. `applied`: the region's applied map after the group.
     """
 
     writes: Sequence[Write]
@@ -46,16 +45,16 @@ class WriteGroup:
 
     @property
     def durable(self) -> bool:
-        """Whether somebody waits until it is on storage."""
+        """Whether a caller waits until the group is on storage."""
         return any(write.durable for write in self.writes)
 
     @property
     def is_note(self) -> bool:
-        """Whether it has no rows, and a token: all that there is to remember of it."""
+        """Whether it has tokens but no rows, so that only the applied map is written."""
         return any(write.token for write in self.fresh) and not any(write.rows.num_rows for write in self.fresh)
 
     def acknowledge(self, position: int) -> None:
-        """Answer every write; `position` of the entry that made them durable, 0: none has yet."""
+        """Acknowledge every write. `position`: of the entry that made them durable, 0 if they are not durable yet."""
         first_time = {id(write) for write in self.fresh} if len(self.fresh) < len(self.writes) else None
         skipped = dict(zip(map(id, self.fresh), self.skipped, strict=True)) if self.skipped else {}
         for write in self.writes:
@@ -71,20 +70,20 @@ class WriteGroup:
 
 
 class WriteGroups:
-    """Makes groups of the writes of one region, in the columns and by the rules of a moment.
+    """Makes groups of the writes of one region, for one shape of the table and its rules.
 
-    Thread safety. The region's thread only. Invariants. Every write handed in is in the group, or has its answer; but
-    where something raises, and then the region ends.
+    Thread safety. The region's thread only. Invariants. Every write given is in the group or has its answer, unless
+    a method raises; then the region ends.
     """
 
     def __init__(self, context: RegionContext, repeats: Repeats, view: View) -> None:
-        """`repeats`: outlives this object, as it goes with the claim; `view`: captures the region's levels."""
+        """`repeats`: belongs to the claim, so it outlives this object; `view`: captures the region's levels."""
         self._context, self._repeats, self._view = context, repeats, view
         self._admission = Admission(context)
         self._resolver = resolver_of(context, self._admission)
 
     def group(self, gathered: Sequence[Write], applied: AppliedMap) -> WriteGroup | None:
-        """Those of `gathered` that can be written, None where none can. `applied`: the region's map by now."""
+        """Return the group of the writes that can be written, None if none can. `applied`: the region's map."""
         left = [write for write in gathered if write.take() and self._fits(write)]
         left = [write for write in left if not self._repeats.refused(write, applied)]
         while left:
@@ -95,7 +94,7 @@ class WriteGroups:
         return None
 
     def _fits(self, write: Write) -> bool:
-        """Bring rows that are in the shape of just before this region took another one into that; False: refused."""
+        """Bring rows of a former shape of the table into the region's; return False if the write was refused."""
         shape = self._context.shape
         if write.shape is None or shape is None or write.shape is shape:
             return True
@@ -108,7 +107,7 @@ class WriteGroups:
         return True
 
     def _together(self, writes: Sequence[Write], applied: AppliedMap) -> WriteGroup | list[Write]:
-        """The group of all `writes`; where some are refused the others, none of which is answered."""
+        """Return the group of all `writes`; if some were refused, the list of the others, not answered yet."""
         fresh, applied_then = self._repeats.set_aside(writes, applied, self._admission)
         skipped: Sequence[int] = ()
         try:
@@ -121,14 +120,14 @@ class WriteGroups:
                 rows, skipped = self._resolver.resolve(fresh, rows, self._view)
             except Refused as refused:
                 return _without_refused(writes, fresh, rows, refused)
-            except Exception as error:  # noqa: BLE001 - nothing was written: the callers' affair, not the region's
+            except Exception as error:  # noqa: BLE001 - nothing was written: the callers get it
                 _fail(writes, error)
                 return []
         _copied(writes)
         return WriteGroup(writes, fresh, rows, applied_then, skipped)
 
     def _without_faulty(self, writes: Sequence[Write], error: Exception) -> list[Write]:
-        """They did not pass as a whole, with `error`: answer those at fault; returns the others."""
+        """Refuse the writes at fault after `writes` as a whole failed with `error`; return the others."""
         passed = []
         for write in writes:
             try:
@@ -138,12 +137,12 @@ class WriteGroups:
                 write.done.set_exception(fault)
         if len(passed) < len(writes):
             return passed
-        _fail(passed, error)  # each by itself is fine: want of memory, for example
+        _fail(passed, error)  # each alone passes: no memory for all, for example
         return []
 
 
 def entry_sized(writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Write]]:
-    """Runs of `writes` that fit into one entry of `size_max` bytes together, or are one write."""
+    """Yield runs of `writes` that fit into one entry of `size_max` bytes together, or are a single larger write."""
     if len(writes) == 1:
         yield writes
         return
@@ -163,7 +162,7 @@ def entry_sized(writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Wri
 def _without_refused(
     writes: Sequence[Write], fresh: Sequence[Write], checked: Checked, refused: Refused
 ) -> list[Write]:
-    """Answer the writes of `fresh` that the rules refuse; returns the others of `writes`, their rows our own copy."""
+    """Answer the writes of `fresh` that the rules refuse; return the other `writes`, with our copy of their rows."""
     start = 0
     for number, write in enumerate(fresh):
         rows = write.rows.num_rows
@@ -186,21 +185,21 @@ def _fail(writes: Sequence[Write], error: Exception) -> None:
 
 
 class Repeats:
-    """Tells the writes of one region that are repeats of what it has applied.
+    """Recognises writes that repeat a token the region has applied.
 
     Thread safety. The region's thread only.
     """
 
     def __init__(self, applied: Mapping[str, int]) -> None:
-        """`applied`: the map with which the region was claimed; exceptions are made by a resize only."""
+        """`applied`: the map with which the region was claimed; only a resize adds exceptions (half applied tokens)."""
         self._half_applied = with_exceptions(applied)
 
     def set_aside(
         self, group: Sequence[Write], applied: AppliedMap, admission: Admission
     ) -> tuple[list[Write], AppliedMap]:
-        """The writes of `group` that were not applied before, in order, and the applied map once they are.
+        """Return the writes of `group` that were not applied before, in order, and the applied map after them.
 
-        A write that a resize met half applied is cut down to the rows that are left of it.
+        A write that a resize met half applied is cut down to the rows that were not applied.
         """
         fresh, after = [], applied.copy() if any(write.token for write in group) else applied
         for write in group:
@@ -217,12 +216,12 @@ class Repeats:
         return fresh, after
 
     def half_applied(self, producer: str, applied: Mapping[str, int]) -> bool:
-        """Whether rows of the newest sequence of `producer` are left, which a resize met half applied."""
+        """Return whether a resize met the newest sequence of `producer` half applied, and the rest still is to come."""
         return any(key in applied for key in self._half_applied.get(producer, ()))
 
     @staticmethod
     def refused(write: Write, applied: AppliedMap) -> bool:
-        """Whether nobody can tell if `write` was applied before: its token's name was retired. Then it is answered."""
+        """Refuse `write` if its token's name was retired, since no repeat can be recognised; return whether it was."""
         token = write.token
         if token is None or not applied.is_retired(token.producer):
             return False
@@ -241,7 +240,7 @@ class Repeats:
             return False
         try:
             admission.check(write.rows, deletes=write.deletes)
-        except Exception:  # noqa: BLE001 - it is refused, with the reason, by whoever takes it
+        except Exception:  # noqa: BLE001 - `_together` refuses it, with the reason
             return True
         left = left_over(applied, self._half_applied, token.producer, token.sequence, write.rows, route)
         if left.any() and not left.all():

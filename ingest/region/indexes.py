@@ -1,12 +1,12 @@
-"""The key, vector and text indexes of one region's memtables, brought up with the rows that were put.
+"""Move applied rows into the key, vector and text indexes of one region's memtables.
 
 Reads look at each row that is not in an index yet, or index its key first, so indexing never changes an answer, only
-what it costs. Hence:
+its cost. Hence:
 
-1. `memtable.index_mode` says who does it and when: "sync", the region's thread before it acknowledges a write; "async",
-   and where there is no index but that of the keys, a thread beside it, whenever rows wait. Rows of a replay are
-   indexed once all of them are there, not entry by entry.
-2. The newest memtable goes first: a frozen one is an SST soon, and what was spent on its indexes is gone.
+1. `memtable.index_mode` decides when: with "sync" the region's thread indexes before it acknowledges a write; with
+   "async", or if only keys are indexed, another thread does so whenever rows wait. Replayed rows are indexed after the
+   whole replay, not entry by entry.
+2. The newest memtable goes first: a frozen one is an SST soon, which discards its indexes.
 3. A step that fails, for want of memory too, ends nothing: the reason is logged once, and the rows of that memtable are
    left to exact reads. The next generation is tried again.
 """
@@ -22,7 +22,7 @@ from memwal.wal.panics import as_exception
 
 
 class RegionIndexes:
-    """Calls `MemTable.index_step` for a region, and knows how many rows wait for it.
+    """Calls `MemTable.index_step` for a region, and counts the rows that wait for it.
 
     Thread safety. `step` from one thread at a time; `waiting` from any.
     """
@@ -30,18 +30,18 @@ class RegionIndexes:
     def __init__(self, region: UUID, levels: RegionLevels, log: logging.Logger) -> None:
         self._region, self._levels, self._log = region, levels, log
         self._done: dict[int, tuple[int, bool]] = {}
-        """By generation: rows that are indexed, as far as is known, and whether it was frozen then."""
+        """By generation: rows known to be indexed, and whether the memtable was frozen at that time."""
         self._failed: set[int] = set()
 
     def step(self) -> bool:
-        """Move one block of waiting rows, the newest memtable's first; False when none waits that can be indexed."""
+        """Index one block of waiting rows, the newest memtable's first; return False when no row waits that can be."""
         for table in self._levels.memtables():
             generation, state = table.generation, (table.rows, table.frozen)
             if state == self._done.get(generation, (0, False)) or generation in self._failed:
                 continue
             try:
                 more = table.index_step()
-            except BaseException as error:  # noqa: BLE001 - whatever it was, the rows are there and are found
+            except BaseException as error:  # noqa: BLE001 - reads find the rows without the index
                 self._give_up(table, as_exception(error))
             else:
                 if not more:
@@ -52,7 +52,7 @@ class RegionIndexes:
         return False
 
     def waiting(self) -> int:
-        """Rows of the memtables whose indexing is not done; those of a memtable that was given up stay among them."""
+        """Return the number of rows not indexed yet, those of a memtable whose indexing failed among them."""
         done = ((table, self._done.get(table.generation, (0, False))[0]) for table in self._levels.memtables())
         return sum(max(0, table.rows - rows) for table, rows in done)
 

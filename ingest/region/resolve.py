@@ -1,15 +1,15 @@
-"""Writes to whole rows: what a table's write rules make of a group of writes, before it is logged.
+"""Apply a table's write rules to a group of writes before it is logged, so that the log has whole rows only.
 
-The log, the memtables, SSTs and the base table only ever hold whole rows whose newest version counts, so nothing that
-reads them (Lance's own readers, a replay, a flush, a commit) knows of the rules. In steps:
+The log, the memtables, SSTs and the base table hold only whole rows of which the newest counts, so their readers
+(Lance's own, a replay, a flush, a commit) need no rules. In steps:
 
-1. Find the keys whose stored row counts: those that the group does not begin with a delete of, nor (merge) with a row
-   that has every column. Where rows have versions it is every key but those that the group begins with a delete of
-   without one; and of stored rows tombstones too, which keep their version.
-2. Look these up, all at once, in the region's levels and the newest base table. The region has no other writer, so what
-   is found is still true when the group is logged. What a commit moves meanwhile is in a level of the view, or in the
-   base, which is opened after it.
-3. Resolve the group (`write_rules`), and check what was filled in.
+1. Find the keys whose stored row matters: all except those whose first row in the group is a delete, or (merge) has
+   every column. In a table with a version: all except those whose first row is a delete without a version; stored
+   tombstones matter too, since they keep their version.
+2. Look these up, all at once, in the region's levels and then the newest base table. The region has no other writer, so
+   the result is still true when the group is logged. Rows that a commit moves meanwhile are in a level of the view, or
+   in the base table, which is opened after the view.
+3. Resolve the group (`write_rules`), and check the values that were filled in.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ View = Callable[[], RegionView]
 
 
 class Refused(Exception):
-    """Some writes of a group cannot be resolved: `errors` by their number in it. Stays inside."""
+    """Some writes of a group cannot be resolved; `errors` by the writes' numbers. Never leaves this room."""
 
     def __init__(self, errors: Mapping[int, InvalidRows]) -> None:
         super().__init__(f"{len(errors)} writes")
@@ -48,9 +48,9 @@ class Resolver:
     """
 
     def __init__(self, context: RegionContext, admission: Admission) -> None:
-        """Requires: `context.find`, and rules that ask what is stored."""
+        """Requires: `context.find`, and rules that depend on stored rows."""
         if context.find is None:
-            raise ValueError("a table whose puts depend on what is stored needs a way to look that up")
+            raise ValueError("the table's puts depend on stored rows, but context.find, which looks them up, is None")
         self._find, self._shape = context.find, context.shape
         self._admission = admission
         self._key, self._required = list(context.key), frozenset(context.required)
@@ -59,9 +59,9 @@ class Resolver:
         self._told = [self._version, TOMBSTONE] if self._version else []
 
     def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
-        """What `writes`, whose rows `checked` holds, come to: rows to log, and how many were skipped of each write.
+        """Return the rows to log for `writes`, whose rows are `checked`, and the number of skipped rows of each write.
 
-        Nothing skipped may also be no numbers at all. `view`: captures the region's levels.
+        The numbers are empty if no row was skipped. `view`: captures the region's levels.
         Raises: Refused for writes that lack a column they need; the error of a lookup.
         """
         missing = [
@@ -89,7 +89,7 @@ class Resolver:
         return self._merged(group, checked, missing, names, at, stored) if names else checked, skipped
 
     def _asked(self, group: Group, rows: pa.Table, partial: Mask) -> Mask:
-        """The keys whose stored rows count, bool [m]."""
+        """Return the keys whose stored rows matter, bool [m]."""
         first = group.first
         if self._version:
             known: Mask = rows.column(self._version).is_valid().to_numpy()
@@ -99,8 +99,8 @@ class Resolver:
     def _timely(
         self, group: Group, rows: pa.Table, at: Places, stored: pa.Table
     ) -> tuple[pa.Table, Group, Places, Sequence[int]]:
-        """The rows that are not late, their group, and the stored live row of each of its keys; and how many were late
-        of each write, no numbers where none was.
+        """Return the rows that are not late, their group, the place of each key's live stored row, and the number of
+        late rows of each write, empty if none was late.
         """
         versions = rows.column(self._version)
         taken = timely(group, versions, stored.column(self._version).cast(versions.type), at)
@@ -133,7 +133,7 @@ class Resolver:
         at: Places,
         stored: pa.Table,
     ) -> Checked:
-        """The rows of `group` with the columns `names` filled in where their writes are `missing` them."""
+        """Return the rows of `group` with the columns `names` filled in for writes that are `missing` them."""
         sources: dict[str, Places] = {}
         patterns: dict[bytes, Places] = {}  # many columns, few combinations of them
         for name in names:
@@ -150,7 +150,7 @@ class Resolver:
         except InvalidRows as error:
             if error.row is None:
                 raise
-            # What another program put into the base table need not pass what a put must.
+            # A stored value that another program wrote need not pass the checks of a put.
             reason = (
                 f"column {error.column!r} is not given for the key {named(keys, self._key, error.row)}, and its stored "
                 f"value cannot be kept: put the column too ({error})"
@@ -158,9 +158,9 @@ class Resolver:
             raise Refused({int(group.writes[error.row]): InvalidRows(reason, column=error.column)}) from None
 
     def _refuse_incomplete(self, group: Group, keys: pa.Table, sources: Mapping[str, Places]) -> None:
-        """Raise for the first row of each write that leaves a column which must have a value without one.
+        """Raise Refused for the first row of each write that has no value in a required column.
 
-        It is named by its key: the number of a row in a region's part of a put says nothing to who put it.
+        The error names its key: the number of a row in one region's part of a put means nothing to the caller.
         """
         errors: dict[int, InvalidRows] = {}
         for name in self._required.intersection(sources):
@@ -168,7 +168,7 @@ class Resolver:
             first = np.unique(group.writes[rows], return_index=True)[1]
             for row in rows[first].tolist():
                 reason = (
-                    f"required column {name!r} is missing, and the key {named(keys, self._key, row)} is not there yet: "
+                    f"required column {name!r} is missing, and the key {named(keys, self._key, row)} is not stored: "
                     "give new keys a value"
                 )
                 errors.setdefault(int(group.writes[row]), InvalidRows(reason, column=name))
@@ -178,7 +178,10 @@ class Resolver:
     def _stored(
         self, group: Group, checked: Checked, asked: Mask, columns: Sequence[str], view: View
     ) -> tuple[Places, pa.Table]:
-        """The stored rows of the keys that are `asked` for (bool [m]), and for each key the number of its row."""
+        """Return for each key the number of its stored row, or NOWHERE, and the stored rows.
+
+        `asked`: the keys to look up, bool [m].
+        """
         at = np.full(len(group.first), NOWHERE)
         wanted = np.flatnonzero(asked)
         if not len(wanted):
@@ -195,10 +198,10 @@ class Resolver:
                 return self._find(view(), keys, columns, self._shape)
             except OverTaken:
                 continue
-        raise Unavailable(f"{ATTEMPTS} commits overtook the look at what is stored; retry with the same token")
+        raise Unavailable(f"{ATTEMPTS} commits overtook the lookup of stored rows; retry with the same token")
 
 
 def resolver_of(context: RegionContext, admission: Admission) -> Resolver | None:
-    """What resolves the writes of a region; None where a put just replaces what is there."""
+    """Return the resolver of a region's writes; None if a put just replaces the stored row."""
     rules = context.rules
     return Resolver(context, admission) if rules.version or rules.upsert != "replace" else None

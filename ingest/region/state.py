@@ -1,9 +1,9 @@
 """The levels of one region that its writer holds: active memtable, frozen ones, the SSTs of its manifest.
 
 Four parties share them: callers take views and wait, the region's thread applies and freezes, the flusher's thread
-publishes, the indexer's keeps the memtables' indexes up.
-Every change of what a view shows is one assignment under one lock, so a view never misses a row and never shows half
-of a change.
+publishes, the indexer's thread indexes the memtables.
+A change that a view shows is one assignment under one lock, so a view never misses a row and never shows half of a
+change.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from memwal.ingest.region.context import Limits, RegionContext
 from memwal.memtable import MemTable
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
-"""How a region is: serving, though its flushes fail; ended by a newer writer; or by storage that failed it."""
+"""The state of a region: it serves; it serves, but flushes fail; a newer writer ended it; a storage failure did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A memtable that takes no more writes, the last WAL position whose rows it holds, and what it was made by."""
+    """A memtable that takes no more writes, the last WAL position whose rows it holds, and the context of its rows."""
 
     memtable: MemTable
     covers: int
     context: RegionContext
     attempts: FlushAttempts = field(default_factory=FlushAttempts)
-    """What the attempts to flush it have left on storage."""
+    """What failed attempts to flush it have left on storage."""
 
 
 class RegionLevels:
-    """What a region holds above the base table, and the error that ended it.
+    """The levels of a region above the base table, and the error that ended the region.
 
     Thread safety. `active`, `applied` and `freeze` belong to the region's thread, `oldest_frozen`, `wait_for_frozen`,
-    `flush_failed` and `published` to the flusher's, `wait_for_rows` to the indexer's, everything else to anybody.
+    `flush_failed` and `published` to the flusher's, `wait_for_rows` to the indexer's, everything else to any thread.
     Invariants. (1) Generations ascend from the manifest's SSTs over the frozen memtables to the active one. (2) Once
     `failure` is set, views, waits and later freezes raise it.
     """
@@ -61,10 +61,10 @@ class RegionLevels:
         self.active_bytes = 0
         self._frozen_bytes = 0
 
-    # ---- anybody -------------------------------------------------------------------------------------------------
+    # ---- any thread ----------------------------------------------------------------------------------------------
 
     def view(self) -> RegionView:
-        """The levels at this moment. Raises: the error that ended the region."""
+        """Return the levels as of now. Raises: the error that ended the region."""
         with self._changed:
             self._raise_failure()
             tables = [table for table in self._memtables() if table.rows]
@@ -72,16 +72,16 @@ class RegionLevels:
             return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes())
 
     def has_room(self, limits: Limits) -> bool:
-        """Whether puts are taken at once: few enough bytes are unflushed and SSTs uncommitted. Costs no lock."""
+        """Return whether puts need not wait: few enough bytes are unflushed and SSTs uncommitted. Takes no lock."""
         return self.unflushed < limits.unflushed_max and not 0 < limits.pending_max <= len(self.manifest.ssts)
 
     def wait_for_room(self, limits: Limits, timeout: float) -> bool:
-        """Whether there was room, or the region ended, within `timeout` seconds."""
+        """Wait `timeout` seconds at most; return whether there is room or the region ended."""
         with self._changed:
             return self._changed.wait_for(lambda: self.failure is not None or self.has_room(limits), timeout)
 
     def no_room(self, limits: Limits) -> Unavailable:
-        """What a put is told that found no room."""
+        """Return the error of a put that found no room."""
         why = (
             f"{self.unflushed} bytes wait to be flushed, more than memtable.unflushed_max = {limits.unflushed_max}"
             f"{self._flush_trouble()}"
@@ -95,8 +95,8 @@ class RegionLevels:
     def wait_until_published(self, generation: int, timeout: float) -> None:
         """Return when `generation` and all before it are SSTs.
 
-        Raises: the error that ended the region; Unavailable when nothing was published for `timeout` seconds while
-        flushes fail, or the region is closed meanwhile.
+        Raises: the error that ended the region; Unavailable if nothing was published for `timeout` seconds while
+        flushes fail, or if the region is closed meanwhile.
         """
         with self._changed:
             while (first := self.manifest.current_generation) <= generation and not self.ended:
@@ -108,14 +108,14 @@ class RegionLevels:
                 raise Unavailable(f"region {self._region}: not flushed{self._flush_trouble()}; try again")
 
     def adopt(self, manifest: wal.RegionManifest) -> None:
-        """Show a newer manifest, one that the committer pruned."""
+        """Take over a newer manifest, which the committer pruned."""
         with self._changed:
             if manifest.version > self.manifest.version:
                 self.manifest = manifest
                 self._changed.notify_all()  # room for puts, maybe
 
     def fail(self, error: BaseException) -> BaseException:
-        """End the region with `error`, unless it ended before; returns the error it ended with."""
+        """End the region with `error`, unless it ended before; return the error that it ended with."""
         with self._changed:
             if self.failure is None:
                 self.failure = error
@@ -126,7 +126,7 @@ class RegionLevels:
             return self.failure
 
     def close(self) -> None:
-        """Let the flusher's thread and the indexer's end; what is frozen stays in the WAL."""
+        """End the flusher's and the indexer's threads; frozen rows stay in the WAL."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -138,15 +138,15 @@ class RegionLevels:
         return self._closing or self.failure is not None
 
     def memtables(self) -> list[MemTable]:
-        """All of them at this moment, newest first."""
+        """Return all memtables, newest first."""
         with self._changed:
             return self._memtables()
 
     def measure(self) -> None:
-        """Count the bytes of all memtables anew, after their indexes have grown."""
+        """Count the bytes of all memtables again, after their indexes have grown."""
         with self._changed:
             active, frozen = self.active, list(self._frozen)
-        # Not under the lock: what an index weighs may be told only after a step that is under way.
+        # Not under the lock: the size of an index may have to wait for an index step under way.
         active_bytes, frozen_bytes = active.bytes, sum(each.memtable.bytes for each in frozen)
         with self._changed:
             if self.active is active:
@@ -155,7 +155,7 @@ class RegionLevels:
                 self._frozen_bytes = frozen_bytes
 
     def status(self) -> dict[str, Any]:
-        """The levels' part of a region's status."""
+        """Return the levels' part of a region's status."""
         with self._changed:
             tables = self._memtables()
             return {
@@ -180,7 +180,7 @@ class RegionLevels:
     # ---- the region's thread -------------------------------------------------------------------------------------
 
     def applied(self) -> None:
-        """The active memtable has more rows: count its bytes, and let them be indexed."""
+        """Count the bytes of the active memtable, which has new rows, and wake the indexer."""
         self.active_bytes = self.active.bytes
         if not self._fresh.is_set():
             self._fresh.set()
@@ -199,14 +199,14 @@ class RegionLevels:
             self._fresh.set()
 
     def reshape(self, context: RegionContext) -> None:
-        """Make this memtable, which is empty, and those to come by another context."""
+        """Make the active memtable, which is empty, and later ones by another context."""
         fresh = context.memtable(self.active.generation)
         with self._changed:
             self._context, self.active = context, fresh
             self.active_bytes = fresh.bytes
 
     def last_unlike(self, context: RegionContext) -> int:
-        """The newest generation that waits to be flushed in another shape than that of `context`; 0: none does."""
+        """Return the newest generation that waits to be flushed in another shape than `context` has; 0 if none does."""
         with self._changed:
             unlike = (each.memtable.generation for each in self._frozen if each.context.shape != context.shape)
             return max(unlike, default=0)
@@ -214,7 +214,7 @@ class RegionLevels:
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
     def oldest_frozen(self) -> Frozen | None:
-        """The memtable that is flushed next, None where none is frozen."""
+        """Return the memtable that is flushed next, None if none is frozen."""
         with self._changed:
             return self._frozen[0] if self._frozen else None
 
@@ -225,7 +225,7 @@ class RegionLevels:
             return not self.ended
 
     def published(self, manifest: wal.RegionManifest) -> None:
-        """The oldest frozen memtable is an SST of `manifest` now."""
+        """Drop the oldest frozen memtable: it is an SST of `manifest` now."""
         with self._changed:
             if manifest.version > self.manifest.version:
                 self.manifest = manifest
@@ -235,7 +235,7 @@ class RegionLevels:
             self._changed.notify_all()
 
     def flush_failed(self, error: Exception, pause: float) -> None:
-        """Remember why, and wait `pause` seconds or until the region closes."""
+        """Remember the error, and wait `pause` seconds or until the region closes."""
         with self._changed:
             self._flush_error = error
             self._changed.wait_for(lambda: self._closing, pause)
@@ -258,13 +258,13 @@ class RegionLevels:
         return [self.active, *(frozen.memtable for frozen in reversed(self._frozen))]
 
     def _shapes(self) -> tuple[Shape, ...]:
-        """Of the memtables that may hold rows, each once."""
-        found = [] if self._context.shape is None else [self._context.shape]
-        for each in self._frozen:
-            shape = each.context.shape
-            if shape is not None and not any(shape is other for other in found):
-                found.append(shape)
-        return tuple(found)
+        """Return the shapes of the memtables that may hold rows, each once."""
+        shapes = [] if self._context.shape is None else [self._context.shape]
+        for frozen in self._frozen:
+            shape = frozen.context.shape
+            if shape is not None and not any(shape is other for other in shapes):
+                shapes.append(shape)
+        return tuple(shapes)
 
     def _ended(self, error: BaseException) -> None:
         fenced = isinstance(error, wal.Fenced)

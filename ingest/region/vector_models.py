@@ -1,7 +1,7 @@
-"""What the base table's vector indexes were trained to: memtables begin with it, and need not train themselves.
+"""The trained models of the base table's vector indexes: memtables begin with them instead of training their own.
 
-Read where storage is asked anyway, by whoever opens the table and by its committer; new memtables get it from memory.
-A memtable keeps the model it began with. Without one, or where it cannot be read, it trains on its own rows.
+The models are read when the table is opened and after a commit, which ask storage anyway; new memtables get them from
+memory. A memtable keeps the model it began with. Without a model, or if it cannot be read, it trains on its own rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOG = logging.getLogger("memwal.models")
 
 
 class VectorModels:
-    """The newest models that this process knows, by column.
+    """The newest models that this process has read, by column.
 
     Thread safety. `current` from any thread, asks no storage; `read` from one thread at a time.
     """
@@ -27,27 +27,27 @@ class VectorModels:
         self._read_from: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
 
     def current(self) -> Mapping[str, VectorModel]:
-        """Models by column, nothing for a column whose index the base table has not built."""
+        """Return the models by column; a column whose index the base table has not built is missing."""
         return self._current
 
     def read(self, base: BaseTable) -> None:
-        """Take over the models of `base`, where its vector indexes are others than the last time.
+        """Take over the models of `base` if its vector indexes changed since the last call.
 
-        Never raises: a model is a help, no condition. What went wrong is logged, and the models stay as they were.
+        Never raises, since memtables work without a model. A failure is logged, and the models stay unchanged.
         """
         wanted = {spec.name for spec in base.indexes if spec.kind == "ivf_pq"}
         if not wanted:
             return
         try:
-            there = [each for each in base.dataset.describe_indices() if each.name in wanted]
+            built = [index for index in base.dataset.describe_indices() if index.name in wanted]
             columns = tuple(sorted(spec.column for spec in base.indexes if spec.kind == "ivf_pq"))
-            found = (columns, frozenset(str(segment.uuid) for each in there for segment in each.segments))
-            if found == self._read_from:
+            read_from = (columns, frozenset(str(segment.uuid) for index in built for segment in index.segments))
+            if read_from == self._read_from:
                 return
             models = base.vector_models()
             MemTable(row_schema(base.schema, base.key), base.key, base.indexes, 0, models=models)  # do they fit?
-        except BaseException as error:  # noqa: BLE001 - whatever it was, memtables train themselves
+        except BaseException as error:  # noqa: BLE001 - memtables train their own then
             reason = as_exception(error)
-            _LOG.warning("%s: cannot read what its vector indexes were trained to: %s", base.uri, reason)
+            _LOG.warning("%s: cannot read the models of its vector indexes: %s", base.uri, reason)
             return
-        self._current, self._read_from = models, found
+        self._current, self._read_from = models, read_from

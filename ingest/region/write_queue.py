@@ -1,14 +1,12 @@
 """The queue between the callers of a region and its one thread.
 
-Callers hand in `Write`s and wait; the region's thread takes everything that has gathered since it last looked. That is
-all of adaptive group commit: an idle thread takes one write and appends it at once, a busy one finds many waiting and
-appends them as one entry. Nobody ever waits for a timer.
+Callers submit `Write`s and wait; the region's thread takes everything that has gathered since it last looked. This is
+adaptive group commit: an idle thread takes one write and appends it at once, a busy one finds many waiting and appends
+them as one entry. No caller waits for a timer.
 
-Callers that were answered together come back together, but one after another: each needs the interpreter to itself for
-a moment. A thread that took the first few of them would append two entries where one would do, so it lets the others go
-first for as long as more arrive and fewer are there than the last time.
-
-An answer that one thread gives and another waits for.
+Callers that were answered together submit their next writes together, but one after another: each needs the interpreter
+for a moment. If the thread took the first few of them, it would append two entries instead of one. So it yields to the
+others as long as more arrive and fewer are queued than the last time.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """A value, or the error in its place, that comes once.
+    """An answer, a value or an error, that one thread gives once and others wait for.
 
     Why not `concurrent.futures.Future`: it makes a condition, a lock and two lists for each, and waiting costs as much
     again; this is one lock used as a latch. With thousands of callers it counts.
-    Thread safety. `set_result` or `set_exception` once, by whoever answers; the rest from any thread.
+    Thread safety. `set_result` or `set_exception` once, by the answering thread; the rest from any thread.
     """
 
     __slots__ = ("_answered", "_error", "_latch", "_value")
@@ -50,33 +48,33 @@ class Pending(Generic[T]):
         self._error: BaseException | None = None
 
     def set_result(self, value: T) -> None:
-        """Answer with a value; wakes whoever waits."""
+        """Answer with a value, and wake the waiters."""
         self._value = value
         self._answered = True
         self._latch.release()
 
     def set_exception(self, error: BaseException) -> None:
-        """Answer with an error; wakes whoever waits."""
+        """Answer with an error, and wake the waiters."""
         self._error = error
         self._answered = True
         self._latch.release()
 
     def done(self) -> bool:
-        """Whether the answer is there."""
+        """Return whether it was answered."""
         return self._answered
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error, None where the answer is a value. Raises: TimeoutError when none came in `timeout` seconds."""
+        """Return the error, None if the answer is a value. Raises: TimeoutError without answer in `timeout` seconds."""
         if not self._answered:
             if not self._latch.acquire(
                 timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))
             ):
                 raise TimeoutError(f"no answer within {timeout} s")
-            self._latch.release()  # for the next that waits
+            self._latch.release()  # for the next waiter
         return self._error
 
     def result(self, timeout: float | None = None) -> T:
-        """The value. Raises: the error in its place, TimeoutError when neither came in `timeout` seconds."""
+        """Return the value. Raises: the error given in its place; TimeoutError without answer in `timeout` seconds."""
         error = self.exception(timeout)
         if error is not None:
             raise error
@@ -85,11 +83,11 @@ class Pending(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What a region answers: `rows` of the write, whether this call `applied` them (False: its token was applied
-    before), the WAL `position` that made them durable (0: not durable yet), and how many of them it `skipped`, because
-    their keys were there already and stored rows stay as they are (upsert = "insert"), or have a higher version.
-    `newest`: where the token was applied before, the highest sequence that was applied of its producer. `repeated`: how
-    many of the rows this call did not apply, because the token was applied before."""
+    """A region's answer to a write of `rows` rows. `applied`: this call applied them (False: its token was applied
+    before). `position`: the WAL position that made them durable (0: not durable yet). `skipped`: rows left out, because
+    upsert = "insert" keeps the stored row of their key, or the stored row has a higher version. `newest`: if the token
+    was applied before, the highest sequence of its producer that was applied. `repeated`: rows that this call did not
+    apply, because the token was applied before."""
 
     rows: int
     applied: bool
@@ -100,7 +98,7 @@ class Ack:
 
     @property
     def counts(self) -> RegionCounts:
-        """What became of the rows."""
+        """The numbers of rows applied, repeated and skipped."""
         return RegionCounts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
 
 
@@ -108,14 +106,13 @@ class Ack:
 class Write:
     """Rows on their way into one region.
 
-    `rows`: in the columns of the row schema but its `_tombstone`; of a put into a table whose upserts merge maybe
-    fewer, the key's at least. They may share memory with their caller, who waits: the region copies them before it
-    acknowledges anything.
+    `rows`: in the columns of the row schema without `_tombstone`; of a put into a table whose upserts merge maybe
+    fewer, the key's at least. They may share memory with the waiting caller: the region copies them before its ack.
     `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
-    `shape`: what the rows were brought into; None where the columns of the table never change.
-    `since`: monotonic seconds at which its caller handed it in.
-    `repeated`: rows that are cut off, because the region has applied them under this token before.
-    `copied`: whether the region has its own copy, so that nothing looks at the caller's memory any more.
+    `shape`: the shape of the rows; None if the columns of the table never change.
+    `since`: monotonic seconds at which its caller submitted it.
+    `repeated`: rows cut off, because the region has applied them under this token before.
+    `copied`: whether the region has its own copy and no longer reads the caller's memory.
     """
 
     rows: pa.Table
@@ -131,26 +128,26 @@ class Write:
 
     @property
     def deleted(self) -> int:
-        """How many of the rows delete their key."""
+        """The number of rows that delete their key."""
         if isinstance(self.deletes, bool):
             return self.rows.num_rows if self.deletes else 0
         return int(np.count_nonzero(self.deletes))
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> None:
-        """Cut the write down to these of its rows, as the others were applied before: bool, one for each."""
+        """Cut the write down to `rows` (bool, one for each row); the others were applied before."""
         self.repeated += int(np.count_nonzero(~rows))
         self.rows = self.rows.filter(pa.array(rows))
         if not isinstance(self.deletes, bool):
             self.deletes = self.deletes[rows]
 
     def take(self) -> bool:
-        """True for the first who asks: the region, to write the rows, or their caller, to give up on them."""
+        """Return True on the first call only: of the region, to write the rows, or of the caller, to withdraw them."""
         return self._fate.acquire(blocking=False)
 
 
 @dataclass(slots=True)
 class Freeze:
-    """A request to freeze the memtable behind everything that was queued before it.
+    """A request to freeze the memtable after everything that was queued before it.
 
     `done`: the generation that is active then; everything queued before is in an older one.
     """
@@ -160,16 +157,16 @@ class Freeze:
 
 @dataclass(slots=True)
 class DurableView:
-    """A request to append what lingers and to capture the levels at that moment."""
+    """A request to append lingering rows and to capture the levels at that moment."""
 
     done: Pending[RegionView] = field(default_factory=Pending)
 
 
 @dataclass(slots=True)
 class Reshape:
-    """A request to take rows of another shape from everything that is queued behind it on.
+    """A request to take rows of another shape from the next queued item on.
 
-    `done`: the newest generation that waits to be flushed in an older shape, 0 where none does.
+    `done`: the newest generation that waits to be flushed in an older shape, 0 if none does.
     """
 
     context: RegionContext
@@ -177,11 +174,11 @@ class Reshape:
 
 
 Item = Write | Freeze | DurableView | Reshape
-"""What a region's thread is asked to do."""
+"""A request to a region's thread."""
 
 
 class WriteQueue:
-    """First in, first out, many callers, one taker.
+    """A first-in, first-out queue with many callers and one taker.
 
     Thread safety. `submit`, `break_off` and `close` from any thread, `take` from the region's thread only.
     Invariants. (1) A write is taken once or failed once. (2) After `break_off(error)` every later submit raises it.
@@ -209,9 +206,9 @@ class WriteQueue:
         self._wake_taker()
 
     def take(self, timeout: float | None) -> list[Item] | None:
-        """All writes that have gathered, waiting up to `timeout` seconds for the first; None once closed and empty.
+        """Return all queued items, waiting up to `timeout` seconds for the first; None once closed and empty.
 
-        Those of the call before count as served.
+        Items of the call before count as served.
         """
         self._served = []
         self._wait(timeout)
@@ -223,13 +220,13 @@ class WriteQueue:
             return None if self._closed and not taken else taken
 
     def oldest(self) -> float | None:
-        """Since when the oldest write waits or is being served, monotonic seconds; None when there is none. From any
-        thread."""
+        """Return when the oldest write that waits or is being served was submitted, in monotonic seconds; None
+        without such a write. From any thread."""
         with self._lock:
             return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
 
     def _wait(self, timeout: float | None) -> None:
-        """Return when there is something to take or the queue is closed, at the latest after `timeout` seconds."""
+        """Return when an item is queued or the queue is closed, at the latest after `timeout` seconds."""
         with self._lock:
             if self._writes or self._closed:
                 return
@@ -239,7 +236,7 @@ class WriteQueue:
         with self._lock:
             woken = not self._taker_waits
             self._taker_waits = False
-        if woken:  # at this very moment
+        if woken:  # just after the timeout
             self._wake.acquire()
 
     def _wake_taker(self) -> None:
@@ -249,7 +246,7 @@ class WriteQueue:
             self._wake.release()
 
     def _let_gather(self) -> None:
-        """Let others run while more arrive, until there are as many as the last time."""
+        """Let other threads run while more items arrive, until there are as many as the last time."""
         seen = 0
         while seen < len(self._writes) < self._taken_last:
             seen = len(self._writes)
@@ -266,7 +263,7 @@ class WriteQueue:
             write.done.set_exception(error)
 
     def close(self, error: BaseException) -> None:
-        """Take no more: later submits raise `error`; what is queued is still taken."""
+        """Refuse later submits with `error`; queued items are still taken."""
         with self._lock:
             self._closed, self._broken = True, self._broken or error
         self._wake_taker()

@@ -1,21 +1,21 @@
-"""What a put does to a key that is there already: pure functions over all rows of a group of writes at once.
+"""What a put does to an existing key: pure functions over all rows of a group of writes at once.
 
-A group of writes is resolved to whole rows before it is logged, each write as if it came alone behind those before it.
-Sorted by key (and within a key by order of writing, the sort is stable) all of that is a few passes over arrays:
+A group of writes is resolved to whole rows before it is logged, as if its writes came one after the other. Sorted by
+key (and within a key by order of writing, the sort is stable) this takes a few passes over arrays:
 
-    key   a a a a a | b b | c       one segment for each key; what is stored counts as its first version
+    key   a a a a a | b b | c       one segment for each key; the stored row counts as its first version
     op    p p d p p | p p | d       p a row of a put, d of a delete
-    run   1 1 2 3 3 | 1 4 | 2       rows of one write and key which all are puts or all deletes, none of these between
+    run   1 1 2 3 3 | 1 4 | 2       consecutive rows of one write and key that are all puts or all deletes
 
-insert: a run of puts is taken where the run before it is a delete, or where there is none and the key is not stored. Of
-a run that is taken all rows are, the last counts as everywhere. So of two puts of a new key in one group the first is
-taken, and the second finds it.
+insert: a run of puts is taken if the run before it is a delete, or if it is the first run and the key is not stored.
+All rows of a taken run are taken; the last one counts, as everywhere. So of two puts of a new key in one group the
+first is taken, and the second finds its row.
 
-version: a row is taken where none before it in its segment, nor the stored row, has a higher version. A segment is cut
-where a row deletes whatever version is there. What is not taken is left out before anything is merged.
+version: a row is taken if no row before it in its segment, nor the stored row, has a higher version. A delete without a
+version starts a new segment. Rows that are not taken are left out before anything is merged.
 
-merge: each column of a row is that of the last row since the segment's beginning, or since the last delete, whose write
-has the column: a forward fill, whose beginning is the stored row (of a delete: nulls).
+merge: each column of a row comes from the last row whose write has the column, since the segment's beginning or the
+last delete: a forward fill that starts with the stored row (after a delete: with nulls).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow as pa
 from memwal.ingest.api.rows import Mask, Places, key_codes
 
 NOWHERE = -1
-"""A source of `merged_from`: there is no value, the column is null."""
+"""A source in `merged_from`: no value, the column is null."""
 
 
 class Group:
@@ -38,7 +38,7 @@ class Group:
     """
 
     def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Mask) -> None:
-        """`keys`: the key columns of all rows, without nulls. `rows`: by write, how many. `deletes`: bool [n]."""
+        """`keys`: the key columns of all rows, without nulls. `rows`: number of rows by write. `deletes`: bool [n]."""
         self.writes: Places = np.repeat(np.arange(len(rows)), rows)
         """int64 [n]: the write of each row."""
         self.count = len(rows)
@@ -58,9 +58,9 @@ class Group:
 
 
 def inserted(group: Group, stored: Mask) -> Mask:
-    """Which rows are written where a stored row stays as it is: bool [n]; rows of deletes all are.
+    """Return which rows are written under upsert = "insert", bool [n]; all rows of deletes are.
 
-    `stored`: bool [m], whether the key is there before the group; not looked at where its first row is a delete.
+    `stored`: bool [m], whether the key is stored before the group; ignored if its first row is a delete.
     """
     if not len(group.order):
         return np.ones(0, dtype=np.bool_)
@@ -70,17 +70,17 @@ def inserted(group: Group, stored: Mask) -> Mask:
     runs = np.flatnonzero(begins)
     deleting = deletes[runs]
     gone = np.concatenate([[False], deleting[:-1]])
-    there = np.where(group.begins[runs], stored[group.key[runs]], ~gone)
+    exists = np.where(group.begins[runs], stored[group.key[runs]], ~gone)
     taken = np.empty(len(group.order), dtype=np.bool_)
-    taken[group.order] = np.repeat(deleting | ~there, np.diff(runs, append=len(begins)))
+    taken[group.order] = np.repeat(deleting | ~exists, np.diff(runs, append=len(begins)))
     return taken
 
 
 def merged_from(group: Group, given: Mask, stored: Places) -> Places:
-    """Where each row has a column's value from: int64 [n], a row of the group, n + a stored row, or NOWHERE.
+    """Return the source of each row's value in a column: int64 [n], a row of the group, n + a stored row, or NOWHERE.
 
-    `given`: bool [number of writes], which have the column. `stored`: int64 [m], the stored row of each key, NOWHERE
-    where there is none or it is not asked for; not looked at where the key's first row is a delete.
+    `given`: bool [number of writes], which writes have the column. `stored`: int64 [m], the stored row of each key,
+    NOWHERE if it has none or was not looked up; ignored if the key's first row is a delete.
     """
     rows, place = len(group.order), np.arange(len(group.order))
     deletes = group.deletes[group.order]
@@ -95,15 +95,15 @@ def merged_from(group: Group, given: Mask, stored: Places) -> Places:
 
 
 def timely(group: Group, versions: pa.ChunkedArray, stored: pa.ChunkedArray, at: Places) -> Mask:
-    """Which rows are not older than what is there before them, stored or earlier in the group: bool [n].
+    """Return which rows are not older than their key's rows before them, stored or in the group: bool [n].
 
-    A row without a version (a delete by key only) never is, and whatever comes behind it is not older than it.
+    A row without a version (a delete by key only) is never older, and no row after it is older than it.
     `versions`: of the n rows. `stored`: of stored rows, null = older than any. `at`: int64 [m], the stored row of each
-    key, NOWHERE where there is none; not looked at where the key's first row has no version.
+    key, NOWHERE if it has none; ignored if the key's first row has no version.
     """
     order, known = group.order, versions.is_valid().to_numpy()
     kept, has = _ordered(stored), stored.is_valid().to_numpy()
-    # Dense ranks from 1 on: 0 is older than any, and a segment's number times one more than the highest keeps it apart.
+    # Dense ranks from 1 on; 0 is older than any. The offset per segment, above the highest rank, keeps segments apart.
     _, ranks = np.unique(np.concatenate([_ordered(versions), kept]), return_inverse=True)
     ranks = ranks.astype(np.int64) + 1
     own = np.where(known, ranks[: len(order)], 0)[order]
@@ -117,7 +117,7 @@ def timely(group: Group, versions: pa.ChunkedArray, stored: pa.ChunkedArray, at:
 
 
 def _ordered(versions: pa.ChunkedArray) -> Places:
-    """Values of a version column as int64 in the same order, nulls 0."""
+    """Return the values of a version column as int64 in the same order, nulls as 0."""
     if pa.types.is_uint64(versions.type):
         signed: Places = (versions.fill_null(0).to_numpy() ^ np.uint64(1 << 63)).view(np.int64)
         return signed
@@ -128,7 +128,7 @@ def _ordered(versions: pa.ChunkedArray) -> Places:
 
 
 def merged(rows: pa.Table, stored: pa.Table, sources: Mapping[str, Places]) -> pa.Table:
-    """`rows` with the columns that `sources` names replaced by what these say; see `merged_from`."""
+    """Return `rows` with the columns that `sources` names taken from these sources; see `merged_from`."""
     for name, places in sources.items():
         at, field = rows.schema.get_field_index(name), rows.schema.field(name)
         kept = stored.column(name)

@@ -1,4 +1,4 @@
-"""Threads around a region's core: callers hand in writes and wait, one thread serves them, one flushes, one indexes.
+"""The threads of a region: callers submit writes and wait, one thread serves them, one flushes, one indexes.
 
 The put path of a region, in order:
 
@@ -8,9 +8,9 @@ The put path of a region, in order:
 3. Between groups, never inside one, the memtable is frozen when it is full or old; the flusher's thread publishes
    frozen memtables in generation order while writes go on.
 
-Writes that do not ask for durability are applied and acked first and ride with the next entry, at the latest after
-`wal.linger_max`. A thread of its own moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and
-there are indexes of vectors or text; nobody waits for it but `close`, and that for the step under way only.
+Non-durable writes are applied and acked first and go out with the next entry, at the latest after `wal.linger_max`.
+The indexer's thread moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and the table has
+indexes of vectors or text; only `close` waits for it, for the step under way.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from memwal.ingest.threads import Worker
 from memwal.wal.patience import Backoff
 
 WORK, REST = 0.001, 0.005
-"""Seconds that the indexer works, one step at least, and then rests, as it does before it begins. A put that comes
-while it works waits: 3,900 packages in puts of 500 took 26 ms, with an indexer that does nothing 24 ms."""
+"""Seconds that the indexer works, one step at least, and rests before each time. A put that arrives while it works
+waits: 3,900 packages in puts of 500 took 26 ms, with an indexer that does nothing 24 ms."""
 
 _LONGEST_DELAY = 16
-"""Times `flush.retry_delay`: the longest pause between two attempts at one flush. With the defaults that is half of the
+"""Times `flush.retry_delay`: the longest pause between two attempts at one flush. With the defaults this is half the
 time that a caller of `flush` waits."""
 
 LOOK_EVERY = 0.25
-"""Seconds between two looks at storage of puts that wait for room: whether somebody else has committed."""
+"""Seconds after which a put that waits for room looks again whether another process has committed."""
 
 
 class RegionWriter:
-    """The single writer of one region; what it promises of rows is numbered in `ingest.region.core`.
+    """The single writer of one region; its promises are numbered in `ingest.region.core`.
 
     Thread safety. Every method from any thread.
     Durability. A durable write is answered only after its entry exists on storage.
-    Invariants. After any failure of storage or a fence the writer takes nothing more and every waiter gets the reason.
+    Invariants. After a fence, or a failure of storage that ends it, the writer takes no more writes, and every waiter
+    gets the reason.
     """
 
     def __init__(self, context: RegionContext, region: UUID, bucket: int, committed: int = 0) -> None:
@@ -72,9 +73,9 @@ class RegionWriter:
     def submit(self, write: Write, patience: float | None = None) -> None:
         """Queue a write; `write.done` will hold its `Ack`.
 
-        Never raises: the answer is the error that ended this writer, or Unavailable when flushes or commits lag more
-        than `wal.put_timeout` (or `patience` seconds) behind, so that a caller of several regions always has every
-        answer to wait for.
+        Never raises, so that a caller of several regions can wait for all answers: the answer is then the error that
+        ended this writer, or Unavailable if flushes or commits made no room within `wal.put_timeout` (or `patience`
+        seconds).
         """
         write.since = self._context.clock.monotonic()
         try:
@@ -86,14 +87,14 @@ class RegionWriter:
             write.done.set_exception(error)
 
     def view(self) -> RegionView:
-        """The levels above the base table at this moment. Raises: the error that ended this writer."""
+        """Return the levels above the base table as of now. Raises: the error that ended this writer."""
         return self._core.view()
 
     def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
-        """For a read that begins now: None where this region is known to be ours, else what asks storage; `anew`:
-        whatever the lease says.
+        """For a read that begins now: return None if this region is known to be ours, else a call that asks storage.
 
-        That raises: Fenced, which ends this writer; Corrupt, StoreUnavailable, StoreRefused.
+        `anew`: ask storage even if the lease covers the read. The call raises: Fenced, which ends this writer; Corrupt,
+        StoreUnavailable, StoreRefused.
         """
         lease, alone = self._core.lease, self._core.alone
         if not anew and alone and lease.fresh:
@@ -102,23 +103,23 @@ class RegionWriter:
         if anew or not alone or not lease.covers(ticket):
             return partial(self._prove, lease.proven if anew else lease.covers, ticket)
         if not self._proving.locked():
-            # Beside the reads, so that none of a region that is read all the time waits for storage.
+            # In a thread of its own, so that no read of a region that is read all the time waits for storage.
             threading.Thread(target=self._renew, name=f"lease-{self.bucket}", daemon=True).start()
         return None
 
     def durable_view(self) -> RegionView:
-        """The levels at a moment when every row in them is on storage; only the region's own thread knows one.
+        """Return the levels at a moment when every row in them is on storage; the region's own thread captures them.
 
-        Raises: the error that ended this writer; StoreUnavailable when rows that linger cannot be appended.
+        Raises: the error that ended this writer; StoreUnavailable if lingering rows cannot be appended.
         """
         request = DurableView()
         self._queue.submit(request)
         return request.done.result()
 
     def freeze(self) -> Callable[[], None]:
-        """Freeze what is there; the result, called, waits until all of it is published, and nothing put afterwards.
+        """Freeze the active memtable; return a call that waits until all rows put so far are published.
 
-        Raises: the error that ended this writer, and so does the wait; Unavailable, the wait, when a flush keeps
+        Raises: the error that ended this writer, as does the returned call; that one also Unavailable if a flush keeps
         failing for `wal.retry_budget`.
         """
         request = Freeze()
@@ -127,7 +128,7 @@ class RegionWriter:
         return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
 
     def reshape(self, context: RegionContext) -> Callable[[], None]:
-        """Take rows of the shape of `context` from now on; the result, called, waits until no memtable has another.
+        """Take rows of the shape of `context` from now on; return a call that waits until no memtable has another.
 
         Raises: as `freeze`.
         """
@@ -138,7 +139,7 @@ class RegionWriter:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended this writer, None while it lives."""
+        """The error that ended this writer, None while it lives."""
         return self._core.failure
 
     @property
@@ -153,11 +154,11 @@ class RegionWriter:
 
     @property
     def published(self) -> list[int]:
-        """The generations of the SSTs that are not committed, as far as this writer knows."""
+        """The generations of the SSTs that are not committed, as of the last `refresh`."""
         return [sst.generation for sst in self._levels.manifest.ssts]
 
     def waiting(self) -> Waiting:
-        """What is not in the base table; see `RegionCore.waiting`."""
+        """Return what is not in the base table; see `RegionCore.waiting`."""
         return self._core.waiting()
 
     def refresh(self) -> None:
@@ -174,7 +175,7 @@ class RegionWriter:
         return self._core.applied(producer)
 
     def status(self) -> dict[str, Any]:
-        """This region's part of `Table.status()`."""
+        """Return this region's part of `Table.status()`."""
         waiting = self._core.waiting()
         oldest = self._queue.oldest()
         latest = 0.0 if oldest is None else self._context.clock.monotonic() - oldest
@@ -182,10 +183,10 @@ class RegionWriter:
         return {"bucket": self.bucket, **self._core.status(), "behind": behind}
 
     def close(self, reason: MemWalError | None = None) -> None:
-        """Append what lingers, stop the threads. Nothing is flushed: the WAL holds it.
+        """Append lingering rows and stop the threads. Nothing is flushed: the WAL has the rows.
 
-        `reason`: what calls that come later are told.
-        Raises: the error that kept visible rows from the WAL; the threads have ended all the same.
+        `reason`: the error of later calls.
+        Raises: the error that kept visible rows from the WAL; the threads have ended even then.
         """
         alive = self._core.failure is None
         self._queue.close(reason or Unavailable(f"region {self.region} is closed; open the table again"))
@@ -204,7 +205,7 @@ class RegionWriter:
     def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
         with self._proving:
             if self._core.alone and enough(ticket):
-                return  # by the proof that this read waited for
+                return  # another read's proof, which this one waited for, covers it
             try:
                 self._core.prove()
             except wal.Fenced as error:
@@ -220,10 +221,13 @@ class RegionWriter:
             except wal.Fenced as error:
                 self._queue.break_off(self._core.failure or error)
             except wal.WalError:
-                return  # the read that needs it will say so
+                return  # the next read that needs the proof raises this error
 
     def _wait_for_room(self, patience: float) -> None:
-        """Raises: Unavailable past `patience` seconds. A commit of another process makes room too: one waiter looks."""
+        """Wait until there is room. A commit of another process makes room too: one of the waiters looks for it.
+
+        Raises: Unavailable after `patience` seconds.
+        """
         clock = self._context.clock
         with self._meter.waiting(clock):
             self._wait_until(clock.monotonic() + patience)
@@ -231,12 +235,12 @@ class RegionWriter:
     def _wait_until(self, until: float) -> None:
         clock, limits = self._context.clock, self._context.limits
         while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
-            commits = self._levels.unflushed < limits.unflushed_max  # else our own flushes are waited for
+            commits = self._levels.unflushed < limits.unflushed_max  # else our own flushes make room
             if commits and self._looking.acquire(blocking=False):
                 try:
                     self.refresh()
                 except NOTHING_WRITTEN:
-                    pass  # storage does not answer; the next look may find it
+                    pass  # storage does not answer; it may at the next look
                 finally:
                     self._looking.release()
             if clock.monotonic() >= until and not self._levels.has_room(limits):
@@ -258,7 +262,7 @@ class RegionWriter:
         self._core.close()
 
     def _serve_items(self, items: Sequence[Item]) -> None:
-        """Runs of writes together; a request in between sees all writes before it and none behind."""
+        """Serve runs of writes together; a request between them sees all writes before it and none after."""
         writes: list[Write] = []
         for item in items:
             if isinstance(item, Write):
@@ -275,7 +279,7 @@ class RegionWriter:
         try:
             self._core.serve(writes)
         finally:
-            answered = [write for write in writes if write.done.done()]  # not those that their callers took back
+            answered = [write for write in writes if write.done.done()]  # not the withdrawn ones
             acked = [(write.done.result(), write.deleted) for write in answered if write.done.exception() is None]
             seconds = self._context.clock.monotonic() - writes[0].since
             self._meter.served(seconds, acked, len(answered) - len(acked))
@@ -340,7 +344,7 @@ class RegionWriter:
                 while (more := self._core.index_step()) and clock.monotonic() < until:
                     pass
 
-    # ---- what is told of it ---------------------------------------------------------------------------------------
+    # ---- log events -----------------------------------------------------------------------------------------------
 
     def _of(self, generation: int) -> dict[str, Any]:
         return {"event": "flush", "region": self.name, "epoch": self.guard.epoch, "generation": generation}
@@ -361,7 +365,7 @@ class RegionWriter:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a thread's work; whatever ends it early ends the writer and wakes every waiter with the reason."""
+        """Run a thread's work; an error of it ends the writer and wakes every waiter with the reason."""
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - handed on to every waiter

@@ -58,7 +58,7 @@ def withdraw(store: wal.ObjectStore, region: UUID, epoch: int) -> None:
 
 def read(store: wal.ObjectStore, regions: Sequence[UUID]) -> dict[UUID, Note]:
     """The notes of those of `regions` that have one. Raises: wal errors."""
-    at_once = min(READ_AT_ONCE, len(regions)) if store.url("").startswith("s3://") else 1
+    at_once = min(READ_AT_ONCE, len(regions)) if store.remote else 1
     notes = each(lambda region: _read(store, region), regions, max(1, at_once))
     return {region: note for region, note in zip(regions, notes, strict=True) if note is not None}
 

@@ -1,4 +1,4 @@
-"""Where the daemons of a table are found: the endpoints of the configuration, with every worker process its own."""
+"""Addresses (endpoints) of a table's daemons, as the configuration gives them: one for each worker process."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ SCHEME, TLS = "grpc://", "grpc+tls://"
 
 
 def at(host: str, port: int, scheme: str = SCHEME) -> str:
-    """The endpoint of a host and port."""
+    """Return the endpoint of a host and port."""
     return f"{scheme}{url_host(host)}:{port}"
 
 
 def url_host(host: str) -> str:
-    """A host as it stands in a URL: IPv6 addresses in brackets."""
+    """Return a host as URLs write it: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def scheme_of(tls_cert: str) -> str:
-    """That of a daemon which shows this certificate, "" where it has none."""
+    """Return the scheme of a daemon with the certificate file `tls_cert`; "": none, so no TLS."""
     return TLS if tls_cert else SCHEME
 
 
 def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
-    """The endpoints of all worker processes: each daemon's are at ports from its own on."""
+    """Return the endpoints of all worker processes: those of a daemon use consecutive ports, beginning with its own."""
     found = []
     for endpoint in endpoints:
         address, _, port = endpoint.rpartition(":")
@@ -34,19 +34,22 @@ def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
 
 
 def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "", scheme: str = SCHEME) -> str | None:
-    """Which of `endpoints` the daemon at `host` and `port` is; None where it is none of them."""
+    """Return the endpoint among `endpoints` of the daemon at `host` and `port`; None if it is not listed.
+
+    `advertise`: the endpoint it says it is, where host and port do not tell.
+    """
     wanted = advertise or at(host, port, scheme)
     return wanted if wanted in endpoints else None
 
 
 def none_of_them(host: str, port: int, scheme: str = SCHEME) -> str:
-    """What to say to a daemon that is not one of the endpoints."""
+    """Return the error text for a daemon that is not one of the endpoints."""
     return (
-        f"daemon.endpoints: {at(host, port, scheme)}, this daemon's host and port, is not one of them; add it, or say "
-        "in daemon.advertise which one it is"
+        f"daemon.endpoints: {at(host, port, scheme)}, this daemon's host and port, is not one of them; add it, or set "
+        "daemon.advertise to the endpoint that it is"
     )
 
 
 def configured_endpoint(settings: Settings) -> str | None:
-    """The configured daemons, in the form that `memwal.connect` takes; None for a child daemon."""
+    """Return the configured daemons in the form that `memwal.connect` takes; None if there are none (child daemon)."""
     return ",".join(expanded(settings.daemon.endpoints, settings.daemon.workers)) or None

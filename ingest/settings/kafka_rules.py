@@ -1,4 +1,4 @@
-"""Rules of `[source]` for `format = "kafka"`, each a function of the settings that yields problems."""
+"""Rules of `[source]` for `format = "kafka"`. Each is a pure function of settings that yields problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import Problem
 from memwal.ingest.settings.process_sections import KAFKA, SourceSettings
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 _ONLY = (
     *("brokers", "topics", "topic_pattern", "starting_offsets", "max_offsets_per_trigger", "fail_on_data_loss"),
@@ -37,18 +37,22 @@ _BROKER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s,]+):[0-9]{1,5}")
 
 
 def of_kafka(settings: Settings) -> Iterator[Problem]:
-    """Everything about Kafka that can be told without it."""
+    """Check everything about Kafka that needs no broker."""
     source = settings.source
     if source.format != KAFKA:
-        yield from _misplaced(source, _ONLY, f'is for format = "kafka", this is {source.format!r}; take it out')
+        yield from _misplaced(source, _ONLY, f'is for format = "kafka", not for {source.format!r}; remove it')
         return
-    yield from _misplaced(source, _FILES, "is for files; take it out")
+    yield from _misplaced(source, _FILES, "is for file sources; remove it")
     yield from _of_place(source)
     yield from _of_options(source)
     yield from _of_offsets(source)
     yield from _of_values(source)
     if source.delete_when and settings.table.append_only:
-        yield Problem("source", "delete_when", "delete_when needs a key, and append_only = true says there is none")
+        yield Problem(
+            "source",
+            "delete_when",
+            "delete_when needs a key, and append_only = true means no key; remove one of the two",
+        )
     if settings.table.columns:
         schema = settings.arrow_schema()
         needs = (("table", "columns"), *(("table", f"columns.{name}") for name in settings.table.columns))
@@ -63,36 +67,36 @@ def _misplaced(source: SourceSettings, names: tuple[str, ...], why: str) -> Iter
 
 
 def _is_set(source: SourceSettings, name: str) -> bool:
-    """Whether a setting says anything else than its default."""
+    """Whether a setting differs from its default."""
     return bool(getattr(source, name) != SourceSettings.model_fields[name].default)
 
 
 def _of_place(source: SourceSettings) -> Iterator[Problem]:
     brokers = [each.strip() for each in source.brokers.split(",")]
     if not source.brokers:
-        yield Problem("source", "brokers", 'brokers is not set; write one or more, such as "localhost:9092"')
+        yield Problem("source", "brokers", 'brokers is not set; list at least one, such as "localhost:9092"')
     for broker in brokers if source.brokers else ():
         if not _BROKER.fullmatch(broker):
             yield Problem("source", "brokers", f"brokers: {broker!r} is not of the form 'host:port'")
     if bool(source.topics) == bool(source.topic_pattern):
         text = "topics and topic_pattern are both set" if source.topics else "topics is not set"
-        yield Problem("source", "topics", f'{text}; write one of them, such as topics = ["flights"]')
+        yield Problem("source", "topics", f'{text}; set one of them, such as topics = ["flights"]')
     for topic in source.topics:
         if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic):
-            yield Problem("source", "topics", f"topics: {topic!r} is no name of a topic; for patterns: topic_pattern")
+            yield Problem("source", "topics", f"topics: {topic!r} is not a topic name; patterns: topic_pattern")
     try:
         re.compile(source.topic_pattern)
     except re.error as error:
-        text = f"topic_pattern = {source.topic_pattern!r} is no regular expression: {error}; correct it"
+        text = f"topic_pattern = {source.topic_pattern!r} is not a regular expression: {error}; correct it"
         yield Problem("source", "topic_pattern", text)
 
 
 def _of_options(source: SourceSettings) -> Iterator[Problem]:
     for name in source.options:
         if name.lower() in _TAKEN:
-            yield Problem("source", f"options.{name}", f"options.{name}: write it as {_TAKEN[name.lower()]}")
+            yield Problem("source", f"options.{name}", f"options.{name}: set {_TAKEN[name.lower()]} instead")
         if name.lower().removeprefix("kafka.") in _SPARKS:
-            yield Problem("source", f"options.{name}", f"options.{name}: Spark's source sets it by itself; take it out")
+            yield Problem("source", f"options.{name}", f"options.{name}: Spark's source sets it itself; remove it")
 
 
 def _of_offsets(source: SourceSettings) -> Iterator[Problem]:
@@ -107,23 +111,23 @@ def _of_offsets(source: SourceSettings) -> Iterator[Problem]:
                     raise ValueError
     except (ValueError, AttributeError):
         hint = 'write "earliest", "latest" or JSON such as {"flights": {"0": 17}}'
-        yield Problem("source", "starting_offsets", f"starting_offsets = {text!r} says no offsets; {hint}")
+        yield Problem("source", "starting_offsets", f"starting_offsets = {text!r} is not valid; {hint}")
 
 
 def _of_values(source: SourceSettings) -> Iterator[Problem]:
     avro = source.value_format == "avro"
     if avro and bool(source.avro_schema) == bool(source.registry):
-        yield Problem("source", "value_format", 'value_format = "avro" needs either avro_schema or registry; write one')
+        yield Problem("source", "value_format", 'value_format = "avro" needs one of avro_schema and registry; set it')
     for name in ("avro_schema", "registry", "registry_options"):
         if not avro and _is_set(source, name):
-            text = f'{name} is for value_format = "avro", this is {source.value_format!r}; take it out'
+            text = f'{name} is for value_format = "avro", not for {source.value_format!r}; remove it'
             yield Problem("source", name, text)
     yield from _of_schemas(source)
     if source.value_format == "raw" and source.envelope != "none":
-        yield Problem("source", "envelope", "envelope needs values with fields; choose json or avro for value_format")
+        yield Problem("source", "envelope", "envelope needs values with fields; set value_format to json or avro")
     for name, kind in source.fields.items():
         if pa.types.is_fixed_size_list(parse_type(kind)):
-            yield Problem("source", f"fields.{name}", f"fields.{name}: SQL has no vectors; choose another type")
+            yield Problem("source", f"fields.{name}", f"fields.{name}: SQL has no vector type; choose another type")
 
 
 def _of_schemas(source: SourceSettings) -> Iterator[Problem]:
@@ -133,8 +137,8 @@ def _of_schemas(source: SourceSettings) -> Iterator[Problem]:
         except ValueError as error:
             yield Problem("source", "avro_schema", f"avro_schema {error}; correct it")
     if source.registry and not source.registry.startswith(("http://", "https://")):
-        yield Problem("source", "registry", f"registry = {source.registry!r} is no http:// or https:// URL; correct it")
+        yield Problem("source", "registry", f"registry = {source.registry!r} must be an http:// or https:// URL")
     for name in source.registry_options:
         if name not in _REGISTRY:
-            text = f"registry_options.{name} is not known; {nearest(name, _REGISTRY)}"
+            text = f"registry_options.{name} is not known{suggestion(name, _REGISTRY)}"
             yield Problem("source", f"registry_options.{name}", text)

@@ -1,10 +1,6 @@
-"""Loading a configuration: TOML file or dict, then the environment, then overrides; every violation reported at once.
+"""Loads a configuration: a TOML file or dict, then the environment, then overrides; reports all problems at once.
 
-1. Read the source and fold in the sections of the chosen pipeline, where there are several in one file, then
-   `MEMWAL__SECTION__KEY` variables and the caller's overrides.
-2. Validate each section by itself; what is refused is set aside so that the rest can still be judged.
-3. Check the rules that span settings.
-4. Raise one `Invalid` with a line per problem, or return `Settings`.
+The steps are in the room's README.md.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from memwal.ingest.settings.process_sections import (
     SinkSettings,
     SourceSettings,
 )
-from memwal.ingest.settings.rules import apart, relations
+from memwal.ingest.settings.rules import conflicts, relations
 from memwal.ingest.settings.table_sections import (
     CommitSettings,
     FlushSettings,
@@ -38,7 +34,7 @@ from memwal.ingest.settings.table_sections import (
     WalSettings,
 )
 from memwal.ingest.settings.values import Section
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 __all__ = [
     "CommitSettings",
@@ -60,7 +56,7 @@ __all__ = [
 
 PREFIX = "MEMWAL__"
 PIPELINES = "pipelines"
-"""Table of the pipelines of one file, by name: each with sections of its own, over those of the file."""
+"""Name of the table that holds the pipelines of one file; each has sections that override those of the file."""
 Raw = dict[str, dict[str, Any]]
 Origins = dict[tuple[str, str], str]
 
@@ -70,9 +66,10 @@ def load(
     environ: Mapping[str, str],
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
-    """Settings from a TOML path, a dict of sections or nothing; `environ` over it, `overrides` over both.
+    """Return the settings of a TOML path, a dict of sections or nothing (defaults).
 
-    A path may name one of the file's pipelines behind a colon, as in `kafka.toml:orders`.
+    `environ` overrides `source`, `overrides` overrides both. A path may name one of the file's pipelines after a colon,
+    as in `kafka.toml:orders`.
     Raises: Invalid with one line per problem, each naming the file or variable, the section, the key and the fix.
     """
     name, content = _sections(source)
@@ -90,7 +87,7 @@ def load(
 
 
 def pipelines_of(path: str | Path) -> tuple[str, ...]:
-    """What `load` takes for each of the pipelines of a file: the path itself where it is a single one, or named."""
+    """Return what `load` takes for each pipeline of a file; `path` itself where it names one or the file has none."""
     file, chosen = _split(path)
     return (
         (str(path),)
@@ -100,9 +97,9 @@ def pipelines_of(path: str | Path) -> tuple[str, ...]:
 
 
 def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settings]:
-    """The settings of every pipeline of a file, by what `load` takes for it.
+    """Return the settings of every pipeline of a file, by the path that `load` takes for it.
 
-    Raises: Invalid with the problems of all of them, once each, and where they get in each other's way.
+    Raises: Invalid with the problems of all pipelines, each once; if there are none, with the conflicts between them.
     """
     found: dict[str, Settings] = {}
     lines: list[str] = []
@@ -111,16 +108,16 @@ def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settin
             found[each] = load(each, environ)
         except Invalid as error:
             lines += error.lines
-    lines = lines or list(apart(list(found.values())))
+    lines = lines or list(conflicts(list(found.values())))
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
     return found
 
 
 def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """What to call the source in a message, and its sections: those of the chosen pipeline over those of the file.
+    """Return the source's name for messages, and its sections: those of the file, overridden by the chosen pipeline's.
 
-    A setting of a pipeline takes the place of the file's, whole tables such as `columns` too.
+    A setting of a pipeline replaces that of the file; a table such as `columns` is replaced as a whole.
     """
     if not isinstance(source, str | Path):
         return "settings", dict(source or {})
@@ -140,7 +137,7 @@ def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[
 
 
 def _split(path: str | Path) -> tuple[Path, str]:
-    """A file, and the pipeline named behind it, "" where none is."""
+    """Split a path into the file and the pipeline named after the colon; "": none is named."""
     file, colon, name = str(path).rpartition(":")
     return (Path(file), name) if colon and not Path(path).exists() else (Path(path), "")
 
@@ -154,10 +151,10 @@ def _pipelines(name: str, content: Mapping[str, Any]) -> Mapping[str, Mapping[st
 
 def _unknown_pipeline(name: str, chosen: str, found: Mapping[str, object]) -> str:
     if not found:
-        return f"{name}: it has no [{PIPELINES}], so no {chosen!r}; write the path alone"
+        return f"{name}: it has no [{PIPELINES}], so no pipeline {chosen!r}; give the path of the file alone"
     if not chosen:
-        return f"{name}: it has several pipelines; write one behind it: {', '.join(f'{name}:{each}' for each in found)}"
-    return f"{name}: it has no pipeline {chosen!r}; {nearest(chosen, found)}"
+        return f"{name}: it has several pipelines; choose one: {', '.join(f'{name}:{each}' for each in found)}"
+    return f"{name}: it has no pipeline {chosen!r}{suggestion(chosen, found)}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -184,16 +181,16 @@ def _line(origin: str, problem: Problem) -> str:
 
 
 def _fold_environment(raw: Raw, origins: Origins, environ: Mapping[str, str]) -> list[str]:
-    """Put the variables' values into `raw`, their names into `origins`; returns a line per unknown name."""
+    """Put the variables' values into `raw` and their names into `origins`; return an error line per unknown name."""
     lines = []
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         section, _, key = variable.removeprefix(PREFIX).lower().partition("__")
         if section not in Settings.model_fields:
-            hint = nearest(section, Settings.model_fields, "[{}]")
-            lines.append(f"{variable}: unknown section [{section}]; {hint}")
+            hint = suggestion(section, Settings.model_fields, "[{}]")
+            lines.append(f"{variable}: unknown section [{section}]{hint}")
         elif key not in section_type(section).model_fields:
-            hint = nearest(key, section_type(section).model_fields)
-            lines.append(f"{variable}: [{section}] unknown setting {key!r}; {hint}")
+            hint = suggestion(key, section_type(section).model_fields)
+            lines.append(f"{variable}: [{section}] unknown setting {key!r}{hint}")
         else:
             raw.setdefault(section, {})[key] = _from_text(section, key, environ[variable])
             origins[section, key] = variable
@@ -201,9 +198,9 @@ def _fold_environment(raw: Raw, origins: Origins, environ: Mapping[str, str]) ->
 
 
 def _from_text(section: str, key: str, text: str) -> Any:
-    """A variable's value: text stays text; numbers, lists and tables are read as TOML, else as JSON.
+    """Parse a variable's value: text stays text; numbers, lists and tables are read as TOML, else as JSON.
 
-    Text that is neither is handed on as it is, and the section's validation says what was wanted.
+    A value that is neither is returned as text; the validation of its section then says what it must be.
     """
     field = section_type(section).model_fields[key]
     if field.annotation not in (int, bool) and not isinstance(field.annotation, GenericAlias):
@@ -235,7 +232,7 @@ def _validate(raw: Raw) -> tuple[Settings, list[Problem]]:
 def _validate_section(
     name: str, values: dict[str, Any], refused: set[tuple[str, str]]
 ) -> tuple[Section, list[Problem]]:
-    """The section and its problems; values that were refused are left out of it and noted in `refused`."""
+    """Return the section and its problems; refused values are left out of it and added to `refused`."""
     model = section_type(name)
     try:
         return model.model_validate(values), []
@@ -247,7 +244,7 @@ def _validate_section(
 
 
 def _leave_out(kept: dict[str, Any], section: str, loc: tuple[int | str, ...], refused: set[tuple[str, str]]) -> None:
-    """Drop the entry of a table that was refused, or else the whole value."""
+    """Remove the refused entry from its table, or else the whole value."""
     key = str(loc[0])
     if len(loc) > 1 and isinstance(kept.get(key), dict):
         kept[key].pop(loc[1], None)

@@ -1,7 +1,7 @@
-"""A whole configuration: its sections, which alone declare the settings, and what is made of them.
+"""A whole configuration: its sections, and the schema and indexes that they describe.
 
-`configs/default.toml` and the README's reference are rendered from the sections (`ingest.settings.reference`), and
-tests hold them to it.
+Settings are declared in the sections only. `configs/default.toml` and the reference in `configs/README.md` are rendered
+from them (`ingest.settings.reference`); a test checks that both are up to date.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from memwal.memtable.index_spec import IndexSpec
 
 
 class Settings(Section):
-    """A whole configuration. Build it with `ingest.settings.load.load`, which also checks what spans several keys.
+    """A whole configuration. Build it with `ingest.settings.load.load`, which also checks rules over several settings.
 
     Thread safety. Immutable. Secrets are held as references and never printed.
     """
@@ -56,7 +56,7 @@ class Settings(Section):
     def arrow_schema(self) -> pa.Schema:
         """The table's schema from `table.columns`: key columns not null, every other column nullable.
 
-        Empty when no columns are configured (a table that exists brings its own).
+        Empty when no columns are configured: an existing table has its own.
         """
         return pa.schema(
             [
@@ -66,28 +66,28 @@ class Settings(Section):
         )
 
     def index_specs(self) -> tuple[IndexSpec, ...]:
-        """The configured indexes, in order; IVF-PQ takes `memtable.vector_train_rows` where it names no train_rows."""
+        """The configured indexes, in order; an IVF-PQ index without train_rows gets `memtable.vector_train_rows`."""
         return tuple(
             index_spec(column, index, self.memtable.vector_train_rows) for column, index in self.table.indexes.items()
         )
 
     def storage_options(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """`table.storage_options` in clear, for the store only. Raises: Invalid for references that point nowhere."""
+        """`table.storage_options` with secrets in clear, for the store only. Raises: Invalid for a broken reference."""
         return resolve(self.table.storage_options, environ)
 
     @property
     def checkpoint(self) -> str:
-        """Spark's checkpoint directory with the default filled in."""
+        """Spark's checkpoint directory: `sink.checkpoint`, or its default beside the table."""
         return self.sink.checkpoint or f"{self.table.uri.rstrip('/')}.checkpoint"
 
     @property
     def dead_letters(self) -> str:
-        """Where the table of dead letters is, with the default filled in."""
+        """Location of the dead-letter table: `dlq.uri`, or its default beside the table."""
         return self.dlq.uri or f"{self.table.uri.rstrip('/')}.dlq"
 
 
 def index_spec(column: str, index: Index, train_rows: int) -> IndexSpec:
-    """One index as `table.indexes` writes it: a kind, or a table with `type` and parameters."""
+    """Return the spec of one entry of `table.indexes`: a kind, or a table with `type` and parameters."""
     parameters: dict[str, Any] = {"type": index} if isinstance(index, str) else dict(index)
     kind = parameters.pop("type", None)
     if kind == "ivf_pq":

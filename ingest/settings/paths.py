@@ -1,7 +1,7 @@
-"""A configuration for processes with another working directory, as Spark's executors have.
+"""Settings with absolute paths, for processes with another working directory, such as Spark executors.
 
-Paths in a configuration begin where the command was typed. Whoever sends settings to an executor sends them with paths
-from the root on: an executor would look for `table.uri`, or make the dead letters' table, in a directory of its own.
+Paths in a configuration are relative to the directory in which the command was started. Settings sent to an executor
+must have absolute paths: it would look for `table.uri`, or create the dead-letter table, in its own directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memwal.ingest.settings.model import Settings
 
 
 def anywhere(settings: Settings) -> Settings:
-    """The same settings, to be used in any directory of this host, or of others that have the same paths."""
+    """Return the same settings, usable in any directory of this host, and of other hosts with the same paths."""
     daemon, table, source = settings.daemon, settings.table, settings.source
     files: dict[str, Any] = {name: _absolute(getattr(daemon, name)) for name in ("tls_cert", "tls_key", "tls_ca")}
     return settings.model_copy(
@@ -46,10 +46,10 @@ def _reference(value: SecretStr) -> SecretStr:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is one that only Spark can read (`s3a://…`, `hdfs://…`)."""
+    """Whether only Spark can read a path (`s3a://…`, `hdfs://…`)."""
     return "://" in path and not path.startswith("file://")
 
 
 def local_path(path: str) -> Path:
-    """A local path or `file:` URL as a Path."""
+    """Return a local path or `file:` URL as a Path."""
     return Path(path.removeprefix("file://") if path.startswith("file://") else path)

@@ -1,4 +1,4 @@
-"""Validation errors as single lines that name the field and the fix."""
+"""Turns pydantic's validation errors into problems: one line each that names the setting and the fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.values import Section
-from memwal.ingest.suggest import nearest
+from memwal.ingest.suggest import suggestion
 
 _HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "token")
 _WANTED = {
@@ -28,9 +28,10 @@ _WANTED = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong: where (`section`, `key`; key empty when it is about the section) and what, with the fix.
+    """One mistake in a configuration: where it is (`section`, `key`), and a text with the fix.
 
-    `needs` names further (section, key) pairs that the finding rests on; `key` may be `columns.price` for an entry.
+    `key` is empty when the problem is about the whole section, `columns.price` when it is about an entry of a table.
+    `needs`: further (section, key) pairs whose values the check used; the problem is dropped if one of them is wrong.
     """
 
     section: str
@@ -40,17 +41,17 @@ class Problem:
 
 
 def unknown_section(name: str, value: object) -> Problem:
-    """A top-level name that is no section; a bare key is told which section it belongs to."""
+    """Return the problem of a top-level name that is not a section; of a setting, it names the right section."""
     sections = Settings.model_fields
     if isinstance(value, Mapping):
-        return Problem(name, "", f"unknown section [{name}]; {nearest(name, sections, '[{}]')}")
+        return Problem(name, "", f"unknown section [{name}]{suggestion(name, sections, '[{}]')}")
     homes = [section for section in sections if name in section_type(section).model_fields]
-    hint = f"put it under [{homes[0]}]" if homes else nearest(name, sections, "[{}]")
-    return Problem("", name, f"setting {name!r} stands outside every section; {hint}")
+    hint = f"; put it under [{homes[0]}]" if homes else suggestion(name, sections, "[{}]")
+    return Problem("", name, f"setting {name!r} is outside every section{hint}")
 
 
 def section_type(section: str) -> type[Section]:
-    """The model of a section by its name."""
+    """Return the model of a section by its name."""
     annotation = Settings.model_fields[section].annotation
     if not isinstance(annotation, type) or not issubclass(annotation, Section):
         raise TypeError(f"[{section}] is not declared as a Section")
@@ -58,10 +59,10 @@ def section_type(section: str) -> type[Section]:
 
 
 def of_section(section: str, error: ValidationError) -> list[Problem]:
-    """Every violation pydantic found in one section."""
+    """Return every violation that pydantic found in one section, one per setting or entry."""
     found: dict[tuple[int | str, ...], Problem] = {}
     for each in error.errors(include_url=False):
-        found.setdefault(each["loc"][:2], _problem(section, each))  # a union complains once per branch
+        found.setdefault(each["loc"][:2], _problem(section, each))  # pydantic reports a union once per branch
     return list(found.values())
 
 
@@ -69,7 +70,7 @@ def _problem(section: str, error: ErrorDetails) -> Problem:
     key = str(error["loc"][0]) if error["loc"] else ""
     fields = section_type(section).model_fields
     if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-        return Problem(section, key, f"unknown setting {key!r}; {nearest(key, fields)}")
+        return Problem(section, key, f"unknown setting {key!r}{suggestion(key, fields)}")
     if not key:
         return Problem(section, "", f"must be a table of settings: write [{section}] and its keys below")
     value = "" if key in _HIDDEN_FIELDS else f" = {error['input']!r}"
@@ -77,7 +78,7 @@ def _problem(section: str, error: ErrorDetails) -> Problem:
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:
-    """`columns.price` for a table's entry, `key[0]` for a list's; names of union branches are left out."""
+    """Write a location: `columns.price` in a table, `key[0]` in a list; names of union branches are left out."""
     text = str(loc[0])
     for part in loc[1:2]:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"

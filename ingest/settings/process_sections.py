@@ -1,4 +1,4 @@
-"""The sections of the configuration for the processes around a table: source, sink, daemon, dead letters, log."""
+"""The sections about the processes around a table: source, sink, daemon, dead letters, log."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class SourceSettings(Section):
     columns: dict[str, str | dict[str, Any]] = Field(
         {},
         description=(
-            "Kafka: column = the field or SQL expression it is read from, see Kafka; a column that is "
-            "not listed is read from the field with its name"
+            "Kafka: column = the field or SQL expression it is read from, see ingest/source; a column "
+            "that is not listed is read from the field with its name"
         ),
     )
     fields: dict[str, ColumnType] = Field(
@@ -89,7 +89,7 @@ class SourceSettings(Section):
 
 
 class SinkSettings(Section):
-    """From Spark tasks to the owners of the regions."""
+    """Sending rows from Spark tasks to the owners of the regions."""
 
     checkpoint: str = Field(
         "", description="Spark's checkpoint directory, not on s3://; empty = table.uri + .checkpoint"
@@ -101,8 +101,10 @@ class SinkSettings(Section):
             "time limit for sending the rows of one region in a micro-batch, retries after a change of owner included"
         ),
     )
-    in_flight_max: Size = Field(64 << 20, gt=0, description="bytes that one task sends ahead of their acks")
-    http_host: str = Field("127.0.0.1", min_length=1, description="address that http_port listens on; as `daemon.host`")
+    in_flight_max: Size = Field(64 << 20, gt=0, description="most bytes that one task sends before they are acked")
+    http_host: str = Field(
+        "127.0.0.1", min_length=1, description="address that http_port listens on; the same rules as for `daemon.host`"
+    )
     http_port: int = Field(
         -1, ge=-1, le=65535, description="port of /metrics, /health and /status of `run`; 0 = any free port, -1 = off"
     )

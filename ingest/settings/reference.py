@@ -1,8 +1,8 @@
-"""The configuration as text, rendered from the models: TOML with comments, and the README's reference.
+"""Renders settings as text: TOML with comments, and the tables of the reference.
 
-`python -m memwal.ingest.cli.docs` writes both into the checkout it stands in: `configs/default.toml`, and the README
-between `<!-- settings -->` and `<!-- /settings -->`; beside them the table of metrics (`ingest.ops.metrics`). House
-tests hold the files to what is rendered here.
+`python -m memwal.ingest.cli.docs`, run in the checkout, writes `configs/default.toml`, the reference between
+`<!-- settings -->` and `<!-- /settings -->` in `configs/README.md`, and the table of metrics (`ingest.ops.metrics`) in
+`ingest/ops/README.md`. House tests fail where these files differ from what is rendered here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pydantic.fields import FieldInfo
 from memwal.ingest.secret_refs import shown
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import section_type
-from memwal.ingest.settings.units import format_duration, format_size, parse_duration, parse_size
-from memwal.ingest.settings.values import Section
+from memwal.ingest.settings.values import Section, format_duration, format_size, parse_duration, parse_size
 
 BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 _HEADER = """\
@@ -28,9 +27,10 @@ _HEADER = """\
 
 
 def to_dict(settings: Settings, *, hide: bool = False) -> dict[str, dict[str, Any]]:
-    """Plain values that `ingest.settings.load.load` reads back as the same settings: durations and sizes with units.
+    """Return plain values that `ingest.settings.load.load` reads back as the same settings; durations have units.
 
-    References stay references. With `hide`, literal values of secret options are replaced, and that cannot be loaded.
+    References to secrets stay references. With `hide`, literal values of secret options are replaced, and the result
+    cannot be loaded.
     """
     return {
         section: {key: _plain(field, getattr(part, key), hide) for key, field in type(part).model_fields.items()}
@@ -39,7 +39,7 @@ def to_dict(settings: Settings, *, hide: bool = False) -> dict[str, dict[str, An
 
 
 def render_settings(settings: Settings, *, comments: bool = False) -> str:
-    """The settings as TOML, secrets hidden; with `comments` each section and key is followed by its meaning."""
+    """Render the settings as TOML, secrets hidden; with `comments`, each section and key has its meaning above it."""
     parts = [_HEADER] if comments else []
     for section, values in to_dict(settings, hide=True).items():
         model = section_type(section)
@@ -54,7 +54,7 @@ def render_settings(settings: Settings, *, comments: bool = False) -> str:
 
 
 def render_reference() -> str:
-    """One table per section: key, type, default, meaning."""
+    """Render one Markdown table per section: key, type, default, meaning."""
     parts = []
     for section, values in to_dict(Settings()).items():
         model = section_type(section)
@@ -90,7 +90,7 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
 
 
 def _reader(field: FieldInfo) -> object:
-    """The function that reads a duration or a size; None for other fields."""
+    """Return the function that parses a field's duration or size; None for other fields."""
     return next((func for each in field.metadata if (func := getattr(each, "func", None)) is not None), None)
 
 
@@ -100,6 +100,8 @@ def _type_words(field: FieldInfo) -> str:
     if _reader(field) is parse_size:
         return "size"
     annotation = field.annotation
+    if annotation is bool:
+        return "`true` or `false`"
     if annotation in (int, str, SecretStr):
         return "number" if annotation is int else "text"
     if get_origin(annotation) in (list, dict):
@@ -108,7 +110,7 @@ def _type_words(field: FieldInfo) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A TOML value. JSON's strings, numbers, booleans and lists are TOML's; tables are written inline."""
+    """Render a TOML value. Strings, numbers, booleans and lists are as in JSON; tables are written inline."""
     if isinstance(value, Mapping):
         inside = ", ".join(f"{_quoted(name)} = {toml_value(each)}" for name, each in value.items())
         return f"{{ {inside} }}" if inside else "{}"

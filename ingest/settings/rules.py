@@ -1,6 +1,6 @@
-"""Rules that span several settings. Each is a pure function of a section's values that yields problems.
+"""Rules over several settings. Each is a pure function of settings that yields problems.
 
-A rule that would judge a value that was refused already is dropped (`Problem.needs`): one mistake, one line.
+A problem that rests on a value which was refused already is dropped (`Problem.needs`): one mistake gives one line.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from memwal.ingest.settings.kafka_rules import of_kafka
 from memwal.ingest.settings.model import Settings, index_spec
 from memwal.ingest.settings.problems import Problem
 from memwal.ingest.settings.table_sections import TableSettings
-from memwal.ingest.settings.units import format_duration, format_size
-from memwal.ingest.settings.values import Index
-from memwal.ingest.suggest import nearest
+from memwal.ingest.settings.values import Index, format_duration, format_size
+from memwal.ingest.suggest import suggestion
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import check_indexes
 from memwal.memtable.schema import is_key_type
@@ -29,15 +28,15 @@ RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
 
 
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
-    """Every violated rule. `refused` holds the (section, key) pairs whose values are not the user's but defaults."""
+    """Return every violated rule. `refused`: (section, key) pairs with refused values, replaced by defaults."""
     found = [*of_table(settings.table), *of_append(settings)]
     found += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
     found += [*of_daemon(settings), *of_dlq(settings)]
     return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 
-def apart(pipelines: Sequence[Settings]) -> Iterator[str]:
-    """How pipelines of one file get in each other's way, a line each."""
+def conflicts(pipelines: Sequence[Settings]) -> Iterator[str]:
+    """Yield one line for each conflict between the pipelines of one file."""
     ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
     for what, values in (
         ("sink.checkpoint", [settings.checkpoint for settings in pipelines]),
@@ -45,13 +44,13 @@ def apart(pipelines: Sequence[Settings]) -> Iterator[str]:
         ("sink.http_port", ports),
     ):
         for value in dict.fromkeys(each for each in values if values.count(each) > 1):
-            yield f"two pipelines have the same {what}, {value}; give each its own"
+            yield f"two pipelines have the same {what}, {value}; give each pipeline its own"
     if any(settings.source.spark != pipelines[0].source.spark for settings in pipelines):
-        yield "source.spark: pipelines of one file share a Spark session; set it in the file's own [source] only"
+        yield "source.spark: pipelines of one file share a Spark session; set it only in [source] of the file"
 
 
 def of_table(table: TableSettings) -> Iterator[Problem]:
-    """uri, key, columns and indexes of [table] against each other."""
+    """Check uri, key, columns and indexes of [table] against each other."""
     if not table.uri:
         yield Problem("table", "uri", 'uri is not set; write the path of the table, such as uri = "data/t.lance"')
     yield from _of_key(table)
@@ -63,30 +62,28 @@ def of_table(table: TableSettings) -> Iterator[Problem]:
 
 
 def of_append(settings: Settings) -> Iterator[Problem]:
-    """What goes with a table without a key, and what only with one."""
+    """Check settings that are only for tables without a key, or only for tables with one."""
     table, by = settings.table, settings.regions.by
     if table.append_only and table.key:
         yield Problem(
-            "table", "key", "key is given, but append_only = true says that there is none; take one of the two out"
+            "table", "key", "key is set, but append_only = true means that the table has no key; remove one of the two"
         )
     if table.append_only and settings.wal.format == "arrow":
-        text = 'format = "arrow" needs a table with a key; take it out, or append_only'
+        text = 'format = "arrow" needs a table with a key; remove it, or remove append_only'
         yield Problem("wal", "format", text)
     for rule in ("upsert", "on_duplicate", "version") if table.append_only else ():
         if rule in table.model_fields_set:
-            text = (
-                f"{rule} is for keys that are put again, and append_only = true says that there are none; take it out"
-            )
+            text = f"{rule} is for puts to an existing key, and append_only = true means no key; remove it"
             yield Problem("table", rule, text)
     if by and not table.append_only:
         yield Problem(
-            "regions", "by", "by is for tables with append_only = true; others are spread by their key, take it out"
+            "regions", "by", "by is for tables with append_only = true; other tables are spread by their key; remove it"
         )
     for name in dict.fromkeys(name for name in by if by.count(name) > 1):
         yield Problem("regions", "by", f"by names {name!r} {by.count(name)} times; name it once")
     for name in dict.fromkeys(by) if table.columns else ():
         if name not in table.columns:
-            text = f"by: {name!r} is not a column of [table]; {nearest(name, table.columns)}"
+            text = f"by: {name!r} is not a column of [table]{suggestion(name, table.columns)}"
             yield Problem("regions", "by", text, needs=_column(name))
         elif not is_hashed(parse_type(table.columns[name])):
             text = f"by: column {name!r} is {table.columns[name]}; name columns of numbers, text, bytes or times"
@@ -94,14 +91,14 @@ def of_append(settings: Settings) -> Iterator[Problem]:
 
 
 def of_limits(settings: Settings) -> Iterator[Problem]:
-    """Sizes and times that bound each other."""
+    """Check sizes and times that limit each other."""
     wal, memtable = settings.wal, settings.memtable
     if memtable.size_max > memtable.unflushed_max:
         yield Problem(
             "memtable",
             "unflushed_max",
             f"unflushed_max = {format_size(memtable.unflushed_max)!r} is less than size_max = "
-            f"{format_size(memtable.size_max)!r}: puts would wait before anything is frozen; raise it",
+            f"{format_size(memtable.size_max)!r}: puts would block before the memtable is frozen; raise it",
             needs=(("memtable", "size_max"),),
         )
     commit = settings.commit
@@ -109,32 +106,32 @@ def of_limits(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             "commit",
             "pending_max",
-            f"pending_max = {commit.pending_max} is not above ssts_max = {commit.ssts_max}: puts would wait for every "
-            "commit; raise it, or 0 for any number",
+            f"pending_max = {commit.pending_max} must be more than ssts_max = {commit.ssts_max}: puts would "
+            "block before every commit; raise it, or set 0 for no limit",
             needs=(("commit", "ssts_max"),),
         )
     if wal.put_timeout > wal.retry_budget:
         yield Problem(
             "wal",
             "retry_budget",
-            f"retry_budget = {format_duration(wal.retry_budget)!r} is shorter than one attempt, put_timeout = "
-            f"{format_duration(wal.put_timeout)!r}; raise the one or lower the other",
+            f"retry_budget = {format_duration(wal.retry_budget)!r} is shorter than one attempt (put_timeout = "
+            f"{format_duration(wal.put_timeout)!r}); raise retry_budget or lower put_timeout",
             needs=(("wal", "put_timeout"),),
         )
 
 
 def of_source(settings: Settings) -> Iterator[Problem]:
-    """The source against the table it feeds."""
+    """Check the source against the table that it feeds."""
     source, columns = settings.source, settings.table.columns
     if source.feed and not source.path:
-        yield Problem("source", "path", "path is not set, but feed is; name the directory to copy the feed into")
+        yield Problem("source", "path", "path is not set, but feed is; set it to the directory to copy the feed into")
     if source.feed and source.feed.rstrip("/") == source.path.rstrip("/"):
-        yield Problem("source", "feed", f"feed = {source.feed!r} is path itself; choose another directory for path")
+        yield Problem("source", "feed", f"feed = {source.feed!r} equals path; choose another directory for path")
     if source.schema_drift != "ignore":
         yield from _of_drift(settings)
     for name in source.order_by if columns else ():
         if name not in columns:
-            text = f"order_by: {name!r} is not a column of [table]; {nearest(name, columns)}"
+            text = f"order_by: {name!r} is not a column of [table]{suggestion(name, columns)}"
             yield Problem("source", "order_by", text, needs=_column(name))
 
 
@@ -143,19 +140,21 @@ def _of_drift(settings: Settings) -> Iterator[Problem]:
     of_kafka = source.format == "kafka" and source.value_format != "raw"
     if not of_kafka and source.format not in ("json", "parquet", "orc"):
         text = f'schema_drift = "{source.schema_drift}" is for JSON and Avro of Kafka, and for JSON, Parquet and ORC'
-        text += " files; take it out, other sources do not say by name which fields they have"
+        text += " files; remove it, other sources do not name their fields"
         yield Problem("source", "schema_drift", text, needs=(("source", "format"), ("source", "value_format")))
     if source.schema_drift == "add" and table.upsert == "merge" and table.columns:
-        text = 'schema_drift = "add": with upsert = "merge" only the columns that [table] names are put; take them out'
+        text = 'schema_drift = "add": with upsert = "merge" only the columns in [table] columns are put; remove them'
         yield Problem("source", "schema_drift", text, needs=(("table", "upsert"),))
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:
-    """Endpoints are written as Flight writes them, each once, this daemon's among them; a certificate has its key."""
+    """Check the endpoints (Flight's form, each once, this daemon among them), and that a certificate has its key."""
     daemon = settings.daemon
     for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
         if getattr(daemon, given) and not getattr(daemon, missing):
-            yield Problem("daemon", missing, f"{missing} is not set, but {given} is; give the certificate and its key")
+            yield Problem(
+                "daemon", missing, f"{missing} is not set, but {given} is; set both the certificate and its key"
+            )
     for endpoint in daemon.endpoints:
         scheme, _, place = endpoint.partition("://")
         host, _, port = place.rpartition(":")
@@ -165,27 +164,25 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
             return
     every = expanded(daemon.endpoints, daemon.workers)
     for endpoint in dict.fromkeys(endpoint for endpoint in every if every.count(endpoint) > 1):
-        text = f"endpoints: {endpoint} is there twice"
+        text = f"endpoints: {endpoint} is listed twice"
         yield Problem("daemon", "endpoints", text + (", counting the workers" if daemon.workers > 1 else ""))
     for given in ("endpoints", "advertise") if daemon.on_spark else ():
         if getattr(daemon, given):
-            text = (
-                f"{given}: on_spark = {daemon.on_spark} has Spark choose where the daemons are; take one of the two out"
-            )
+            text = f"{given}: on_spark = {daemon.on_spark} lets Spark place the daemons; remove one of the two"
             yield Problem("daemon", given, text)
             return
     if daemon.advertise and daemon.advertise not in daemon.endpoints:
         text = (
-            f"advertise = {daemon.advertise!r} is not one of endpoints; {nearest(daemon.advertise, daemon.endpoints)}"
+            f"advertise = {daemon.advertise!r} is not one of endpoints{suggestion(daemon.advertise, daemon.endpoints)}"
         )
         yield Problem("daemon", "advertise", text)
 
 
 def of_dlq(settings: Settings) -> Iterator[Problem]:
-    """The dead letters are beside the table, not in it."""
+    """Check that the dead-letter table is not the table itself."""
     dlq, table = settings.dlq, settings.table
     if dlq.uri and dlq.uri.rstrip("/") == table.uri.rstrip("/"):
-        yield Problem("dlq", "uri", f"uri = {dlq.uri!r} is the table itself; choose another place for dead letters")
+        yield Problem("dlq", "uri", f"uri = {dlq.uri!r} is the table itself; choose another location for dead letters")
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:
@@ -200,25 +197,25 @@ def _of_key(table: TableSettings) -> Iterator[Problem]:
         yield Problem("table", "key", f"key names {name!r} {table.key.count(name)} times; name it once")
     for name in dict.fromkeys(table.key) if table.columns else ():
         if name not in table.columns:
-            text = f"key column {name!r} is not among columns; {nearest(name, table.columns)}"
+            text = f"key column {name!r} is not among columns{suggestion(name, table.columns)}"
             yield Problem("table", "key", text, needs=_column(name))
         elif not is_key_type(parse_type(table.columns[name])):
             yield Problem(
                 "table",
                 "key",
-                f"key column {name!r} is {table.columns[name]}; a key is of integers, text, binary or bool",
+                f"key column {name!r} is {table.columns[name]}; a key column is integer, text, binary or bool",
             )
 
 
 def _of_version(table: TableSettings) -> Iterator[Problem]:
     name = table.version
     if name and table.upsert == "insert":
-        text = f'version = {name!r} is for rows that replace others; take it out, or upsert = "insert"'
+        text = f'version = {name!r} needs puts that replace rows; remove it, or remove upsert = "insert"'
         yield Problem("table", "version", text, needs=(("table", "upsert"),))
     if name in table.key:
         yield Problem("table", "version", f"version = {name!r} is part of the key; name a column outside it")
     elif name and table.columns and name not in table.columns:
-        text = f"version = {name!r} is not among columns; {nearest(name, table.columns)}"
+        text = f"version = {name!r} is not among columns{suggestion(name, table.columns)}"
         yield Problem("table", "version", text, needs=_column(name))
     elif name and table.columns and not is_version_type(parse_type(table.columns[name])):
         text = f"version column {name!r} is {table.columns[name]}; name a column of integers, timestamps or dates"
@@ -236,13 +233,13 @@ def _of_indexes(table: TableSettings) -> Iterator[Problem]:
 def _of_index(schema: pa.Schema, column: str, index: Index) -> str:
     spec = index_spec(column, index, train_rows=256)
     if spec.kind is None:
-        return f'no type given; write type = "{INDEX_KINDS[0]}", or another of {", ".join(INDEX_KINDS)}'
+        return f"type is missing; set it to one of {', '.join(INDEX_KINDS)}"
     if spec.kind not in INDEX_KINDS:
-        return f"unknown index kind {spec.kind!r}; {nearest(str(spec.kind), INDEX_KINDS)}"
+        return f"unknown index kind {spec.kind!r}{suggestion(str(spec.kind), INDEX_KINDS)}"
     if not schema.names:
         return ""
     if column not in schema.names:
-        return f"no such column in columns; {nearest(column, schema.names)}"
+        return f"no such column in [table] columns{suggestion(column, schema.names)}"
     try:
         check_indexes(schema, (spec,))
     except InvalidRows as error:

@@ -1,4 +1,4 @@
-"""The sections of the configuration that say how a table is stored: every key, its type, default and meaning."""
+"""The sections about storing a table: every setting with its type, default and meaning."""
 
 from __future__ import annotations
 
@@ -62,10 +62,13 @@ class TableSettings(Section):
 
 
 class RegionsSettings(Section):
-    """Regions are the units of single-writer ownership; fixed when the table is created."""
+    """Regions, the units of single-writer ownership; set when the table is created."""
 
     count: int = Field(
-        2, ge=1, le=4096, description="number of regions of a new table; rows are spread over them by key"
+        2,
+        ge=1,
+        le=4096,
+        description="number of regions of a new table; rows are spread over them by key; see `memwal regions resize`",
     )
     by: list[str] = Field(
         [],
@@ -86,12 +89,15 @@ class WalSettings(Section):
     entry_size_max: Size = Field(
         16 << 20, gt=0, description="split a group of puts into several entries above this size"
     )
-    linger_max: Duration = Field(0.05, description="longest time that a non-durable put waits for the next entry")
+    linger_max: Duration = Field(
+        0.05, description="longest time until the rows of a non-durable put are written to the WAL"
+    )
     put_timeout: Duration = Field(
         10.0,
         gt=0,
         description=(
-            "time limit of one attempt to write an entry, plus 1 s per MiB; also how long a put waits for room"
+            "time limit of one attempt to write an entry, plus 1 s per MiB; also how long a put waits while "
+            "memtable.unflushed_max or commit.pending_max blocks it"
         ),
     )
     retry_budget: Duration = Field(
@@ -109,7 +115,7 @@ class WalSettings(Section):
     )
 
     def options(self) -> WalOptions:
-        """The limits of the log's storage calls."""
+        """Return the limits of the WAL's storage calls."""
         return WalOptions(self.put_timeout, self.retry_budget, readers=self.readers, read_lease=self.read_lease)
 
 
@@ -137,7 +143,7 @@ class MemtableSettings(Section):
     vector_train_rows: int = Field(
         1024,
         ge=256,
-        description="number of vectors that IVF-PQ is trained on; up to 8 times as many are searched exactly",
+        description="vectors that IVF-PQ is trained on; up to 8 times as many (8192 at most) are searched exactly",
     )
 
 
@@ -145,7 +151,10 @@ class FlushSettings(Section):
     """Writing frozen memtables as SSTs."""
 
     retry_delay: Duration = Field(
-        1.0, description=("pause before the first retry of a failed flush; it doubles with each retry, up to 16 times")
+        1.0,
+        description=(
+            "pause before the first retry of a failed flush; it doubles with each retry, to 16 times this at most"
+        ),
     )
     at_once: int = Field(2, ge=1, le=64, description="number of memtables flushed concurrently per table")
     indexes: bool = Field(
@@ -171,7 +180,7 @@ class FlushSettings(Section):
     )
 
     def file_options(self) -> FileOptions:
-        """What of this is the file writer's."""
+        """Return the options of the SST file writer."""
         version = None if self.storage_version == "base" else self.storage_version
         return FileOptions(version, self.page_size, self.compression, self.metadata)
 

@@ -1,14 +1,76 @@
-"""Types of settings: durations are float seconds, sizes int bytes; and what every section of the file is."""
+"""Types of settings' values (durations, sizes, secrets, column types), and the base class of the sections.
+
+Durations are float seconds, sizes are int bytes; neither is ever negative. A file writes them with a unit ("100ms",
+"1.5h", "256MiB"). A bare 0 needs no unit, every other number does: `linger_max = 50` is more often a mistake than a
+wish for fifty seconds.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.secret_refs import check_only_reference, check_reference
-from memwal.ingest.settings.units import parse_duration, parse_size
+
+SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+BYTES: Mapping[str, int] = {
+    "B": 1,
+    **{f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
+    **{f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate(("k", "M", "G", "T"))},
+}
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_duration(value: object) -> float:
+    """Return the seconds of a duration such as "100ms". Raises: ValueError that names the remedy."""
+    number, factor = _split(value, SECONDS, 'a duration such as "100ms", "30s" or "5min"')
+    return number * factor
+
+
+def parse_size(value: object) -> int:
+    """Return the bytes of a size such as "256MiB". Raises: ValueError that names the remedy."""
+    number, factor = _split(value, BYTES, 'a size such as "64KiB", "256MiB" or "1GiB"')
+    return round(number * factor)
+
+
+def format_duration(seconds: float) -> str:
+    """Return the shortest text that `parse_duration` reads back as the same number of seconds, to a millionth."""
+    microseconds = round(seconds * 1e6)
+    return _format(microseconds, {unit: round(factor * 1e6) for unit, factor in SECONDS.items()}) if seconds else "0s"
+
+
+def format_size(size: int) -> str:
+    """Return the shortest text that `parse_size` reads back as the same number of bytes."""
+    binary = {unit: factor for unit, factor in BYTES.items() if unit == "B" or "i" in unit}
+    return _format(size, binary) if size else "0B"
+
+
+def _split(value: object, units: Mapping[str, float], wanted: str) -> tuple[float, float]:
+    match = None if isinstance(value, bool) else _NUMBER_AND_UNIT.fullmatch(str(value))
+    if match is None:
+        raise ValueError(f"is not {wanted}")
+    number, unit = float(match[1]), match[2]
+    if not unit:
+        if number:
+            raise ValueError(f"has no unit; write {wanted}")
+        return 0.0, 1.0
+    factors = {name.lower(): factor for name, factor in units.items()}
+    if unit.lower() not in factors:
+        raise ValueError(f"has the unknown unit {unit!r}; write {wanted}, units are {', '.join(units)}")
+    return number, factors[unit.lower()]
+
+
+def _format(value: int, units: Mapping[str, int]) -> str:
+    """Write `value` in the largest unit that divides it; the smallest unit divides everything."""
+    unit = max((unit for unit, factor in units.items() if value % factor == 0), key=lambda unit: units[unit])
+    return f"{value // units[unit]}{unit}"
+
+
+# ---- types of settings ---------------------------------------------------------------------------------------------
 
 
 def _checked_type(name: str) -> str:
@@ -18,7 +80,7 @@ def _checked_type(name: str) -> str:
 
 def _a_day_at_least(seconds: float) -> float:
     if seconds < 86_400.0:
-        raise ValueError('must be at least "1d": what a commit under way has written looks just the same')
+        raise ValueError('must be at least "1d": files of a commit in progress look like orphans too')
     return seconds
 
 
@@ -32,6 +94,6 @@ Index = str | dict[str, Any]
 
 
 class Section(BaseModel):
-    """One table of the TOML file. Immutable; refuses unknown keys and values of another type."""
+    """One section of the TOML file. Immutable; refuses unknown keys and values of a wrong type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -27,7 +27,7 @@ from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import Level
 from memwal.ingest.api.rows import as_table, split_deletes
 from memwal.ingest.api.tokens import Applied, Receipt, Token, TokenLike
-from memwal.ingest.errors import Invalid, MemWalError, at_the_edge
+from memwal.ingest.errors import Invalid, MemWalError, translate_errors
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
@@ -85,7 +85,7 @@ class Table(LevelReads):
         self.resizing = Resizing(
             base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
         )
-        self._at_once = AT_ONCE if base.uri.startswith("s3://") else 1  # regions whose round trips go side by side
+        self._at_once = AT_ONCE if context.store.remote else 1  # regions whose round trips go side by side
         try:
             list(each(self._claimed, claim, self._at_once))
         except BaseException:
@@ -97,7 +97,7 @@ class Table(LevelReads):
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
-    @at_the_edge
+    @translate_errors
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
         """Insert or replace rows by key, or what `table.upsert` says instead; append them where the table has none.
 
@@ -115,7 +115,7 @@ class Table(LevelReads):
         receipt = self._writes.write(admission, once, Token.parse(token), durable=durable, timeout=timeout)
         return receipt if once is conforming else replace(receipt, rows=conforming.num_rows)
 
-    @at_the_edge
+    @translate_errors
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
@@ -129,7 +129,7 @@ class Table(LevelReads):
         parsed = Token.parse(token)
         return self._writes.write(admission, deleting, parsed, durable=durable, timeout=timeout, deletes=True)
 
-    @at_the_edge
+    @translate_errors
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None, routing: int | None = None) -> Ack:
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
@@ -156,13 +156,13 @@ class Table(LevelReads):
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
-    @at_the_edge
+    @translate_errors
     def flush(self) -> None:
         """Freeze every memtable and publish it as an SST; returns when all are published."""
         self._refuse_if_closed()
         self.upkeep.flush(self.regions.writers)
 
-    @at_the_edge
+    @translate_errors
     def commit(self) -> CommitReport:
         """Commit all published SSTs into the base table.
 
@@ -173,7 +173,7 @@ class Table(LevelReads):
         self.upkeep.held.raise_first()
         return report
 
-    @at_the_edge
+    @translate_errors
     def status(self) -> dict[str, Any]:
         """`{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`; the rows are those of the base
         table, the failures those of the last commit that this process made (`TableUpkeep.failures`).
@@ -193,7 +193,7 @@ class Table(LevelReads):
             "commit_failures": self.upkeep.failures,
         }
 
-    @at_the_edge
+    @translate_errors
     def close(self) -> None:
         """Stop; what is acknowledged as durable stays in the WAL and is there when the table is opened again.
 
@@ -220,7 +220,7 @@ class Table(LevelReads):
 
     # ---- regions that come and go --------------------------------------------------------------------------------
 
-    @at_the_edge
+    @translate_errors
     def acquire(self, region: UUID, before: Before | None = None) -> int:
         """Claim `region` and serve it from now on; returns its writer epoch. See `ingest.table.regions`.
 
@@ -230,12 +230,12 @@ class Table(LevelReads):
         self._refuse_if_closed()
         return self.regions.acquire(region, before or self.before(region))
 
-    @at_the_edge
+    @translate_errors
     def before(self, region: UUID) -> Before:
         """What `acquire` wants to know of a region that another process still serves. Raises: as it does."""
         return self.regions.before(region, lambda: self._reader.base().committed)
 
-    @at_the_edge
+    @translate_errors
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
         """Stop serving `region` and let go of it; returns its writer epoch. Nothing of it is acked after the return.
 
@@ -250,7 +250,7 @@ class Table(LevelReads):
         """Another process may have committed, or is to be committed for: look soon."""
         self._commits.look()
 
-    @at_the_edge
+    @translate_errors
     def applied(self, producer: str, regions: Iterable[UUID] | None = None) -> Applied:
         """What `regions` (all, without) have applied of `producer`.
 

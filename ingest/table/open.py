@@ -17,7 +17,7 @@ from memwal import flush, wal
 from memwal.flush.base.caches import LanceCaches
 from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.ingest.api import arguments
-from memwal.ingest.errors import Invalid, at_the_edge
+from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.region.context import Limits, OnReplay, RegionContext
 from memwal.ingest.region.vector_models import VectorModels
 from memwal.ingest.rpc.credentials import Access
@@ -70,7 +70,7 @@ def open_embedded(
 ) -> StoredTable: ...
 
 
-@at_the_edge
+@translate_errors
 def open_embedded(
     uri: str | os.PathLike[str],
     *,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 from memwal import flush, wal
 from memwal.ingest.api.reads import Level
 from memwal.ingest.api.tokens import TokenLike
-from memwal.ingest.errors import Invalid, at_the_edge
+from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
@@ -34,7 +34,7 @@ class StoredTable(LevelReads):
         super().__init__(base, Reader(base, store))
         self._store = store
 
-    @at_the_edge
+    @translate_errors
     def status(self) -> dict[str, Any]:
         """In the form of `Table.status()`, regions without owners; also `served_last_by`: the endpoints of daemons that
         left their notes, which may still serve.
@@ -43,7 +43,7 @@ class StoredTable(LevelReads):
         notes = owners.find(self._store, self.base.regions)
         return status_from_storage(self.base, self._store) | {"served_last_by": list(notes.endpoints if notes else ())}
 
-    @at_the_edge
+    @translate_errors
     def put(
         self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> NoReturn:
@@ -51,7 +51,7 @@ class StoredTable(LevelReads):
         del rows, durable, token, timeout
         self._refuse("put")
 
-    @at_the_edge
+    @translate_errors
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> NoReturn:
@@ -59,12 +59,12 @@ class StoredTable(LevelReads):
         del keys, durable, token, timeout
         self._refuse("delete")
 
-    @at_the_edge
+    @translate_errors
     def flush(self) -> NoReturn:
         """Raises: Invalid."""
         self._refuse("flush")
 
-    @at_the_edge
+    @translate_errors
     def commit(self) -> NoReturn:
         """Raises: Invalid."""
         self._refuse("commit")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("ingest", "flush", "wal", "memtable", "bench")
+ROOMS = ("region", "table", "client", "daemon", "fleet")
 _NAME = re.compile(r"`([a-z_0-9/]+)(?:\.py)?`")
 
 
@@ -26,7 +27,7 @@ def named_modules(text: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES, *(f"ingest/{room}" for room in ROOMS)])
 def test_the_readme_of_a_package_names_each_of_its_modules_once(root: Path, package: str) -> None:
     paths = (path.relative_to(root / package) for path in (root / package).rglob("*.py"))
     modules = sorted(path.with_suffix("").as_posix() for path in paths if not path.stem.startswith("__"))

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 
-from memwal.ingest.cli.docs import METRICS, between_markers, render_metrics
+from memwal.ingest.cli.docs import METRICS, PYTHON, between_markers, render_metrics, render_python
 from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
 from memwal.ingest.pipeline.metrics import RAN
 from memwal.ingest.settings.load import Settings
@@ -39,6 +39,10 @@ def test_the_readme_holds_the_reference(texts: Mapping[str, str]) -> None:
 def test_the_readme_holds_the_table_of_metrics(texts: Mapping[str, str]) -> None:
     found = between_markers(texts[METRICS_PAGE], *METRICS)
     assert found == render_metrics().strip("\n") + "\n", "run `make docs`"
+
+
+def test_the_python_reference_is_what_the_docstrings_say(texts: Mapping[str, str]) -> None:
+    assert texts[PYTHON.as_posix()] == render_python(), "run `make docs`"
 
 
 def test_the_readme_names_settings_and_metrics_that_there_are(texts: Mapping[str, str]) -> None:

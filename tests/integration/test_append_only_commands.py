@@ -177,7 +177,7 @@ def test_the_commands(uri: str, run: Callable[..., Any], tmp_path: Path) -> None
     code, out, _ = run("log", config)
     assert code == 0
     assert "insert 22 rows; commit generation 1 of buckets 0–2" in out
-    assert "Lance's marker follows" in out
+    assert "Lance's progress marker updated" in out
     code, _, err = run("log", config, "--diff", "1", "2")
     assert (code, len(err.splitlines()), "compares rows by key" in err) == (2, 1, True)
     assert run("verify", config, "--deep")[0] == 0

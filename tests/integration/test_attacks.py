@@ -23,7 +23,8 @@ from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.table.embedded import Table
 from memwal.ingest.table.open import open_table
 from memwal.memtable import TOMBSTONE
-from memwal.wal import FakeClock, LocalStore, SystemClock, SystemIds
+from memwal.wal import LocalStore, SystemClock, SystemIds
+from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 QUIET = {"commit": {"interval": 0}, "gc": {"interval": 0}}

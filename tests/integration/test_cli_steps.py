@@ -45,17 +45,18 @@ def test_flush_then_commit_without_a_daemon(
         table.put(made.rows(range(95, 110), 1))
         table.delete([0, 1])
     code, out, err = command("flush", config)
-    assert (code, out, err) == (0, f"flushed 17 rows of {uri} (this process, no daemon answers)\n", "")
+    assert (code, out, err) == (0, f"flushed 17 rows of {uri} (this process, because no daemon answers)\n", "")
     assert lance.dataset(uri).count_rows() == 100
     code, out, err = command("commit", config)
     assert (code, err) == (0, "")
-    assert out.startswith("committed 10 rows inserted, 5 rows updated, 2 rows deleted: 2 SSTs of 2 regions are version")
-    assert re.search(r", [0-9.]+ (bytes|kB) written to [1-9]\d* files? in [0-9.]+ s\n", out), out
+    assert out.startswith("committed 2 SSTs of 2 regions as version")
+    assert ": 10 rows inserted, 5 rows updated, 2 rows deleted; " in out
+    assert re.search(r"; [0-9.]+ (bytes|kB) written to [1-9]\d* files? in [0-9.]+ s\n", out), out
     assert len(out.splitlines()) == 1
     assert lance.dataset(uri).count_rows() == 108
     epochs = [region["epoch"] for region in json.loads(command("status", config, "--json")[1])["regions"]]
     before = lance.dataset(uri).version
-    assert command("flush", config)[1] == f"nothing to flush in {uri} (this process, no daemon answers)\n"
+    assert command("flush", config)[1] == f"nothing to flush in {uri} (this process, because no daemon answers)\n"
     assert command("commit", config)[1] == f"nothing to commit: version {before} of {uri} has every flushed row\n"
     after = json.loads(command("status", config, "--json")[1])
     assert ([region["epoch"] for region in after["regions"]], after["base_version"]) == (epochs, before)
@@ -104,7 +105,7 @@ def test_beside_a_daemon(
     with memwal.connect(endpoint) as remote:
         remote.put(made.rows(range(30)))
         assert command("flush", config) == (0, f"flushed 30 rows of {uri} (the daemon at {endpoint})\n", "")
-        assert command("commit", config)[1].startswith("committed 30 rows inserted: 2 SSTs of 2 regions")
+        assert command("commit", config)[1].startswith("committed 2 SSTs of 2 regions as version ")
         assert remote.count(level="committed") == 30
         remote.put(made.rows(range(25, 35), 1))  # nobody was fenced
         assert remote.count() == 35
@@ -124,7 +125,7 @@ def test_mistakes_are_told_in_one_line(
     other = small_config("other.toml", table={"uri": str(tmp_path / "file")})
     before = tree(tmp_path)
     for path, said in (
-        (config, "no table is there; `memwal init` or `memwal run` creates it"),
+        (config, "the table does not exist; `memwal init` or `memwal run` creates it"),
         (tmp_path / "absent.toml", "absent.toml"),
         (wrong, "intervall"),
         (other, "file"),

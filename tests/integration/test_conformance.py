@@ -26,7 +26,7 @@ import pytest
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, LsmVectorSearchPlanner, ShardSnapshot
 
 import memwal
-import memwal.flush.commits.committer
+import memwal.flush.commits.rounds
 from memwal import wal
 from memwal.flush import BaseTable
 from memwal.ingest.table.garbage import Ages
@@ -141,14 +141,14 @@ def pairs(found: pa.Table) -> list[tuple[int, int]]:
 def between_passes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """What is put into the list runs between a commit's deletes pass and its upserts pass."""
     calls: list[Callable[[], None]] = []
-    upsert = memwal.flush.commits.committer.upsert_pass
+    upsert = memwal.flush.commits.rounds.upsert_pass
 
     def upsert_pass(*given: Any, **more: Any) -> Any:
         for call in calls:
             call()
         return upsert(*given, **more)
 
-    monkeypatch.setattr(memwal.flush.commits.committer, "upsert_pass", upsert_pass)
+    monkeypatch.setattr(memwal.flush.commits.rounds, "upsert_pass", upsert_pass)
     return calls
 
 

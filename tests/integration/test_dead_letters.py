@@ -34,8 +34,8 @@ from memwal.ingest.source.feed import Feed
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.wal import FakeClock
 from tests.conftest import toml
+from tests.support.clock import FakeClock
 
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
 POISON = ("no JSON {", '{"id": "x", "name": "a number as text"}', '{"name": "no key"}', '{"id": 7.5}')
@@ -203,7 +203,7 @@ def test_a_bad_value_ends_a_stream_that_takes_none_in_one_line(stream: Callable[
     """Spark says it in a stack of the JVM, inside the sink's own call."""
     source = stream(mode="fail")
     source.land([line(1), json.dumps({"id": "two", "name": "", "price": 2})])
-    told = r"'id' cannot become int64 \('two' is no int64\) \(row 1 of 000\.json.*dlq\.mode"
+    told = r"'id' cannot become int64 \('two' is not a valid int64\) \(row 1 of 000\.json.*dlq\.mode"
     with pytest.raises(memwal.Invalid, match=told) as e:
         source.run()
     assert len(e.value.lines) == 1
@@ -319,7 +319,7 @@ def test_rows_that_are_left_out_are_counted_and_kept_nowhere(stream: Callable[..
     source.run()
     assert len(source.rows()) == 297
     assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(297, 3, 0)]
-    assert "'id' cannot become int64 ('x' is no int64) (1x)" in source.batches[0].reasons
+    assert "'id' cannot become int64 ('x' is not a valid int64) (1x)" in source.batches[0].reasons
     assert not (source.at / "t.lance.dlq").exists()
 
 

@@ -62,6 +62,6 @@ def test_a_poison_record_every_100_records_of_a_topic(
     replayed = cli("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice), process=True)
     assert (replayed.code, replayed.error_lines) == (0, [])
     assert "replayed 2 dead letters" in replayed.out
-    assert "6 stay" in replayed.out
+    assert "6 remain" in replayed.out
     assert rows() == good | {-1: 2}
     assert lance.dataset(f"{uri}.dlq").count_rows() == 6

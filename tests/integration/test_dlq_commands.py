@@ -16,7 +16,8 @@ import pytest
 import memwal
 from memwal.ingest.cli import app as cli
 from memwal.ingest.dlq.table import SCHEMA, DeadLetters
-from memwal.wal import FakeClock, SystemClock, SystemIds
+from memwal.wal import SystemClock, SystemIds
+from tests.support.clock import FakeClock
 
 DAY = 86_400_000_000
 
@@ -99,7 +100,7 @@ def test_replay_puts_what_fits_and_says_why_the_others_stay(typed: Any, config: 
     code, out, err = typed("dlq", "replay", config, "--stage", "parse")
     assert (code, err) == (0, "")
     assert "replayed 0 dead letters" in out
-    assert "2 stay" in out
+    assert "2 remain" in out
     code, out, _ = typed("dlq", "replay", config)
     assert code == 0
     assert "replayed 2 dead letters" in out
@@ -119,10 +120,10 @@ def test_replay_goes_through_the_daemon_that_owns_the_regions(
 
 
 def test_purge_deletes_by_age_and_stage(typed: Any, config: Path) -> None:
-    assert "1 dead letter of at least 30d would be deleted" in typed("dlq", "purge", config, "--dry-run")[1]
-    assert "1 dead letter of at least 30d deleted" in typed("dlq", "purge", config)[1]
+    assert "1 dead letter older than 30d would be deleted" in typed("dlq", "purge", config, "--dry-run")[1]
+    assert "1 dead letter older than 30d deleted" in typed("dlq", "purge", config)[1]
     assert (
-        "2 dead letters of at least 0s deleted"
+        "2 dead letters older than 0s deleted"
         in typed("dlq", "purge", config, "--older-than", "0", "--stage", "fit")[1]
     )
     assert json.loads(typed("dlq", "list", config, "--format", "json")[1])["letters"] == 3

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from memwal.flush import FlushError
-from memwal.wal import Corrupt, FakeClock, MemoryStore, ObjectStore, WalError, open_store
+from memwal.wal import Corrupt, ObjectStore, WalError, open_store
 from tests.failure_matrix import CODES, CREATES, FAULTS, Call, FaultyStore, Killed, SystemCalls, copy_objects
 from tests.fault_proxy import (
     Fault,
@@ -43,6 +43,8 @@ from tests.fault_proxy import (
 from tests.log_life import LogLife, log_of_two_entries
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
+from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 from tests.table_stages import STAGES, Owner, check
 
 ROOT = Path(__file__).resolve().parents[2]

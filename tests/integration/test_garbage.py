@@ -23,6 +23,7 @@ from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, Tab
 from memwal.ingest.table.stored import StoredTable
 from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean, assert_collected
+from tests.support.clock import FakeClock
 
 REGION = wal.bucket_region(0)
 ROUNDS = 7
@@ -126,7 +127,7 @@ def test_no_table_is_one_line(uri: str, tmp_path: Path, cli: Callable[..., Any])
     done = cli("gc", str(config(tmp_path, uri)))
     assert done.code == 2
     assert len(done.error_lines) == 1
-    assert "no table is there" in done.err
+    assert "the table does not exist" in done.err
 
 
 def test_an_orphan_age_that_could_hit_a_commit_under_way_is_refused(uri: str, made: Any) -> None:
@@ -344,6 +345,6 @@ def test_orphan_files_on_s3(s3_table: tuple[str, dict[str, str]], made: Any) -> 
     LanceFragment.create(uri, rows, mode="append", storage_options=store.storage_options)
     (orphan,) = set(store.list("")) - before
     assert flush.collect_orphans(store, dataset, wal.SystemClock(), 86_400.0).files == ()
-    later = wal.FakeClock(start=time.time() + 86_400.0)
+    later = FakeClock(start=time.time() + 86_400.0)
     assert flush.collect_orphans(store, dataset, later, 86_400.0).files == (orphan,)
     assert set(store.list("")) == before

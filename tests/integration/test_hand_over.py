@@ -26,6 +26,7 @@ from memwal.ingest.table.create import initialise
 from memwal.ingest.table.embedded import Table
 from memwal.ingest.table.stored import StoredTable
 from tests.lance_scan import scanned
+from tests.support.clock import FakeClock
 
 WIDTH = 4
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
@@ -359,7 +360,7 @@ def test_shard_writer_that_sleeps_is_fenced_after_a_collection_however_large_its
         sleeper = lance.dataset(uri).mem_wal_writer(str(region))
         newest = ours({"query": 1})
     wal.ManifestStore(world.store, region).edit_unowned(lambda current: replace(current, replay_after=newest))
-    later = wal.FakeClock(clock.now() + 86_400)
+    later = FakeClock(clock.now() + 86_400)
     assert wal.WalCollector(world.store, region, codec, later).collect(600.0).entries > 0
     with pytest.raises(OSError, match=r"(?i)fenced"):
         sleeper.put(pa.Table.from_pylist([row(1, 1)], schema=lance.dataset(uri).schema))

@@ -337,7 +337,7 @@ def test_a_model_that_cannot_be_read_is_told_and_done_without(
     table.flush()
     with caplog.at_level(logging.WARNING, "memwal.models"):
         assert table.commit().rows_inserted == 600
-    assert "cannot read what its vector indexes were trained to: half of an index" in caplog.text
+    assert "cannot read the models of its vector indexes: half of an index" in caplog.text
     table.put(made.table(range(600, 620)))
     assert ids_near(table, made.row(610))[0] == 610
 

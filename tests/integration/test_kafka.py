@@ -99,7 +99,7 @@ def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
     kafka.produce("flights", [*(sent(id, 5) for id in range(20, 40)), Record(b'{"id": 1', partition=3)])
     ran = cli("run", EXAMPLE, "--once", env=changes, process=True)
     assert (ran.code, len(ran.error_lines)) == (2, 1)
-    assert "no JSON: Expecting ',' delimiter" in ran.err
+    assert "not JSON: Expecting ',' delimiter" in ran.err
     assert "of partition 3 of topic flights" in ran.err
     assert rows_at(uri)[20]["dep"] == 3
 
@@ -219,7 +219,7 @@ def test_avro_by_registry_through_spark(kafka: KafkaServer, read: Callable[..., 
         *rows, bad, gone = read("avro", settings)
     common = {DELETE: False, PROBLEM: None}
     assert rows == [{"id": id, "x": 0.5, "twice": 1.0, "u": id} | common for id in range(3)]
-    assert "no schema id in front" in bad[PROBLEM]
+    assert "does not begin with a schema id" in bad[PROBLEM]
     assert gone == {"id": 1, "x": None, "twice": None, "u": None, DELETE: True, PROBLEM: None}
 
 
@@ -261,7 +261,7 @@ def test_sql_of_a_row_that_has_a_problem_is_not_evaluated(kafka: KafkaServer, re
         delete_when="value.op = 'D'",
     )
     misfit, good, gone, keyless = read("sql", settings)
-    assert "value.n: 'x' is no int64" in misfit[PROBLEM]
+    assert "value.n: 'x' is not a valid int64" in misfit[PROBLEM]
     assert good == {"id": 2, "m": 1, DELETE: False, PROBLEM: None}
     assert gone == {"id": 3, "m": None, DELETE: True, PROBLEM: None}
     assert "'id' (value.id) is missing" in keyless[PROBLEM]

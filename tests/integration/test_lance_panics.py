@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import memwal
-import memwal.flush.commits.committer
 import memwal.flush.sst.data
+from memwal.flush.commits import committer, rounds
 from memwal.ingest.errors import Internal, MemWalError, Unavailable
 from memwal.wal import LanceCodec, LocalStore, SsTable, bucket_region
 from memwal.wal.panics import RustPanic, as_exception, panics_as_errors
@@ -115,9 +115,9 @@ def test_a_commit_that_panics_is_one_of_the_six_kinds_and_the_next_one_does_it(
     with opened(tmp_path) as table:
         table.put(rows(1))
         table.flush()
-        for place in ("upsert_pass", "catch_up", "sync_table"):
+        for owner, call in ((rounds, "upsert_pass"), (committer, "catch_up"), (committer, "sync_table")):
             with monkeypatch.context() as broken:
-                broken.setattr(memwal.flush.commits.committer, place, panics)
+                broken.setattr(owner, call, panics)
                 with pytest.raises(Internal, match="PanicException: assertion failed"):
                     table.commit()
         table.commit()

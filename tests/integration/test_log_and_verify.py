@@ -143,7 +143,7 @@ def test_a_version_that_is_not_kept_is_one_line_and_exit_code_2(
 ) -> None:
     code, _, err = run("log", config, "--diff", "1", "99")
     newest = lance.dataset(uri).version
-    assert (code, err) == (2, f"memwal: version 99 of {uri} is not kept; kept are 1–{newest}\n")
+    assert (code, err) == (2, f"memwal: version 99 of {uri} does not exist; existing versions: 1–{newest}\n")
 
 
 # ---- verify --------------------------------------------------------------------------------------------------------

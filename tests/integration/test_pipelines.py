@@ -79,7 +79,9 @@ def test_pipelines_that_get_in_each_others_way_are_refused_before_anything_is_wr
     ran = cli("run", several, "--once")
     assert (ran.code, tree(tmp_path)) == (2, before)
     checkpoint = f"{tmp_path}/books.lance.checkpoint"
-    assert ran.error_lines == [f"memwal: two pipelines have the same sink.checkpoint, {checkpoint}; give each its own"]
+    assert ran.error_lines == [
+        f"memwal: two pipelines have the same sink.checkpoint, {checkpoint}; give each pipeline its own"
+    ]
     unnamed = cli("status", several)
     assert unnamed.code == 2
     assert f"write one behind it: {several}:first, {several}:second, {several}:events" in unnamed.error_lines[0]

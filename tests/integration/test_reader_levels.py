@@ -19,6 +19,7 @@ from memwal.ingest.read.levels import OverTaken, RegionView
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.read.stored import views_from_storage
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
+from tests.support.clock import FakeClock, SeededIds
 
 WIDTH = 8
 WORDS = ("archive", "network", "library", "python", "kernel", "font", "game")
@@ -59,7 +60,7 @@ class World:
     def create(path: Path, key: pa.Schema, seed: int = 0) -> World:
         schema = pa.schema([*key, *VALUES])
         base = flush.BaseTable.create(str(path / "table"), schema, key.names, 2, INDEXES)
-        ids = wal.SeededIds(seed)
+        ids = SeededIds(seed)
         return World(base, wal.open_store(base.uri), np.random.default_rng(seed), ids)
 
     @property
@@ -440,7 +441,7 @@ def test_a_committed_sst_that_is_still_listed_does_not_hide_newer_base_rows(tmp_
 def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_path: Path) -> None:
     world = World.create(tmp_path, SINGLE)
     world.into_base([simple(world, 0, 0, 0.0), simple(world, 1, 1, 1.0)])
-    region, clock = wal.bucket_region(0), wal.FakeClock()
+    region, clock = wal.bucket_region(0), FakeClock()
     codec = wal.LanceCodec(world.rows)
     claim = wal.claim(world.store, region, spec_id=1, codec=codec, ids=world.ids, clock=clock)
     appender = wal.WalAppender(

@@ -16,10 +16,11 @@ import pytest
 import memwal
 from memwal.flush import resize
 from memwal.ingest.cli.app import main
-from memwal.wal import FakeClock, SystemClock, SystemIds, open_store
+from memwal.wal import SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, wait_until
 from tests.s3_server import free_ports
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture

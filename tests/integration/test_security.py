@@ -226,8 +226,8 @@ def test_an_address_that_others_reach_is_served_with_both(
 @pytest.mark.parametrize(
     ("daemon", "said"),
     [
-        ({"token": TOKEN}, "token is not a reference; write env:NAME or file:PATH"),
-        ({"token": "env:"}, "names nothing behind"),
+        ({"token": TOKEN}, "token is not a reference; put the secret into a variable or file"),
+        ({"token": "env:"}, "has no name after"),
         ({"tls_cert": "a.pem"}, "tls_key is not set, but tls_cert is"),
         ({"tls_key": "a.pem"}, "tls_cert is not set, but tls_key is"),
         ({"endpoints": ["https://host:1"]}, "is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"),

@@ -30,9 +30,10 @@ from memwal.ingest.source.feed import Feed
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.wal import FakeClock, SystemIds, open_store
+from memwal.wal import SystemIds, open_store
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports
+from tests.support.clock import FakeClock
 
 RESULT_LIMIT = 64 << 10
 """Bytes that tasks may send to the driver: receipts fit, the rows of the test that needs it do not."""

@@ -19,7 +19,7 @@ from memwal.flush.base.caches import Session
 from memwal.flush.base.open import open_dataset
 from memwal.flush.verification.finding import Finding
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.read.merged import Moment
+from memwal.ingest.read.merged import MergedView
 from memwal.ingest.read.reader import Reader
 from memwal.wal import ObjectStore, open_store
 from tests.conftest import Made
@@ -210,21 +210,21 @@ def test_a_read_whose_version_is_cleaned_up_beside_it_is_made_again(
         table.delete([3])
         table.flush()
         table.commit()
-        moments = []
+        merged_views = []
 
-        def cleaned_up_after_it_was_opened(self: Reader, *captured: Any) -> Moment:
-            moments.append(opened(self, *captured))
-            if len(moments) == 1:
+        def cleaned_up_after_it_was_opened(self: Reader, *captured: Any) -> MergedView:
+            merged_views.append(opened(self, *captured))
+            if len(merged_views) == 1:
                 lance.dataset(uri).optimize.compact_files(materialize_deletions_threshold=0.01)
                 lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
-            return moments[-1]
+            return merged_views[-1]
 
-        opened = Reader._moment
-        monkeypatch.setattr(Reader, "_moment", cleaned_up_after_it_was_opened)
+        opened = Reader._merged_view
+        monkeypatch.setattr(Reader, "_merged_view", cleaned_up_after_it_was_opened)
         requests = {"match": {"column": "body", "text": "harbor"}, "search": {"column": "vector", "vector": [0.0] * 8}}
         getattr(table, read)(**requests.get(read, {}))
         assert len(table.scan()) == 9
-        assert len(moments) >= 2
+        assert len(merged_views) >= 2
 
 
 def restorable(uri: str) -> int:

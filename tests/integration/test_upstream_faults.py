@@ -17,7 +17,7 @@ import pytest
 import memwal
 from memwal.flush import FlushOutOfOrder, SstInvalid
 from memwal.memtable import IndexSpec, MemTable, row_schema, with_tombstone
-from memwal.wal import FakeClock, LocalStore, StoreRefused, open_store
+from memwal.wal import LocalStore, StoreRefused, open_store
 from memwal.wal.layout import manifest_key
 from tests.failure_matrix import FAULTS, Call, FaultyStore
 from tests.fault_proxy import (
@@ -31,6 +31,7 @@ from tests.fault_proxy import (
 )
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
+from tests.support.clock import FakeClock
 from tests.table_stages import REGION, SCHEMA, Owner, read
 
 ENTRY = r"/wal/[01]{64}\."

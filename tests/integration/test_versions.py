@@ -183,7 +183,7 @@ def test_deletes_travel_with_their_version(tmp_path: Path) -> None:
         ({"version": "att"}, "version column 'att' is not in the table; did you mean 'at'?"),
         ({"version": "id"}, "is part of the key"),
         ({"version": "name"}, "has the type string: name a column of integers, timestamps or dates"),
-        ({"upsert": "insert"}, "version = 'at' is for rows that replace others; take it out"),
+        ({"upsert": "insert"}, "version = 'at' needs puts that replace rows; remove it"),
     ],
 )
 def test_a_version_column_that_cannot_be_one_is_refused(rules: dict[str, str], says: str, tmp_path: Path) -> None:

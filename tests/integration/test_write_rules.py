@@ -147,7 +147,7 @@ def test_a_required_column_may_be_missing_only_where_the_key_is_there(
         with pytest.raises(Invalid) as refused:
             called.put([{"k": "key 2", "n": 2, "m": -2}, {"k": "it's new", "n": 2, "m": -2}][1:])
         assert str(refused.value) == (
-            "required column 'must' is missing, and the key k = \"it's new\", n = 2 is not there yet: "
+            "required column 'must' is missing, and the key k = \"it's new\", n = 2 is not stored: "
             "give new keys a value"
         )
         with pytest.raises(Invalid, match="'must' is null in row 1"):

@@ -2,7 +2,7 @@
 
 `python -m tests.simulation --seed N --trace` shows the run of a seed step by step; `make simulate SEEDS=20000` looks
 for a seed that fails; with `--append` on tables without a key. What is real: claims, appender, region core, memtables,
-flush, commit, collector, tailer, readers, and pylance on a directory. What is simulated: time, chance, who runs next,
+flush, commit, collector, readers, and pylance on a directory. What is simulated: time, chance, who runs next,
 and the storage's answers.
 
 | module | what lives there |

@@ -1,4 +1,4 @@
-"""Everybody beside the writers: readers, tailers, committers, collectors, strangers, a Spark driver, and chaos."""
+"""Everybody beside the writers: readers, committers, collectors, strangers, a Spark driver, and chaos."""
 
 from __future__ import annotations
 
@@ -97,62 +97,50 @@ class Client(Visitor):
             raise Wrong(f"epoch {core.guard.epoch} answers a read, though {newer[-1]} was acknowledged before it began")
 
 
-class Tailer(Visitor):
-    """Follows one region's log; what it was given, in order, must be what a reader sees."""
+class TailReader(Visitor):
+    """Reads the WAL tail of one region from storage; the rows must be those of the acknowledged writes, in order."""
 
     pace = (0.1, 0.5, 2.0)
 
     def __init__(self, world: World, name: str) -> None:
-        self._tailer: wal.WalTailer | None = None
-        self._last: Order = (0, 0)
-        self._after = 0
-        self._given: set[int] = set()
         self._region = world.random.randrange(world.shape.regions)
         super().__init__(world, name)
 
     def step(self) -> None:
         world = self.world
         region = world.region_ids[self._region]
+        acked = [each for each in world.oracle.attempts if each.region == self._region and each.position]
         try:
-            if self._tailer is None:
-                manifest = wal.ManifestStore(self.store, region, clock=self.clock).latest()
-                after = 0 if manifest is None else manifest.replay_after
-                options = world.wal_options
-                self._tailer = wal.WalTailer(self.store, region, world.codec, after, clock=self.clock, options=options)
-                self._last, self._after, self._given = (0, 0), after, set()
-            entries = self._tailer.poll()
+            manifest = wal.ManifestStore(self.store, region, clock=self.clock).latest()
+            after = 0 if manifest is None else manifest.replay_after
+            options = world.wal_options
+            entries, _ = wal.read_tail(self.store, region, world.codec, after, clock=self.clock, options=options)
         except wal.Overtaken:
             world.say("overtaken")
-            self._tailer = None
             return
         except EXPECTED as error:
-            world.say(f"poll: {type(error).__name__}")
+            world.say(f"read of the tail: {type(error).__name__}")
             return
-        if entries:
-            world.say(f"tailed {[entry.position for entry in entries]}")
+        world.say(f"tail after {after}: {[entry.position for entry in entries]}")
+        numbers = self._checked(entries)
+        for each in acked:
+            if each.position > after and each.number not in numbers and not any(each.rows.values()):
+                raise Wrong(f"{self.name}: the tail after position {after} does not hold {each}")
+
+    def _checked(self, entries: list[wal.Entry]) -> set[int]:
+        """The numbers of the attempts in `entries`. Their orders never go back, and none of them failed."""
+        last: Order = (0, 0)
+        numbers: set[int] = set()
         for entry in entries:
-            self._check(entry)
-        self._check_complete(self._tailer.position)
-
-    def _check(self, entry: wal.Entry) -> None:
-        """Orders never go back, and nothing failed is given: within one owner, attempts come as they were taken."""
-        for value in entry.rows.column("v").to_pylist():
-            if value is None:
-                continue
-            attempt = self.world.oracle.attempts[value - 1]
-            if attempt.state == "failed":
-                raise Wrong(f"{self.name}: position {entry.position} gives {attempt}, which failed")
-            if attempt.order < self._last:
-                raise Wrong(f"{self.name}: position {entry.position} gives {attempt} after order {self._last}")
-            self._last = attempt.order
-            self._given.add(value)
-
-    def _check_complete(self, position: int) -> None:
-        """Everything that was acknowledged at positions it has read, it was given."""
-        for each in self.world.oracle.attempts:
-            to_come = each.region == self._region and self._after < each.position <= position
-            if to_come and each.number not in self._given and not any(each.rows.values()):
-                raise Wrong(f"{self.name}: read up to position {position}, but was not given {each}")
+            for value in filter(None, entry.rows.column("v").to_pylist()):
+                attempt = self.world.oracle.attempts[value - 1]
+                if attempt.state == "failed":
+                    raise Wrong(f"{self.name}: position {entry.position} holds {attempt}, which failed")
+                if attempt.order < last:
+                    raise Wrong(f"{self.name}: position {entry.position} holds {attempt} after order {last}")
+                last = attempt.order
+                numbers.add(value)
+        return numbers
 
 
 class Committer(Visitor):
@@ -325,4 +313,4 @@ class Chaos:
             world.weather.outages.append((until, world.random.choice(OUTAGES), whom))
 
 
-__all__ = ["Chaos", "Collector", "Committer", "Driver", "Sleeper", "StorageReader", "Stranger", "Tailer", "Visitor"]
+__all__ = ["Chaos", "Collector", "Committer", "Driver", "Sleeper", "StorageReader", "Stranger", "TailReader", "Visitor"]

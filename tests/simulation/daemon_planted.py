@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import memwal.ingest.region.core
 import memwal.wal.garbage
-from memwal.flush.resizing.carried import PREFIX, carried
+from memwal.flush.resizing.applied_maps import PREFIX, merged_map
 from memwal.ingest.region.write_queue import Write
 from memwal.wal import ObjectInfo, ObjectStore
 from memwal.wal.applied import AppliedMap
@@ -35,7 +35,9 @@ def cuts_the_rows_and_not_what_deletes() -> Planted:
 
 def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], dict[str, int]]) -> Planted:
     return patch.object(
-        import_module("memwal.flush.resizing.steps"), "begun_with", lambda maps: AppliedMap(change(maps, carried(maps)))
+        import_module("memwal.flush.resizing.steps"),
+        "initial_map",
+        lambda maps: AppliedMap(change(maps, merged_map(maps))),
     )
 
 

@@ -88,7 +88,7 @@ def _no_chance(_: SystemIds) -> NoReturn:
 
 
 def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Each object is decoded once in a run, however many replays, readers and tailers look at it: half the time."""
+    """Each object is decoded once in a run, however many replays and readers look at it: half the time."""
     known: dict[tuple[Any, ...], Any] = {}
 
     def remembered(codec: EntryCodec, *asked: Any) -> Any:

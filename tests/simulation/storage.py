@@ -132,6 +132,8 @@ class Disk:
 class SimulatedStore:
     """The `wal.ObjectStore` of one process. One thread. Every method is a point at which others may run."""
 
+    remote = False
+
     def __init__(self, disk: Disk, weather: Weather, scheduler: Scheduler, host: Host) -> None:
         self.storage_options: dict[str, str] = {}
         self._disk, self._inner, self._weather = disk, disk.inner, weather
@@ -162,6 +164,10 @@ class SimulatedStore:
     def children(self, prefix: str) -> list[str]:
         return self._call(f"children {short(prefix)}", lambda: self._inner.children(prefix), _count)
 
+    def leftovers(self, prefix: str) -> list[ObjectInfo]:
+        """None: no process is killed inside a put of the disk."""
+        return []
+
     def list_some(self, prefix: str, most: int) -> list[str]:
         return self._call(f"list {short(prefix)}", lambda: sorted(self._listed(prefix))[:most], _count)
 
@@ -177,6 +183,10 @@ class SimulatedStore:
 
     def delete(self, key: str) -> None:
         self._call(f"delete {short(key)}", lambda: self._inner.delete(key))
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Directories alone, which no actor sees: no point at which others may run."""
+        self._inner.remove_leftovers(prefix)
 
     def url(self, key: str) -> str:
         """No call of the storage: a name."""

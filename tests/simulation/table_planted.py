@@ -28,10 +28,10 @@ from tests.simulation.table_world import TableWorld
 def prunes_before_the_sync() -> Iterator[None]:
     """The manifests drop their SSTs first, the base is synced to the disk then."""
 
-    def prune_all(*args: Any) -> None:
+    def prune_all(*arguments: Any) -> None:
         waiting: list[Any] = []
         with patch.object(memwal.flush.commits.committer, "sync_table", waiting.append):
-            original(*args)
+            original(*arguments)
         for dataset in waiting:
             memwal.flush.commits.committer.sync_table(dataset)
 

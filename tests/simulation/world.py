@@ -46,7 +46,7 @@ from tests.simulation.actors import (
     Sleeper,
     StorageReader,
     Stranger,
-    Tailer,
+    TailReader,
     Visitor,
 )
 from tests.simulation.lance_calls import simulated_machine
@@ -54,6 +54,7 @@ from tests.simulation.oracle import Attempt, Oracle, Wrong
 from tests.simulation.process import Process, pairs
 from tests.simulation.scheduler import Host, Scheduler, SimulatedClock, Trace
 from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Disk, SimulatedStore, Weather
+from tests.support.clock import SeededIds
 
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 _RAM_DISK = Path("/dev/shm")
@@ -187,9 +188,9 @@ class World:
         """Add a line to the trace."""
         self.scheduler.note(text)
 
-    def ids(self, name: str) -> wal.SeededIds:
+    def ids(self, name: str) -> SeededIds:
         """Identifiers of a new life of `name`."""
-        return wal.SeededIds(self.random.getrandbits(64) + next(self._lives))
+        return SeededIds(self.random.getrandbits(64) + next(self._lives))
 
     def context(self, store: SimulatedStore, clock: SimulatedClock, name: str) -> RegionContext:
         """What the regions of one process share."""
@@ -373,7 +374,7 @@ def simulate(seed: int, show: Callable[[str], None] | None = None, kind: type[Wo
 _VISITORS: dict[str, type[Visitor]] = {
     "reader": StorageReader,
     "client": Client,
-    "tailer": Tailer,
+    "tail": TailReader,
     "committer": Committer,
     "collector": Collector,
     "stranger": Stranger,
@@ -386,7 +387,7 @@ def _shape(chance: random.Random) -> Shape:
     beings = (
         "reader0",
         "reader1",
-        "tailer0",
+        "tail0",
         "committer0",
         "committer1",
         "collector0",

@@ -17,9 +17,10 @@ from memwal.flush.garbage.orphans import collect_orphans
 from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table
 from memwal.memtable import IndexSpec
-from memwal.wal import Corrupt, FakeClock, bucket_region
+from memwal.wal import Corrupt, bucket_region
 from tests.append_world import AppendWorld
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from tests.support.clock import FakeClock
 
 LANCES = ("mark", "catch_up", "sync_table")
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import BaseTable
-from memwal.flush.commits import committer
-from memwal.flush.commits.foreign_writes import Beside, look_back
+from memwal.flush.commits import rounds
+from memwal.flush.commits.foreign_writes import ForeignWrites, look_back
 from memwal.flush.garbage.retained import _tags
 from memwal.memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World, before_writing
@@ -106,12 +106,12 @@ def test_versions_of_strangers_that_are_cleaned_up_before_their_keys_are_read(
     lance.dataset(world.uri).delete("id = 3")
     world.put(range(10, 40), 3)
 
-    def looked_back(*args: object) -> Beside:
+    def looked_back(*args: object) -> ForeignWrites:
         found = look_back(*args)  # type: ignore[arg-type]
         clean_up(world)
         return found
 
-    monkeypatch.setattr(committer, "look_back", looked_back)
+    monkeypatch.setattr(rounds, "look_back", looked_back)
     world.commit()
     expected = {id: n for id, n in world.oracle.items() if id != 3} | {50: 7}
     assert (world.found(), world.listed()) == (expected, [0, 0])

@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
-from memwal.wal import (
-    Corrupt,
-    FakeClock,
-    MemoryStore,
-    PutOutcome,
-    RegionManifest,
-    SsTable,
-    StoreUnavailable,
-    WalOptions,
-    bucket_region,
-)
+from memwal.wal import Corrupt, PutOutcome, RegionManifest, SsTable, StoreUnavailable, WalOptions, bucket_region
+from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 

@@ -13,9 +13,10 @@ import pytest
 
 from memwal import flush
 from memwal.flush import CommitReport, CountMismatch
-from memwal.flush.commits import changes, committer, merge_passes
-from memwal.wal import FakeClock, SystemClock
+from memwal.flush.commits import changes, merge_passes, rounds
+from memwal.wal import SystemClock
 from tests.commit_world import World
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture
@@ -24,14 +25,14 @@ def world(tmp_path: Path) -> World:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """Rows handed to each call of the committer's function `name`."""
-    call, seen = getattr(committer, name), list[int]()
+    """Rows handed to each call of the function `name`."""
+    call, seen = getattr(rounds, name), list[int]()
 
     def counted(dataset: Any, rows: pa.Table, *more: Any) -> Any:
         seen.append(rows.num_rows)
         return call(dataset, rows, *more)
 
-    monkeypatch.setattr(committer, name, counted)
+    monkeypatch.setattr(rounds, name, counted)
     return seen
 
 
@@ -113,7 +114,7 @@ def test_the_committer_that_planned_first_is_given_way(world: World, monkeypatch
     world.delete([5])
     passes = [counting(monkeypatch, "delete_pass"), counting(monkeypatch, "upsert_pass")]
     planned, reports = threading.Event(), list[CommitReport]()
-    read = committer.read_changes
+    read = rounds.read_changes
 
     def slow(*args: Any) -> Any:
         planned.set()
@@ -121,7 +122,7 @@ def test_the_committer_that_planned_first_is_given_way(world: World, monkeypatch
         SystemClock().sleep(0.3)
         return found
 
-    monkeypatch.setattr(committer, "read_changes", slow)
+    monkeypatch.setattr(rounds, "read_changes", slow)
 
     def one() -> None:
         reports.append(flush.commit(world.uri, {}, world.store, clock=SystemClock(), courtesy=60.0))
@@ -142,7 +143,7 @@ def test_a_plan_of_one_that_crashed_is_waited_for_once_and_no_longer(
 ) -> None:
     world.put(range(20), 1)
     with monkeypatch.context() as crashing:
-        crashing.setattr(committer, "read_changes", _end)
+        crashing.setattr(rounds, "read_changes", _end)
         with pytest.raises(KeyboardInterrupt):
             world.commit(committer="first")
     clock = FakeClock()
@@ -153,7 +154,7 @@ def test_a_plan_of_one_that_crashed_is_waited_for_once_and_no_longer(
 def test_nobody_waits_for_a_plan_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.put(range(20), 1)
     with monkeypatch.context() as crashing:
-        crashing.setattr(committer, "read_changes", _end)
+        crashing.setattr(rounds, "read_changes", _end)
         with pytest.raises(KeyboardInterrupt):
             world.commit(committer="me")
     clock = FakeClock()

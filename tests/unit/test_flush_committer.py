@@ -13,13 +13,14 @@ import pytest
 
 from memwal import flush
 from memwal.flush import BaseTable, CommitConflict, CommitReport, CountMismatch
-from memwal.flush.commits import committer
+from memwal.flush.commits import committer, rounds
 from memwal.flush.commits.changes import read_changes
 from memwal.flush.commits.merge_passes import Written, delete_pass, upsert_pass
 from memwal.flush.commits.plan import agree, uncommitted
 from memwal.memtable import IndexSpec
-from memwal.wal import Corrupt, FakeClock, bucket_region
+from memwal.wal import Corrupt, bucket_region
 from tests.commit_world import World, before_writing, crash
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_crash_between_the_passes_is_repeated_to_the_same_table(
     world.put(range(15, 25), 2)
     world.delete(range(5))
     with monkeypatch.context() as crashing:
-        crashing.setattr(committer, "upsert_pass", crash)
+        crashing.setattr(rounds, "upsert_pass", crash)
         with pytest.raises(KeyboardInterrupt):
             world.commit()
     assert world.committed() == {0: 1, 1: 1}
@@ -151,13 +152,13 @@ def test_committers_do_not_keep_each_other_from_committing(world: World, monkeyp
     world.put(range(30, 40), 2)
     world.delete(range(5))
     keys = pa.table({"id": pa.array(range(5))}).cast(pa.schema([world.base.schema.field("id")]))
-    other = committer.delete_pass
+    other = rounds.delete_pass
 
     def overtaken(dataset: Any, *arguments: Any) -> Written:
         other(lance.dataset(world.uri), keys)
         return other(dataset, *arguments)
 
-    monkeypatch.setattr(committer, "delete_pass", overtaken)
+    monkeypatch.setattr(rounds, "delete_pass", overtaken)
     report = world.commit(retries=1)
     assert world.found() == world.oracle
     assert (report.rows_inserted, report.ssts) == (10, sum(world.generations()) - 2)

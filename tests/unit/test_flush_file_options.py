@@ -15,7 +15,8 @@ from memwal.flush import FileOptions, InvalidFileOptions, read_sst, write_sst
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.memtable import MemTable, row_schema, with_tombstone
-from memwal.wal import LocalStore, SeededIds, SsTable, bucket_region
+from memwal.wal import LocalStore, SsTable, bucket_region
+from tests.support.clock import SeededIds
 
 REGION, COUNT = bucket_region(0), 6_000
 SCHEMA = pa.schema(

@@ -18,7 +18,6 @@ from memwal.flush.sst.files import discard
 from memwal.memtable import MemTable, row_schema, with_tombstone
 from memwal.wal import (
     Claim,
-    FakeClock,
     Fenced,
     LanceCodec,
     LocalStore,
@@ -26,7 +25,6 @@ from memwal.wal import (
     OutcomeUnknown,
     PutOutcome,
     RegionManifest,
-    SeededIds,
     SsTable,
     StoreRefused,
     StoreUnavailable,
@@ -36,6 +34,7 @@ from memwal.wal import (
     claim,
 )
 from memwal.wal.layout import sst_key
+from tests.support.clock import FakeClock, SeededIds
 
 REGION = bucket_region(0)
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])

@@ -11,19 +11,12 @@ from uuid import UUID
 import pytest
 
 from memwal.flush import BaseNeeds, BaseTable, SstCollector, SstGarbage, base_needs
-from memwal.wal import (
-    FakeClock,
-    LocalStore,
-    ManifestStore,
-    MemoryStore,
-    ObjectStore,
-    RegionManifest,
-    SeededIds,
-    SsTable,
-)
+from memwal.wal import LocalStore, ManifestStore, ObjectStore, RegionManifest, SsTable
 from memwal.wal.layout import bucket_region, manifest_prefix, region_prefix, sst_key
 from tests import commit_world
 from tests.clean import assert_clean, assert_collected
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 AGE = 600.0
@@ -45,7 +38,7 @@ class World:
         self.clock = FakeClock()
         self.store: ObjectStore = MemoryStore(self.clock.now)
         self.manifests = ManifestStore(self.store, REGION, ids=SeededIds(3), clock=self.clock)
-        self.manifests.put(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
+        self.manifests.create(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
         self.committed = 0
         self.opened: int | None = None
         self.indexed: Mapping[str, Mapping[UUID, int]] = {}
@@ -85,7 +78,7 @@ class World:
         current = self.manifests.latest()
         assert current is not None
         proposed = replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
-        self.manifests.put(current, proposed)
+        self.manifests.create(current, proposed)
         return proposed.writer_epoch
 
     def collector(self, store: ObjectStore | None = None) -> SstCollector:
@@ -437,7 +430,7 @@ def test_on_a_local_disk_what_a_killed_put_left_goes_with_its_directory(tmp_path
     world = World()
     world.store = LocalStore(tmp_path)
     world.manifests = ManifestStore(world.store, REGION, ids=SeededIds(3), clock=world.clock)
-    world.manifests.put(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
+    world.manifests.create(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
     kept, gone = world.write(8, 2), world.write(7, 1)
     for name in (kept, gone):
         (tmp_path / sst_key(REGION, name, ".memwal-put-7-1")).write_bytes(b"half")
@@ -452,7 +445,7 @@ def test_on_a_local_disk_no_empty_directories_stay(tmp_path: Path) -> None:
     world = World()
     world.store = LocalStore(tmp_path)
     world.manifests = ManifestStore(world.store, REGION, ids=SeededIds(3), clock=world.clock)
-    world.manifests.put(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
+    world.manifests.create(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
     world.flush(1)
     world.commit(1)
     emptied = tmp_path / sst_key(REGION, "0000000a_gen_1") / "data"

@@ -10,7 +10,8 @@ import pytest
 
 from memwal.flush import BaseTable
 from memwal.flush.base.open import open_dataset, read_again
-from memwal.wal import Corrupt, LocalStore, MemoryStore, StoreUnavailable
+from memwal.wal import Corrupt, LocalStore, StoreUnavailable
+from tests.support.memory_store import MemoryStore
 
 ROWS = pa.table({"id": [1, 2, 3]})
 

@@ -19,7 +19,8 @@ from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact
 from memwal.ingest.table import maintenance as base_upkeep
 from memwal.ingest.table.maintenance import BaseUpkeep
 from memwal.memtable import IndexSpec
-from memwal.wal import FakeClock, bucket_region
+from memwal.wal import bucket_region
+from tests.support.clock import FakeClock
 
 WIDTH = 8
 SCHEMA = pa.schema(

@@ -14,8 +14,9 @@ from lance.fragment import LanceFragment
 
 import memwal
 from memwal.flush import BaseTable, OrphanGarbage, base_needs, collect_orphans
-from memwal.wal import FakeClock, LocalStore
+from memwal.wal import LocalStore
 from memwal.wal.layout import PROBE_PREFIX, bucket_region
+from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])
 REGION = bucket_region(0)

@@ -10,11 +10,12 @@ import pytest
 
 from memwal.flush import PlanCollector, PlanGarbage
 from memwal.flush.base.manifest import compacted_generations, set_up_generations
-from memwal.flush.commits import committer
+from memwal.flush.commits import committer, rounds
 from memwal.flush.commits import plan as commit_plan
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
-from memwal.wal import Corrupt, FakeClock, LocalStore, StoreUnavailable, bucket_region
+from memwal.wal import Corrupt, LocalStore, StoreUnavailable, bucket_region
 from tests.commit_world import World
+from tests.support.clock import FakeClock
 
 REGION = bucket_region(0)
 
@@ -176,12 +177,12 @@ def test_a_committer_that_slept_while_its_plan_was_collected_commits_nothing(
     world.put([1], 1)
     world.put([2], 2)
     world.delete([1, 2])
-    agreed, agree, slept = [], committer.agree, []
+    agreed, agree, slept = [], rounds.agree, []
 
     def sleepy(store: Any, plan: Any, **options: Any) -> Any:
         if not slept:
             slept.append(plan.last)
-            monkeypatch.setattr(committer, "agree", lambda store, plan, **o: agree(store, plan, **(o | {"last": 2})))
+            monkeypatch.setattr(rounds, "agree", lambda store, plan, **o: agree(store, plan, **(o | {"last": 2})))
             monkeypatch.setattr(committer, "_prune_all", lambda *_: None)
             with pytest.raises(_Enough):  # the first two generations, by another committer
                 world.commit(committer="other")
@@ -193,15 +194,15 @@ def test_a_committer_that_slept_while_its_plan_was_collected_commits_nothing(
             return found
         return agree(store, plan, **options)
 
-    write = committer._Rounds._write
+    write = rounds.Rounds._write
 
-    def once(rounds: Any, *arguments: Any) -> None:
-        write(rounds, *arguments)
+    def once(running: Any, *arguments: Any) -> None:
+        write(running, *arguments)
         if slept:
             raise _Enough
 
-    monkeypatch.setattr(committer, "agree", sleepy)
-    monkeypatch.setattr(committer._Rounds, "_write", once)
+    monkeypatch.setattr(rounds, "agree", sleepy)
+    monkeypatch.setattr(rounds.Rounds, "_write", once)
     world.commit()
     assert agreed == [(1, 3)]  # the plan that must not be carried out
     assert world.found() == world.oracle

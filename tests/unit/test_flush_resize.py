@@ -26,10 +26,11 @@ from memwal.flush.verification.runner import verify_table
 from memwal.ingest.table import open as opening
 from memwal.ingest.table.embedded import Table
 from memwal.ingest.table.stored_status import status_from_storage
-from memwal.wal import FakeClock, LocalStore, ManifestStore, RegionStatus, SystemIds
+from memwal.wal import LocalStore, ManifestStore, RegionStatus, SystemIds
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
+from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 QUIET: dict[str, Any] = {"commit": {"interval": 0}, "gc": {"interval": 0}, "wal": {"retry_budget": "10s"}}

@@ -18,7 +18,6 @@ from memwal.memtable import MemTable, Snapshot, row_schema, tombstones, with_tom
 from memwal.wal import (
     Corrupt,
     LocalStore,
-    SeededIds,
     SsTable,
     StoreRefused,
     StoreUnavailable,
@@ -26,6 +25,7 @@ from memwal.wal import (
     WalError,
     bucket_region,
 )
+from tests.support.clock import SeededIds
 
 REGION = bucket_region(0)
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string(), metadata={"a": "b"})])

@@ -20,7 +20,8 @@ from memwal.flush import FileOptions, read_sst, write_sst
 from memwal.flush.commits.index_catchup import catch_up
 from memwal.ingest.table.embedded import Table
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
-from memwal.wal import LocalStore, SeededIds, SsTable, bucket_region
+from memwal.wal import LocalStore, SsTable, bucket_region
+from tests.support.clock import SeededIds
 
 REGION, WIDTH = bucket_region(0), 64
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("vector", pa.list_(pa.float32(), WIDTH))])

@@ -18,7 +18,8 @@ from memwal.flush import BaseTable, SstIndexes, read_sst, write_sst
 from memwal.flush.base.vector_models import vector_models
 from memwal.flush.commits.index_catchup import catch_up
 from memwal.memtable import IndexSpec, MemTable, VectorModel, row_schema, tombstones, with_tombstone
-from memwal.wal import LocalStore, SeededIds, SsTable, bucket_region
+from memwal.wal import LocalStore, SsTable, bucket_region
+from tests.support.clock import SeededIds
 
 REGION, WIDTH = bucket_region(0), 8
 SCHEMA = pa.schema(

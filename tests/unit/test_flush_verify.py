@@ -20,14 +20,7 @@ from memwal.flush import BaseTable
 from memwal.flush.commits.plan import plan_key
 from memwal.flush.verification.finding import Finding, View, take_view
 from memwal.flush.verification.runner import verify_table
-from memwal.wal import (
-    FakeClock,
-    ObjectStore,
-    SeededIds,
-    claim,
-    open_store,
-    read_tail,
-)
+from memwal.wal import ObjectStore, claim, open_store, read_tail
 from memwal.wal.layout import (
     entry_key,
     manifest_key,
@@ -35,6 +28,7 @@ from memwal.wal.layout import (
     sst_key,
 )
 from tests.damaged_table import SCHEMA, SETTINGS, Damaged, cut, flip, found_in, grow, opened, rows, verify
+from tests.support.clock import FakeClock, SeededIds
 
 # ---- clean ---------------------------------------------------------------------------------------------------------
 

@@ -28,13 +28,10 @@ from memwal.flush.resizing.routing import Decision, decide, decided, routing_key
 from memwal.memtable import IndexSpec
 from memwal.wal import (
     EntryHeader,
-    FakeClock,
     LocalStore,
     ManifestStore,
-    MemoryStore,
     RegionManifest,
     RegionStatus,
-    SeededIds,
     SsTable,
     WalFormat,
     WalOptions,
@@ -44,6 +41,8 @@ from memwal.wal import (
 from memwal.wal.applied import AppliedMap, Snapshot, hashes
 from memwal.wal.layout import manifest_key, snapshot_key, version_hint_key
 from memwal.wal.snapshots import encoded, read_snapshot
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REGION = bucket_region(0)
@@ -112,7 +111,7 @@ def test_lance_reads_our_manifest_and_writes_its_own_of_the_same_content(tmp_pat
 def test_the_hint_beside_a_manifest() -> None:
     store = MemoryStore()
     manifests = ManifestStore(store, REGION, ids=SeededIds(), clock=FakeClock())
-    manifests.put(None, RegionManifest(1, 1, REGION))
+    manifests.create(None, RegionManifest(1, 1, REGION))
     written = manifests.read(1)
     assert written is not None
     assert store.get(version_hint_key(REGION)) == b'{"version":1,"edit":"%s"}' % written.edit_id.encode()

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal import wal
 from memwal.ingest.api.rows import size_bound
 from memwal.ingest.errors import Invalid
 from memwal.ingest.region.admission import Admission
 from memwal.ingest.region.write_queue import Write
 from memwal.memtable import InvalidRows, row_schema, tombstones
 from tests.region_contexts import region_context
+from tests.support.memory_store import MemoryStore
 
 ID = pa.field("id", pa.int64(), nullable=False)
 COLUMNS: dict[str, pa.Array] = {
@@ -42,7 +42,7 @@ COLUMNS: dict[str, pa.Array] = {
 def admission(*columns: pa.Field) -> Admission:
     """Of a table with the key `id`; columns declared not null are required."""
     required = tuple(field.name for field in columns if not field.nullable)
-    return Admission(region_context(wal.MemoryStore(), pa.schema([ID, *columns]), required=required))
+    return Admission(region_context(MemoryStore(), pa.schema([ID, *columns]), required=required))
 
 
 def addresses(column: pa.ChunkedArray) -> set[int]:

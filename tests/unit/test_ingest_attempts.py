@@ -6,7 +6,7 @@ import pytest
 
 from memwal.ingest.client.retry import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
 from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.wal import FakeClock, SeededIds
+from tests.support.clock import FakeClock, SeededIds
 
 
 def unavailable(reason: str | None = None) -> Unavailable:

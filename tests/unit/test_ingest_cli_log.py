@@ -67,7 +67,7 @@ def test_what_its_writer_says_of_a_version_is_shown() -> None:
 def test_what_cannot_be_told_is_said() -> None:
     state = TableState(7, 0.0, {}, {}, {}, {}, {}, Transaction("update", 6))
     said = text(History((Change(state, None),), older=12, gone=(4, 5, 6)), limit=3)
-    assert "not known: the version before it was cleaned up (Lance: update)" in said
+    assert "unknown: the previous version was cleaned up (Lance: update)" in said
     assert "cleaned up while being read: versions 4–6" in said
     assert "12 older versions; --limit 15 shows them" in said
 

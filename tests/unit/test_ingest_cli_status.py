@@ -57,5 +57,5 @@ def test_nothing_is_cut_at_80_columns(place: str) -> None:
 def test_regions_that_nobody_serves_say_who_did() -> None:
     status = {"table": "t", "base_version": 1, "rows": 0, "regions": [region(0, None)], "served_last_by": [FIRST]}
     lines = printed(status)
-    assert "nobody serves region 0; this is what storage holds" in lines
-    assert f"served last by {FIRST}" in lines
+    assert "no owner answers for region 0; shown as stored" in lines
+    assert f"last served by {FIRST}" in lines

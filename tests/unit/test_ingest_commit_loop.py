@@ -12,7 +12,7 @@ from memwal.ingest.region.backlog import Waiting
 from memwal.ingest.table.commit_loop import CommitLoop
 from memwal.ingest.table.commit_policy import CommitLimits
 from memwal.ingest.threads import Periodic
-from memwal.wal import FakeClock
+from tests.support.clock import FakeClock
 
 
 class Region:

@@ -12,7 +12,8 @@ import pytest
 
 from memwal.ingest.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, moment
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.wal import FakeClock, SystemIds
+from memwal.wal import SystemIds
+from tests.support.clock import FakeClock
 
 
 def letters(numbers: Sequence[int], batch_id: int = 0, query_id: str = "q", time: int = 0) -> list[pa.RecordBatch]:

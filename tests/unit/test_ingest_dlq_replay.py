@@ -17,7 +17,8 @@ from memwal.ingest.dlq.replay import Outcome, Replaying
 from memwal.ingest.dlq.sources import by_source
 from memwal.ingest.dlq.table import SCHEMA, DeadLetters
 from memwal.ingest.settings.load import load
-from memwal.wal import FakeClock, SystemIds
+from memwal.wal import SystemIds
+from tests.support.clock import FakeClock
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 

@@ -155,7 +155,7 @@ def test_columns_are_added_once_by_whoever_is_first(open_small: Callable[..., An
     ("sections", "says"),
     [
         ({"source": {"format": "csv", "schema_drift": "add"}}, "is for JSON"),
-        ({"source": {"format": "avro", "schema_drift": "fail"}}, "take it out"),
+        ({"source": {"format": "avro", "schema_drift": "fail"}}, "remove it"),
         ({"source": {"format": "json", "schema_drift": "adds"}}, "schema_drift"),
         (
             {

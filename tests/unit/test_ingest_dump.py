@@ -20,6 +20,7 @@ from memwal.ingest.cli.dump.describe import describe
 from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import layout
+from tests.support.clock import FakeClock, SeededIds
 
 SCHEMA = pa.schema(
     [
@@ -43,7 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A region with three entries (the last a sentinel), one SST and a second claim."""
     root = tmp_path_factory.mktemp("dump") / "table"
     base = flush.BaseTable.create(str(root), SCHEMA, ["name"], 2, (IndexSpec("size", "btree"),))
-    store, ids, clock = wal.open_store(str(root)), wal.SeededIds(), wal.FakeClock()
+    store, ids, clock = wal.open_store(str(root)), SeededIds(), FakeClock()
     rows = row_schema(base.schema, base.key)
     codec = wal.LanceCodec(rows)
 
@@ -212,7 +213,7 @@ def test_a_commit_plan_shows_its_range_and_what_became_of_it(root: Path, tmp_pat
     plan.write_text('{"first": 1, "last": 1, "by": "somebody"}')
     assert "agreed, not committed yet" in printed(plan)
     assert "somebody" in printed(plan)
-    flush.commit(str(copy), None, wal.open_store(str(copy)), clock=wal.FakeClock())
+    flush.commit(str(copy), None, wal.open_store(str(copy)), clock=FakeClock())
     text = printed(plan)
     assert "1 to 1" in text
     assert "committed (the base table holds generation 1)" in text

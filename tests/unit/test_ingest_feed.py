@@ -8,7 +8,7 @@ import pytest
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.source.feed import Feed, feed_files, visible_files
-from memwal.wal import FakeClock
+from tests.support.clock import FakeClock
 
 NAMES = ["01.parquet", "02.parquet", "10.parquet"]
 

@@ -16,44 +16,44 @@ from tests.kafka_records import kafka_settings
 TABLE = {"id": "int64", "carrier": "string", "at": "timestamp[us, UTC]", "vector": "vector[4]"}
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "brokers": ({"brokers": ""}, 'brokers is not set; write one or more, such as "localhost:9092"'),
+    "brokers": ({"brokers": ""}, 'brokers is not set; list at least one, such as "localhost:9092"'),
     "broker": ({"brokers": "a:1, b"}, "brokers: 'b' is not of the form 'host:port'"),
     "topics": ({"topics": []}, "topics is not set"),
     "both": ({"topic_pattern": "f.*"}, "topics and topic_pattern are both set"),
-    "topic": ({"topics": ["a*"]}, "'a*' is no name of a topic"),
-    "pattern": ({"topics": [], "topic_pattern": "("}, "is no regular expression"),
+    "topic": ({"topics": ["a*"]}, "'a*' is not a topic name"),
+    "pattern": ({"topics": [], "topic_pattern": "("}, "is not a regular expression"),
     "offsets": ({"starting_offsets": "earlist"}, 'write "earliest", "latest" or JSON'),
-    "offsets as JSON": ({"starting_offsets": '{"t": {"0": "x"}}'}, "says no offsets"),
-    "taken option": ({"options": {"startingOffsets": "latest"}}, "write it as starting_offsets"),
-    "consumer option": ({"options": {"kafka.auto.offset.reset": "latest"}}, "write it as starting_offsets"),
-    "Spark's option": ({"options": {"kafka.enable.auto.commit": "true"}}, "Spark's source sets it by itself"),
-    "a file's": ({"path": "in"}, "path is for files; take it out"),
+    "offsets as JSON": ({"starting_offsets": '{"t": {"0": "x"}}'}, "is not valid; write"),
+    "taken option": ({"options": {"startingOffsets": "latest"}}, "set starting_offsets instead"),
+    "consumer option": ({"options": {"kafka.auto.offset.reset": "latest"}}, "set starting_offsets instead"),
+    "Spark's option": ({"options": {"kafka.enable.auto.commit": "true"}}, "Spark's source sets it itself"),
+    "a file's": ({"path": "in"}, "path is for file sources; remove it"),
     "format": ({"value_format": "jsn"}, "did you mean 'json'?"),
-    "avro": ({"value_format": "avro"}, "needs either avro_schema or registry"),
-    "schema": ({"value_format": "avro", "avro_schema": "{}"}, "avro_schema is no Avro schema"),
-    "registry": ({"value_format": "avro", "registry": "file:///etc"}, "is no http:// or https:// URL"),
-    "no avro": ({"registry": "http://h"}, 'registry is for value_format = "avro", this is \'json\''),
+    "avro": ({"value_format": "avro"}, "needs one of avro_schema and registry"),
+    "schema": ({"value_format": "avro", "avro_schema": "{}"}, "avro_schema is not an Avro schema"),
+    "registry": ({"value_format": "avro", "registry": "file:///etc"}, "must be an http:// or https:// URL"),
+    "no avro": ({"registry": "http://h"}, 'registry is for value_format = "avro", not for \'json\''),
     "raw envelope": ({"value_format": "raw", "envelope": "debezium"}, "envelope needs values with fields"),
     "column": ({"columns": {"carier": "value.x"}}, "the table has no such column; did you mean 'carrier'?"),
     "root": ({"columns": {"carrier": "header.x"}}, "did you mean 'headers'?"),
-    "no root": ({"columns": {"carrier": "carrier"}}, "A field is value.carrier"),
-    "word": ({"columns": {"carrier": {"form": "value.x"}}}, "unknown word 'form'; did you mean 'from'?"),
+    "no root": ({"columns": {"carrier": "carrier"}}, "a field is value.carrier"),
+    "word": ({"columns": {"carrier": {"form": "value.x"}}}, "unknown key 'form'; did you mean 'from'?"),
     "two ways": ({"columns": {"carrier": {"from": "value.x", "sql": "1"}}}, "write either from or sql"),
-    "default": ({"columns": {"carrier": {"from": "value.x", "default": 5}}}, "5 is no string"),
+    "default": ({"columns": {"carrier": {"from": "value.x", "default": 5}}}, "5 is not a valid string"),
     "unit": ({"columns": {"at": {"from": "value.x", "unit": "msec"}}}, "did you mean 'ms'?"),
-    "unit of text": ({"columns": {"carrier": {"from": "value.x", "unit": "ms"}}}, "is for columns that are times"),
-    "type": ({"columns": {"carrier": "offset"}}, "offset is int64, the column string"),
+    "unit of text": ({"columns": {"carrier": {"from": "value.x", "unit": "ms"}}}, "is for time columns"),
+    "type": ({"columns": {"carrier": "offset"}}, "offset is int64, the column is string"),
     "vector": ({"columns": {"vector": "key"}}, "vectors come from JSON or Avro fields"),
-    "header": ({"columns": {"carrier": "headers"}}, "names no header; write headers.NAME"),
+    "header": ({"columns": {"carrier": "headers"}}, "does not name a header; write headers.NAME"),
     "raw field": ({"value_format": "raw", "columns": {"id": "value.id"}}, "the value has no fields"),
     "raw column": ({"value_format": "raw"}, "columns.carrier: a raw value has no fields; write where the column"),
-    "envelope": ({"columns": {"carrier": "envelope.op"}}, "'envelope.op' is no part of a record"),
+    "envelope": ({"columns": {"carrier": "envelope.op"}}, "'envelope.op' is not a part of a record"),
     "no SQL": ({"columns": {"carrier": {"sql": "value.a +"}}}, "'value.a +' is not SQL"),
     "SQL type": ({"columns": {"carrier": {"sql": "value.a"}}}, "value.a has no type; add it to [source.fields]"),
-    "SQL name": ({"delete_when": "op = 'D'"}, "'op' is no part of a record"),
-    "field": ({"fields": {"a": "int64"}}, "A field is value.a"),
+    "SQL name": ({"delete_when": "op = 'D'"}, "'op' is not a part of a record"),
+    "field": ({"fields": {"a": "int64"}}, "a field is value.a"),
     "field type": ({"fields": {"value.a": "int"}}, "is not a column type"),
-    "SQL vector": ({"fields": {"value.a": "vector[3]"}}, "SQL has no vectors"),
+    "SQL vector": ({"fields": {"value.a": "vector[3]"}}, "SQL has no vector type"),
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_a_mistake_is_one_line_with_the_remedy(case: str) -> None:
 
 
 def test_what_only_kafka_has_is_refused_elsewhere() -> None:
-    with pytest.raises(Invalid, match=r'brokers is for format = "kafka", this is .parquet.'):
+    with pytest.raises(Invalid, match=r'brokers is for format = "kafka", not for .parquet.'):
         kafka_settings(TABLE, format="parquet")
 
 

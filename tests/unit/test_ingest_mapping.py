@@ -87,28 +87,28 @@ def test_every_part_of_a_record_can_be_a_column() -> None:
 
 
 BAD = {
-    "cut off": (b'{"id": 1', "parse: no JSON: Expecting ',' delimiter at character 8"),
-    "empty": (b"", "parse: no JSON: Expecting value at character 0"),
+    "cut off": (b'{"id": 1', "parse: not JSON: Expecting ',' delimiter at character 8"),
+    "empty": (b"", "parse: not JSON: Expecting value at character 0"),
     "not UTF-8": (b'{"id": 1, "carrier": "\xff"}', "parse: byte 22 is not UTF-8"),
-    "trailing": (b'{"id": 1} {"id": 2}', "parse: no JSON: Extra data at character 10"),
-    "twice": (b'{"id": 1, "id": 2}', "parse: no JSON to rely on: 'id' is there twice"),
-    "NaN": (b'{"id": NaN}', "parse: no JSON: NaN is no number of it"),
-    "a list": (b"[1]", "parse: the value is a list, no object"),
-    "null": (b"null", "parse: the value is null, no object"),
-    "text": (b'{"id": "1"}', "map: column 'id' (value.id): '1' is no int64"),
-    "fraction": (b'{"id": 1.5}', "map: column 'id' (value.id): 1.5 is no int64"),
-    "bool": (b'{"id": true}', "map: column 'id' (value.id): True is no int64"),
+    "trailing": (b'{"id": 1} {"id": 2}', "parse: not JSON: Extra data at character 10"),
+    "twice": (b'{"id": 1, "id": 2}', "parse: ambiguous JSON: 'id' occurs twice"),
+    "NaN": (b'{"id": NaN}', "parse: not JSON: NaN is not a JSON number"),
+    "a list": (b"[1]", "parse: the value is a list, not an object"),
+    "null": (b"null", "parse: the value is null, not an object"),
+    "text": (b'{"id": "1"}', "map: column 'id' (value.id): '1' is not a valid int64"),
+    "fraction": (b'{"id": 1.5}', "map: column 'id' (value.id): 1.5 is not a valid int64"),
+    "bool": (b'{"id": true}', "map: column 'id' (value.id): True is not a valid int64"),
     "too large": (
         b'{"id": 1, "dep": 2147483648}',
-        "map: column 'dep' (value.dep): 2147483648 is no int32 (out of range)",
+        "map: column 'dep' (value.dep): 2147483648 is not a valid int32 (out of range)",
     ),
-    "number as text": (b'{"id": 1, "carrier": 5}', "map: column 'carrier' (value.carrier): 5 is no string"),
-    "no time": (b'{"id": 1, "at": "soon"}', "map: column 'at' (value.at): 'soon' is no timestamp[us, UTC]"),
+    "number as text": (b'{"id": 1, "carrier": 5}', "map: column 'carrier' (value.carrier): 5 is not a valid string"),
+    "no time": (b'{"id": 1, "at": "soon"}', "map: column 'at' (value.at): 'soon' is not a valid timestamp[us, UTC]"),
     "no zone": (b'{"id": 1, "at": "2026-01-01T00:00:00"}', "with an offset, such as Z"),
     "no unit": (b'{"id": 1, "at": 17}', "numbers need a unit"),
     "surrogate": (b'{"id": 1, "carrier": "\\ud800"}', "half of a surrogate pair"),
     "no key": (b'{"dep": 1}', "map: column 'id' (value.id) is missing; it is part of the key"),
-    "deep": (b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "parse: no JSON that can be read: too deep"),
+    "deep": (b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "parse: JSON nested too deep"),
 }
 
 
@@ -185,7 +185,7 @@ def test_a_tombstone_that_names_no_key_says_so() -> None:
     found = rows_of(kafka_settings(FLIGHT), Record(None), Record(None, key=b"x"), Record(None, key=b'{"di": 7}'))
     reasons = [row["problem"] for row in found]
     assert "column 'id' (value.id) is missing" in reasons[0]
-    assert "'x' is no int64" in reasons[1]
+    assert "'x' is not a valid int64" in reasons[1]
     assert "column 'id' (value.id) is missing" in reasons[2]
     (refused,) = rows_of(kafka_settings(FLIGHT, key=()), Record(None, key=b"7"))
     assert "the table has no key" in refused["problem"]
@@ -216,7 +216,7 @@ def test_debezium(bare: bool, fast: bool) -> None:
     assert created == row | {"at": at}
     assert updated == row | {"at": at, "dep": 2}
     assert deleted == gone == GONE
-    for found, reason in zip(bad, ["truncate", "there is no op", "without 'after'", "without 'before'"], strict=False):
+    for found, reason in zip(bad, ["truncate", "it has no op", "without 'after'", "without 'before'"], strict=False):
         assert reason in found["problem"]
 
 
@@ -226,7 +226,7 @@ def test_of_a_row_that_deletes_only_its_key_must_fit() -> None:
     (found,) = rows_of(settings, said({"op": "d", "before": before, "after": None}))
     assert found == GONE
     (bad,) = rows_of(settings, said({"op": "d", "before": {"id": "x"}, "after": None}))
-    assert "'x' is no int64" in bad["problem"]
+    assert "'x' is not a valid int64" in bad["problem"]
 
 
 # ---- other formats -------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_raw_values_are_taken_as_they_are() -> None:
     assert "is not UTF-8 text" in rows[2]["problem"]
     numbers = kafka_settings({"key": "int64", "value": "float64"}, key=["key"], value_format="raw")
     assert rows_of(numbers, Record(b" 1.5", key=b"12"))[0] == {"key": 12, "value": 1.5}
-    assert "'x' is no float64" in rows_of(numbers, Record(b"x", key=b"12"))[0]["problem"]
+    assert "'x' is not a valid float64" in rows_of(numbers, Record(b"x", key=b"12"))[0]["problem"]
 
 
 def test_the_bytes_of_a_record_come_along_where_they_are_wanted() -> None:

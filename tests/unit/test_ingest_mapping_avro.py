@@ -45,9 +45,9 @@ def test_a_schema_of_the_configuration() -> None:
         Record(None, key=b"1"),
     )
     assert first == ROW
-    assert "parse: no Avro of that schema" in cut["problem"]
+    assert "parse: not Avro of that schema" in cut["problem"]
     assert "1 bytes too many" in long["problem"]
-    assert "has 1 numbers, the column's vectors have 2" in misfit["problem"]
+    assert "has 1 numbers, vectors of the column have 2" in misfit["problem"]
     assert (gone["delete"], gone["id"], gone["at"]) == (True, 1, None)
 
 
@@ -63,7 +63,7 @@ def test_schemas_by_id_each_asked_for_once() -> None:
         assert first == {name: 2 if name == "id" else None for name in TABLE}
         assert same == [ROW] * 3
         assert "schema id 99 is not in the registry" in missing["problem"]
-        assert "no schema id in front" in without["problem"]
+        assert "does not begin with a schema id" in without["problem"]
         assert registry.asked.count(f"/schemas/ids/{numbers[1]}") == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from memwal.ingest.errors import SILENT, Invalid, Unavailable
 from memwal.ingest.ops.health import Health
 from memwal.ingest.pipeline.outage import PAUSE_MOST, Outage
-from memwal.wal import FakeClock
+from tests.support.clock import FakeClock
 
 SILENCE = Unavailable("source: Kafka does not answer: no; run it again", {"reason": SILENT})
 

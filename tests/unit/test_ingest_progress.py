@@ -10,7 +10,7 @@ from rich.console import Console
 from memwal.ingest.pipeline.figures import Figures, Tally
 from memwal.ingest.pipeline.screen import Screen
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
-from memwal.wal import FakeClock
+from tests.support.clock import FakeClock
 
 IDS = ("4a388480-a25b-59a8-b058-24217f980256", "8e131bde-8368-54ff-89d9-c2e1cc781b29")
 STATUS: dict[str, Any] = {

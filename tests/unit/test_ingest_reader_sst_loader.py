@@ -11,6 +11,7 @@ import pytest
 from memwal import flush, wal
 from memwal.ingest.read.sst_cache import load_sst
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
+from tests.support.clock import SeededIds
 
 SCHEMA = pa.schema(
     [
@@ -38,7 +39,7 @@ def sst(tmp_path: Path) -> tuple[flush.BaseTable, wal.ObjectStore, wal.SsTable]:
         generation=1,
         key=base.key,
         storage_version=base.storage_version,
-        ids=wal.SeededIds(0),
+        ids=SeededIds(0),
     )
     return base, store, written
 

@@ -20,6 +20,7 @@ from memwal.ingest.region.write_queue import Write
 from memwal.memtable import InvalidRows
 from memwal.wal.layout import wal_prefix
 from tests.region_contexts import LIMITS, region_context
+from tests.support.clock import FakeClock
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 REGION = wal.bucket_region(0)
@@ -52,7 +53,7 @@ class Region:
     """A core with its store and clock."""
 
     def __init__(self, root: Path, **limits: Any) -> None:
-        self.store, self.clock = Scripted(root), wal.FakeClock()
+        self.store, self.clock = Scripted(root), FakeClock()
         self.context = region_context(self.store, BASE, clock=self.clock, limits=replace(LIMITS, **limits))
         self.core = RegionCore.open(self.context, REGION)
 
@@ -258,7 +259,7 @@ def test_notes_of_batches_without_rows_do_not_pile_up_in_the_log(tmp_path: Path)
         core.keep_limits()
         core.publish_next()
     assert core.unflushed_entries < 10
-    wal.WalCollector(region.store, REGION, region.context.codec, wal.FakeClock(1e12)).collect(0.0)
+    wal.WalCollector(region.store, REGION, region.context.codec, FakeClock(1e12)).collect(0.0)
     assert len([key for key in region.store.list(wal_prefix(REGION)) if "/wal/" in key]) < 12
     again = region.again()
     again.serve([late := write(token=Token("loader", 94))])

@@ -17,6 +17,7 @@ from memwal.ingest.region.groups import WriteGroup
 from memwal.ingest.region.write_queue import Write
 from memwal.memtable import IndexSpec, MemTable
 from tests.region_contexts import LIMITS, region_context
+from tests.support.memory_store import MemoryStore
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
 REGION = wal.bucket_region(0)
@@ -189,4 +190,4 @@ def test_bytes_counted_late_are_not_those_of_the_next_memtable(
 
 def test_a_table_without_such_indexes_counts_nothing_as_waiting() -> None:
     for indexes, expected in (((), False), ((IndexSpec("id", "btree"),), False), ((IndexSpec("text", "fts"),), True)):
-        assert region_context(wal.MemoryStore(), BASE, indexes=indexes).has_indexes is expected
+        assert region_context(MemoryStore(), BASE, indexes=indexes).has_indexes is expected

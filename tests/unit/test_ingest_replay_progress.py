@@ -10,7 +10,8 @@ from rich.console import Console
 from memwal.ingest.settings.load import load
 from memwal.ingest.table.open import open_table
 from memwal.ingest.table.replay_progress import Unhurried, in_words, replay_bar
-from memwal.wal import FakeClock, bucket_region
+from memwal.wal import bucket_region
+from tests.support.clock import FakeClock
 
 REGION = bucket_region(0)
 

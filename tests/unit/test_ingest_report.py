@@ -13,7 +13,8 @@ import memwal
 from memwal.ingest.pipeline.figures import Tally
 from memwal.ingest.pipeline.report import print_report, queries
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
-from memwal.wal import FakeClock, SystemClock
+from memwal.wal import SystemClock
+from tests.support.clock import FakeClock
 
 
 def report(table: Any, tally: Tally) -> list[str]:

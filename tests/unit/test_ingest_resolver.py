@@ -178,7 +178,7 @@ def test_a_write_that_lacks_what_it_needs_is_refused_alone_and_what_built_on_it_
     told = merges.serve(fine, new, lacks, builds, whole, after)
     for error in told[2:4]:
         assert isinstance(error, InvalidRows)
-        assert "required column 'must' is missing, and the key id = 5 is not there yet" in str(error)
+        assert "required column 'must' is missing, and the key id = 5 is not stored" in str(error)
     assert told[:2] + told[4:] == [0] * 4
     assert merges.rows == {1: row(1, "fine", 1), 6: row(6, None, 1), 5: row(5, "after", 5)}
     assert merges.entries() == 1

@@ -12,7 +12,8 @@ from memwal.ingest.client import retry as standstill
 from memwal.ingest.client.retry import Attempts
 from memwal.ingest.client.router import Call, Owner, Router, believed, endpoints_of
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.wal import FakeClock, SeededIds, StoreUnavailable
+from memwal.wal import StoreUnavailable
+from tests.support.clock import FakeClock, SeededIds
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 IDS = ["r0", "r1"]

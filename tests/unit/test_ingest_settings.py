@@ -15,7 +15,7 @@ from memwal.ingest.cli.docs import between_markers
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings, load, pipelines_of
 from memwal.ingest.settings.reference import render_reference, render_settings, to_dict, toml_value
-from memwal.ingest.settings.units import format_duration, format_size, parse_duration, parse_size
+from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
 
 TABLE: dict[str, Any] = {
     "uri": "data/t.lance",
@@ -120,16 +120,16 @@ def test_all_violations_are_reported_at_once_with_their_place(tmp_path: Path) ->
         ({"key": ["idd"]}, "key column 'idd' is not among columns; did you mean 'id'?"),
         ({"key": []}, 'key is empty; name the columns that identify a row, such as key = ["id"]'),
         ({"key": "id"}, "key = 'id' must be a list"),
-        ({"key": ["v"]}, "key column 'v' is vector[4]; a key is of"),
+        ({"key": ["v"]}, "key column 'v' is vector[4]; a key column is integer"),
         ({"uri": ""}, "uri is not set"),
         ({"indexes": {"body": "ftss"}}, "indexes.body: unknown index kind 'ftss'; did you mean 'fts'?"),
-        ({"indexes": {"bodi": "fts"}}, "indexes.bodi: no such column in columns; did you mean 'body'?"),
+        ({"indexes": {"bodi": "fts"}}, "indexes.bodi: no such column in [table] columns; did you mean 'body'?"),
         ({"indexes": {"price": "fts"}}, "its type is double, it must be string"),
-        ({"indexes": {"v": {"metric": "l2"}}}, "indexes.v: no type given; write type = "),
+        ({"indexes": {"v": {"metric": "l2"}}}, "indexes.v: type is missing; set it to "),
         ({"indexes": {"v": {"type": "ivf_pq", "metrik": "l2"}}}, "unknown parameter 'metrik'; did you mean 'metric'?"),
         ({"indexes": {"v": 3}}, "indexes.v = 3 "),
         ({"columns": {"id": "int46"}}, "columns.id = 'int46' is not a column type; did you mean 'int64'?"),
-        ({"columns": {"id": "int64", "v": "vector[0]"}, "indexes": {}}, "columns.v = 'vector[0]' has no elements"),
+        ({"columns": {"id": "int64", "v": "vector[0]"}, "indexes": {}}, "columns.v = 'vector[0]' has width 0"),
         ({"columns": {"id": "int64", "_tombstone": "bool"}, "indexes": {}}, "columns._tombstone: the name is taken"),
     ],
 )
@@ -143,8 +143,8 @@ def test_a_wrong_table_is_one_line_that_names_field_and_fix(change: dict[str, An
     ("section", "values", "words"),
     [
         ("memtable", {"size_max": "2GiB"}, "unflushed_max = '1GiB' is less than size_max = '2GiB'"),
-        ("wal", {"put_timeout": "1min"}, "retry_budget = '30s' is shorter than one attempt, put_timeout = '1min'"),
-        ("commit", {"pending_max": 8}, "pending_max = 8 is not above ssts_max = 8: puts would wait for every commit"),
+        ("wal", {"put_timeout": "1min"}, "retry_budget = '30s' is shorter than one attempt (put_timeout = '1min')"),
+        ("commit", {"pending_max": 8}, "pending_max = 8 must be more than ssts_max = 8: puts would block before every"),
         ("wal", {"format": "lanse"}, "format = 'lanse' must be one of 'lance' or 'arrow'; did you mean 'lance'?"),
         ("daemon", {"port": 70000}, "port = 70000 must be at most 65535"),
         ("daemon", {"endpoints": ["localhost:1"]}, "'localhost:1' is not of the form 'grpc://host:port'"),
@@ -167,7 +167,7 @@ def test_a_refused_value_brings_no_second_complaint() -> None:
 
 def test_a_setting_outside_every_section_is_told_its_place() -> None:
     assert lines_of({**table(), "interval": "1s"}) == (
-        "settings: setting 'interval' stands outside every section; put it under [commit]",
+        "settings: setting 'interval' is outside every section; put it under [commit]",
     )
 
 
@@ -209,7 +209,7 @@ def test_references_to_nothing_are_all_named(tmp_path: Path) -> None:
     assert len(caught.value.lines) == 2
     assert "[table] storage_options.access_key_id: the environment variable NOT_SET is not set" in caught.value.lines[0]
     (line,) = lines_of(table(storage_options={"access_key_id": "env:"}))
-    assert "storage_options.access_key_id names nothing" in line
+    assert "storage_options.access_key_id has no name" in line
 
 
 def test_a_refused_secret_is_not_printed() -> None:
@@ -306,9 +306,13 @@ def test_a_file_of_several_pipelines_gives_each_its_own_sections_over_the_others
 @pytest.mark.parametrize(
     ("content", "pipeline", "words"),
     [
-        (PIPELINES, "", "it has several pipelines; write one behind it: FILE:orders, FILE:users"),
+        (PIPELINES, "", "it has several pipelines; choose one: FILE:orders, FILE:users"),
         (PIPELINES, ":user", "it has no pipeline 'user'; did you mean 'users'?"),
-        ('[table]\nuri = "t"\n', ":users", "it has no [pipelines], so no 'users'; write the path alone"),
+        (
+            '[table]\nuri = "t"\n',
+            ":users",
+            "it has no [pipelines], so no pipeline 'users'; give the path of the file alone",
+        ),
         ("pipelines = 3\n", "", "[pipelines] must hold tables by name, such as [pipelines.orders.table]"),
         (PIPELINES + "tigger = '1s'\n", ":users", "[source] unknown setting 'tigger'; did you mean 'trigger'?"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from memwal.ingest.pipeline.figures import Tally
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
-from memwal.wal import FakeClock
+from tests.support.clock import FakeClock
 
 
 def receipt(

@@ -52,8 +52,8 @@ def test_a_daemon_that_is_none_of_the_endpoints_is_told() -> None:
 @pytest.mark.parametrize(
     ("daemon", "said"),
     [
-        ({"endpoints": [ONE, ONE]}, f"endpoints: {ONE} is there twice"),
-        ({"endpoints": [ONE, "grpc://10.0.0.1:7001"], "workers": 2}, "7001 is there twice, counting the workers"),
+        ({"endpoints": [ONE, ONE]}, f"endpoints: {ONE} is listed twice"),
+        ({"endpoints": [ONE, "grpc://10.0.0.1:7001"], "workers": 2}, "7001 is listed twice, counting the workers"),
         ({"endpoints": [ONE], "advertise": "grpc://10.0.0.1:7001"}, "is not one of endpoints; did you mean"),
     ],
 )

@@ -17,6 +17,7 @@ from memwal.ingest.region.write_queue import Write
 from memwal.memtable import InvalidRows
 from memwal.wal.applied import AppliedMap
 from tests.region_contexts import region_context
+from tests.support.memory_store import MemoryStore
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 
@@ -29,7 +30,7 @@ def write(*ids: int | None, token: Token | None = None, durable: bool = True) ->
 def groups(**more: Any) -> WriteGroups:
     """Of a region that nothing was ever written to."""
     view = RegionView(wal.bucket_region(0), (), ())
-    return WriteGroups(region_context(wal.MemoryStore(), BASE, **more), Repeats({}), lambda: view)
+    return WriteGroups(region_context(MemoryStore(), BASE, **more), Repeats({}), lambda: view)
 
 
 def ids(group: WriteGroup | None) -> list[int]:

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.region.write_queue import Freeze, Pending, Write, WriteQueue
-from memwal.wal import FakeClock, SystemClock
+from memwal.wal import SystemClock
+from tests.support.clock import FakeClock
 
 
 def _write(value: int) -> Write:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from memwal.wal import FakeClock, Ids, SeededIds, SystemClock, SystemIds
+from memwal.wal import Ids, SystemClock, SystemIds
+from tests.support.clock import FakeClock, SeededIds
 
 
 def test_fake_clock_moves_only_when_told() -> None:

@@ -21,16 +21,13 @@ from memwal.wal import (
     ConcurrentUse,
     Corrupt,
     EntryHeader,
-    FakeClock,
     Fenced,
     LocalStore,
     ManifestStore,
-    MemoryStore,
     ObjectStore,
     OutcomeUnknown,
     Poisoned,
     PutOutcome,
-    SeededIds,
     SsTable,
     StoreRefused,
     StoreUnavailable,
@@ -67,6 +64,8 @@ from tests.log_life import (
     take,
     writer,
 )
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 LIFE = calls_of_a_life()
 BEFORE = MemoryStore()

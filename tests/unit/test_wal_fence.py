@@ -16,18 +16,15 @@ from memwal.wal import (
     Corrupt,
     EntryHeader,
     EpochGuard,
-    FakeClock,
     Fenced,
     LanceCodec,
     LocalStore,
     ManifestStore,
-    MemoryStore,
     ObjectStore,
     PutOutcome,
     RegionStatus,
     Resized,
     Sealed,
-    SeededIds,
     StoreRefused,
     StoreUnavailable,
     SystemIds,
@@ -38,6 +35,8 @@ from memwal.wal import (
 )
 from memwal.wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
 from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wal" / "claim_and_append.txt"
 REGION = bucket_region(0)

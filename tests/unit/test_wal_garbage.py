@@ -14,14 +14,11 @@ from memwal.wal import (
     Corrupt,
     EntryCodec,
     EntryHeader,
-    FakeClock,
     Fenced,
     LanceCodec,
     ManifestStore,
-    MemoryStore,
     ObjectStore,
     Poisoned,
-    SeededIds,
     StoreUnavailable,
     WalAppender,
     WalCollector,
@@ -32,6 +29,8 @@ from memwal.wal import (
 )
 from memwal.wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix
 from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 AGE = 600.0

@@ -11,11 +11,8 @@ from memwal.wal import (
     Claim,
     Corrupt,
     EntryHeader,
-    FakeClock,
     ManifestStore,
-    MemoryStore,
     RegionManifest,
-    SeededIds,
     WalAppender,
     WalCollector,
     bucket_region,
@@ -26,6 +23,8 @@ from memwal.wal.fence_index import _encode
 from memwal.wal.layout import entry_key, fences_key, manifest_key, version_hint_key, wal_prefix
 from memwal.wal.probing import newest_from
 from tests.log_rows import CODEC, rows
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 IDS, CLOCK = SeededIds(), FakeClock()

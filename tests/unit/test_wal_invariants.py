@@ -10,15 +10,15 @@ import pytest
 from memwal.wal import (
     InvariantViolation,
     ManifestStore,
-    MemoryStore,
     RegionManifest,
     RegionStatus,
-    SeededIds,
     SsTable,
     bucket_region,
     check_succession,
 )
 from memwal.wal.invariants import CHECKS
+from tests.support.clock import SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 S3, S4, S5 = (SsTable(n, f"0000000{n}_gen_{n}", physical_rows=10 * n) for n in (3, 4, 5))
@@ -109,7 +109,7 @@ def test_attached_to_the_one_place_that_writes() -> None:
     assert written is not None
     before = sorted(store.list(""))
     with pytest.raises(InvariantViolation):
-        manifests.put(written, replace(written, version=2, writer_epoch=0))
+        manifests.create(written, replace(written, version=2, writer_epoch=0))
     with pytest.raises(InvariantViolation):
         manifests.edit_unowned(lambda current: replace(current, current_generation=0))
     assert sorted(store.list("")) == before

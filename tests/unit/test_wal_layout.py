@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.wal import MemoryStore, bucket_region, regions
+from memwal.wal import bucket_region, regions
 from memwal.wal import layout as keys
+from tests.support.memory_store import MemoryStore
 
 NUMBERS = st.integers(min_value=1, max_value=2**64 - 1)
 REGION = UUID("4a388480-a25b-59a8-b058-24217f980256")

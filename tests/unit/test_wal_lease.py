@@ -9,6 +9,8 @@ import pytest
 
 from memwal import wal
 from memwal.wal.options import CLOCK_RATE
+from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 
 REGION = wal.bucket_region(0)
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
@@ -19,7 +21,7 @@ class Machine:
     """A process at a store, with a clock of its own."""
 
     def __init__(self, store: wal.ObjectStore, codec: wal.EntryCodec | None = None, lease: float = LEASE) -> None:
-        self.store, self.clock, self.ids = store, wal.FakeClock(), wal.SystemIds()
+        self.store, self.clock, self.ids = store, FakeClock(), wal.SystemIds()
         self.codec = codec or wal.LanceCodec(SCHEMA)
         self.options = wal.WalOptions(read_lease=lease)
         self.manifests = wal.ManifestStore(store, REGION, clock=self.clock)
@@ -48,7 +50,7 @@ class Machine:
 
 @pytest.fixture
 def store() -> wal.ObjectStore:
-    return wal.MemoryStore()
+    return MemoryStore()
 
 
 def test_a_proof_lasts_as_long_as_the_lease_and_the_next_read_asks(store: wal.ObjectStore) -> None:

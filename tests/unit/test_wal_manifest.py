@@ -14,20 +14,18 @@ import pytest
 from memwal.wal import (
     Corrupt,
     EpochGuard,
-    FakeClock,
     Fenced,
     LocalStore,
     ManifestStore,
-    MemoryStore,
-    PutOutcome,
     RegionManifest,
     RegionStatus,
-    SeededIds,
     SsTable,
     StoreRefused,
     bucket_region,
 )
 from memwal.wal.layout import manifest_key, version_hint_key
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
@@ -176,15 +174,15 @@ def test_a_manifest_under_the_wrong_name_is_corrupt(store: MemoryStore, manifest
         manifests.latest()
 
 
-# ---- put and edit ----------------------------------------------------------------------------------------------------
+# ---- create and edit ------------------------------------------------------------------------------------------------
 
 
-def test_put_says_who_took_the_version(store: MemoryStore, manifests: ManifestStore) -> None:
+def test_create_tells_that_another_writer_took_the_version(store: MemoryStore, manifests: ManifestStore) -> None:
     current = grow(manifests, 1)
     proposed = replace(current, version=2, writer_epoch=2)
-    assert manifests.put(current, proposed) is PutOutcome.CREATED
+    assert manifests.create(current, proposed) is not None
     other = ManifestStore(store, REGION, ids=SeededIds(1), clock=FakeClock())
-    assert other.put(current, proposed) is PutOutcome.ALREADY_EXISTS
+    assert other.create(current, proposed) is None
 
 
 def test_a_hint_that_cannot_be_written_is_harmless() -> None:

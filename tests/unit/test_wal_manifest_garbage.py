@@ -10,14 +10,11 @@ import pytest
 
 from memwal.wal import (
     EpochGuard,
-    FakeClock,
     Fenced,
     ManifestCollector,
     ManifestGarbage,
     ManifestStore,
-    MemoryStore,
     RegionManifest,
-    SeededIds,
     StoreUnavailable,
     bucket_region,
     claim,
@@ -25,6 +22,8 @@ from memwal.wal import (
 from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
 from memwal.wal.manifest_garbage import pruned_below
 from tests.log_rows import CODEC
+from tests.support.clock import FakeClock, SeededIds
+from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(1, 1, REGION)

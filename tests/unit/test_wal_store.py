@@ -14,18 +14,10 @@ from typing import Any
 
 import pytest
 
-from memwal.wal import (
-    LocalStore,
-    MemoryStore,
-    ObjectStore,
-    PutOutcome,
-    SeededIds,
-    StoreRefused,
-    StoreUnavailable,
-    open_store,
-    probe,
-)
+from memwal.wal import LocalStore, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, open_store, probe
 from memwal.wal.layout import bucket_region, entry_key, sst_key, sst_name
+from tests.support.clock import SeededIds
+from tests.support.memory_store import MemoryStore
 
 KEY = "_mem_wal/r/wal/0001.lance"
 
@@ -92,6 +84,21 @@ class StoreContract(ABC):
         assert (found.key, found.size) == ("a/1", 4)
         assert found.modified >= 0
 
+    def test_removing_leftovers_keeps_every_object(self, store: ObjectStore) -> None:
+        for key in ("a/b/c/1", "a/b/c/2", "a/d/3", "ab/4"):
+            store.put_if_absent(key, b"kept")
+        for key in ("a/b/c/1", "a/d/3"):
+            store.delete(key)
+        assert store.leftovers("a/") == []
+        for prefix in ("a/", "a/b/", "never/"):
+            store.remove_leftovers(prefix)
+        assert sorted(store.list("")) == ["a/b/c/2", "ab/4"]
+        assert store.get("a/b/c/2") == b"kept"
+        store.delete("a/b/c/2")
+        store.remove_leftovers("a/")
+        assert store.children("") == ["ab"]
+        assert store.put_if_absent("ab/5", b"") is PutOutcome.CREATED
+
     def test_racing_creates_have_one_winner(self, store: ObjectStore) -> None:
         for number in range(20):
             outcomes = race(store, f"race/{number}", 8)
@@ -112,6 +119,29 @@ class TestMemoryStore(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
         return MemoryStore()
+
+
+def test_files_of_killed_puts_are_leftovers(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    sst = "_mem_wal/r/00c0ffee_gen_4"
+    for key in (f"{sst}/data/x.lance", f"{sst}1/data/y.lance"):
+        store.put_if_absent(key, b"rows")
+    for folder in (f"{sst}/data", f"{sst}1"):
+        (tmp_path / folder / ".memwal-put-1-0").write_bytes(b"half")
+    (found,) = store.leftovers(f"{sst}/")
+    assert (found.key, found.size) == (f"{sst}/data/.memwal-put-1-0", 4)
+    assert len(store.leftovers("_mem_wal/")) == 2
+    store.delete(f"{sst}/data/x.lance")
+    store.remove_leftovers(f"{sst}/")
+    assert not (tmp_path / sst).exists()
+    assert files_below(tmp_path / f"{sst}1") == [".memwal-put-1-0", "data/y.lance"]
+
+
+def test_only_calls_of_s3_go_over_a_network(tmp_path: Path) -> None:
+    options = {"aws_access_key_id": "me", "aws_secret_access_key": "mine", "aws_region": "eu-central-1"}
+    assert open_store("s3://bucket/t.lance", options).remote
+    assert not open_store(str(tmp_path)).remote
+    assert not open_store(f"file://{tmp_path}").remote
 
 
 def race(store: ObjectStore, key: str, racers: int) -> list[PutOutcome]:
@@ -436,11 +466,10 @@ def test_two_processes_racing_share_the_keys(tmp_path: Path) -> None:
 def test_open_store_by_uri(tmp_path: Path) -> None:
     assert open_store(str(tmp_path), {"a": "b"}).storage_options == {"a": "b"}
     assert open_store(f"file://{tmp_path}/with%20space").url("x") == f"{tmp_path}/with space/x"
-    assert isinstance(open_store("memory://"), MemoryStore)
     assert not (tmp_path / "with space").exists()
 
 
-@pytest.mark.parametrize("uri", ["gs://b/t", "az://b/t", "s3a://b/t"])
+@pytest.mark.parametrize("uri", ["gs://b/t", "az://b/t", "s3a://b/t", "memory://t"])
 def test_open_store_refuses_other_schemes(uri: str) -> None:
     with pytest.raises(StoreRefused, match=f"{uri}.*not supported by this version"):
         open_store(uri)

@@ -1,1 +1,1 @@
-"""Object stores: the port, and its adapters for local files, S3 and memory. Imports no other room."""
+"""Object stores: the port, and its adapters for local files and S3. Imports no other room."""

@@ -135,6 +135,8 @@ class LocalStore:
     the root are never made again: what is there now may be another table.
     """
 
+    remote = False
+
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         self.root = str(Path(root).absolute())
         self.storage_options = dict(storage_options or {})
@@ -220,8 +222,7 @@ class LocalStore:
         return found
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
-        """The temporary files below `prefix`, which ends in "/": of puts under way, and of processes that were killed
-        in one. They are no objects. Raises StoreUnavailable, StoreRefused."""
+        """The temporary files below `prefix`. Raises StoreUnavailable, StoreRefused."""
         found = []
         try:
             for key in self._walk(prefix, temporary=True):
@@ -231,6 +232,16 @@ class LocalStore:
         except OSError as error:
             self._fail(prefix, error)
         return found
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Remove the temporary files and the empty directories below `prefix`, and its own. A directory that is not
+        empty, or gone, is passed over: another process uses it. Raises StoreUnavailable, StoreRefused.
+        """
+        for leftover in self.leftovers(prefix):
+            self.delete(leftover.key)
+        for folder, _, _ in os.walk(f"{self.root}/{prefix}", topdown=False):
+            with suppress(OSError):
+                Path(folder).rmdir()
 
     def list_some(self, prefix: str, most: int) -> list[str]:
         """Any `most` keys that begin with `prefix`. Raises StoreUnavailable, StoreRefused."""

@@ -16,11 +16,10 @@ from memwal.wal.layout import PROBE_PREFIX
 from memwal.wal.options import WalOptions
 from memwal.wal.slot import settle
 from memwal.wal.store.local import LocalStore
-from memwal.wal.store.memory import MemoryStore
 from memwal.wal.store.port import ObjectStore
 
 _RACERS = 4
-_SUPPORTED = "use a local path, file://, s3:// or memory://"
+_SUPPORTED = "use a local path, file:// or s3://"
 _INSTEAD = {
     "s3a": "write s3://",
     "s3n": "write s3://",
@@ -32,11 +31,11 @@ _INSTEAD = {
 def open_store(
     root: str, storage_options: Mapping[str, str] | None = None, *, put_timeout: float = WalOptions.put_timeout
 ) -> ObjectStore:
-    """The store whose keys are below `root`, a table's URI: a local path, file://, s3:// or memory://.
+    """The store whose keys are below `root`, a table's URI: a local path, file:// or s3://.
 
     `storage_options`: Lance's own; the store's `storage_options` are what to give pylance. `put_timeout`: seconds that
     one attempt of a conditional create over a network may take.
-    Each memory:// store is new and empty. Creates nothing and asks nothing of a network.
+    Creates nothing and asks nothing of a network.
     Raises StoreRefused for other schemes and for options that cannot work, and where the path is a file.
     """
     scheme, found, rest = root.partition("://")
@@ -46,8 +45,6 @@ def open_store(
         return _local(root, storage_options)
     if scheme == "file":
         return _local(unquote(urlsplit(root).path), storage_options)
-    if scheme == "memory":
-        return MemoryStore()
     if scheme == "s3":
         return _s3(root, storage_options, put_timeout)
     raise StoreRefused(

@@ -49,6 +49,8 @@ class ObjectStore(Protocol):
 
     storage_options: dict[str, str]
     """Lance's own keys for the same storage; pass them to pylance together with `url`."""
+    remote: bool
+    """Whether each call is a request over a network, so that several calls at once take little longer than one."""
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         """Create `key` with `data` unless it exists."""
@@ -74,6 +76,12 @@ class ObjectStore(Protocol):
         """Every object whose key begins with `prefix`, in any order."""
         ...
 
+    def leftovers(self, prefix: str) -> list[ObjectInfo]:
+        """Files below `prefix`, which ends in "/", that are no objects: of puts under way, and of processes that were
+        killed in one. `delete` removes them. None where the storage creates objects whole, as S3 does.
+        """
+        ...
+
     def list_some(self, prefix: str, most: int) -> list[str]:
         """Any `most` keys that begin with `prefix`; fewer only where there are no more. Costs no more than these."""
         ...
@@ -84,6 +92,13 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove `key`; a key that is not there is no error."""
+        ...
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Remove what deleting its objects leaves below `prefix`, which ends in "/": leftovers and empty directories.
+
+        Objects stay, with the directories that hold them. Does nothing on storage without directories.
+        """
         ...
 
     def url(self, key: str) -> str:

@@ -57,6 +57,8 @@ class S3Store:
     Errors. Every message names bucket, key and endpoint, and the storage option to correct; never a secret.
     """
 
+    remote = True
+
     def __init__(self, bucket: str, prefix: str, url: str, options: S3Options, put_timeout: float) -> None:
         """`prefix`: without slashes at its ends; `url`: what pylance opens for it. Asks nothing of storage."""
         self.storage_options = dict(options.lance)
@@ -105,6 +107,10 @@ class S3Store:
         found = [each for page in self._pages(prefix) for each in page.get("Contents", ())]
         return [ObjectInfo(each["Key"][cut:], each["Size"], each["LastModified"].timestamp()) for each in found]
 
+    def leftovers(self, prefix: str) -> list[ObjectInfo]:  # noqa: ARG002 - a parameter of the port
+        """None: a PUT that is cut off leaves nothing. Sends no request."""
+        return []
+
     def list_some(self, prefix: str, most: int) -> list[str]:
         """Any `most` keys that begin with `prefix`: the first pages only. Raises StoreUnavailable, StoreRefused."""
         pages = self._pages(prefix, MaxKeys=min(most, _PAGE))
@@ -118,6 +124,9 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Remove `key`. Raises StoreUnavailable, StoreRefused."""
         self._ask(key, partial(self._delete, key))
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Nothing to do: a bucket has no directories. Sends no request."""
 
     def url(self, key: str) -> str:
         """`s3://bucket/…`, as pylance opens it."""

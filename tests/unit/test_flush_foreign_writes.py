@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 from memwal.flush import BaseTable, CountMismatch
-from memwal.flush.commits import committer
-from memwal.flush.commits import foreign_writes as strangers
-from memwal.flush.commits.foreign_writes import lance_tells_apart, look_back
+from memwal.flush.commits import foreign_writes, rounds
+from memwal.flush.commits.foreign_writes import lance_detects_duplicates, look_back
 from memwal.flush.commits.merge_passes import upsert_pass
 from memwal.wal import bucket_region
 from tests.commit_world import World, crash
@@ -34,7 +33,7 @@ def after_looking(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> No
             left.pop()()
         return seen
 
-    monkeypatch.setattr(committer, "look_back", looked)
+    monkeypatch.setattr(rounds, "look_back", looked)
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_the_types_that_lance_tells_apart(tmp_path: Path, keys: pa.Array) -> Non
         rows = rows.cast(base.schema)
         other = lance.dataset(uri).merge_insert(names).when_matched_update_all().when_not_matched_insert_all()
         other.use_index(False).execute(rows)
-        if lance_tells_apart(base.schema, names):
+        if lance_detects_duplicates(base.schema, names):
             with pytest.raises(OSError, match=r"\w"):
                 upsert_pass(base.dataset, rows, names, {bucket_region(0): 1})
         else:
@@ -147,7 +146,7 @@ def test_a_crash_before_the_second_look_is_made_good_by_the_next_commit(
     blind.put(range(15, 30), 2)
     with monkeypatch.context() as crashing:
         after_looking(crashing, lambda: blind.stranger_merge(25, 5))
-        crashing.setattr(committer.Tally, "committed", crash)
+        crashing.setattr(rounds.CommitTotals, "committed", crash)
         with pytest.raises(KeyboardInterrupt):
             blind.commit()
     assert sorted(lance.dataset(blind.uri).to_table(filter="id = 25").column("n").to_pylist()) == [2, 5]
@@ -189,7 +188,7 @@ def test_a_strangers_doubled_key_is_found_though_the_commit_does_not_touch_it(wo
 
 
 def test_where_nobody_else_wrote_no_row_of_the_base_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer, "rows_of", crash)
+    monkeypatch.setattr(rounds, "rows_with_keys", crash)
     world.put(range(5, 30), 2)
     world.delete([3])
     world.commit()
@@ -216,7 +215,7 @@ def test_a_history_that_was_cleaned_up_counts_as_somebody(world: World) -> None:
 
 
 def test_a_long_history_is_read_so_far_and_no_further(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_LOOK_BACK", 3)
+    monkeypatch.setattr(foreign_writes, "_LOOK_BACK", 3)
     for number in range(4):
         lance.dataset(world.uri).update_config({"number": str(number)})
     assert not look_back(world.store, BaseTable.open(world.uri)).complete
@@ -227,24 +226,24 @@ def test_a_long_history_is_read_so_far_and_no_further(world: World, monkeypatch:
 
 
 def test_keys_are_looked_for_batch_by_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(foreign_writes, "_ROWS_AT_ONCE", 1)
     world.stranger_row(50, 5)
     world.stranger_row(51, 5)
     base = BaseTable.open(world.uri)
     wanted = pa.table({"id": pa.array([3, 3, 50, 99])}).cast(pa.schema([base.schema.field("id")]))
-    assert sorted(strangers.rows_of(base, wanted).column("id").to_pylist()) == [3, 50]
-    assert strangers.rows_of(base, wanted.slice(0, 0)).num_rows == 0
-    assert sorted(strangers.added_keys(base, look_back(world.store, base)).column("id").to_pylist()) == [50, 51]
-    monkeypatch.setattr(strangers, "_ADDED_ROWS_MAX", 1)
-    assert strangers.added_keys(base, look_back(world.store, base)).num_rows == 0
+    assert sorted(foreign_writes.rows_with_keys(base, wanted).column("id").to_pylist()) == [3, 50]
+    assert foreign_writes.rows_with_keys(base, wanted.slice(0, 0)).num_rows == 0
+    assert sorted(foreign_writes.added_keys(base, look_back(world.store, base)).column("id").to_pylist()) == [50, 51]
+    monkeypatch.setattr(foreign_writes, "_ADDED_ROWS_MAX", 1)
+    assert foreign_writes.added_keys(base, look_back(world.store, base)).num_rows == 0
 
 
 def test_a_commit_that_does_not_meet_the_rows_it_read_is_reported(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.stranger_row(50, 5)
-    found = strangers.rows_of
-    monkeypatch.setattr(committer, "rows_of", lambda *args: found(*args).filter(pc.field("id") != 5))
+    found = foreign_writes.rows_with_keys
+    monkeypatch.setattr(rounds, "rows_with_keys", lambda *args: found(*args).filter(pc.field("id") != 5))
     world.put(range(5, 9), 2)
     with pytest.raises(CountMismatch, match=r"replaced or deleted 4 rows, version \d+ held 3"):
         world.commit()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.flush.resizing.carried import carried, left_over, settle, with_exceptions
+from memwal.flush.resizing.applied_maps import left_over, merged_map, settle, with_exceptions
 
 KEYS = pa.table({"key": list(range(24))})
 
@@ -43,7 +43,7 @@ class Regions:
             self.applied.setdefault(batch, []).extend(part["key"].to_pylist())
 
     def resize(self, buckets: int) -> None:
-        self.maps = [carried(self.maps) for _ in range(buckets)]
+        self.maps = [merged_map(self.maps) for _ in range(buckets)]
         self.began = with_exceptions(self.maps[0])
 
 
@@ -62,11 +62,11 @@ def test_every_row_of_every_batch_once(data: st.DataObject) -> None:
 
 
 def test_regions_that_agree_carry_one_number_over() -> None:
-    assert carried([{"a": 3, "b": 1}, {"b": 1, "a": 3}]) == {"a": 3, "b": 1}
+    assert merged_map([{"a": 3, "b": 1}, {"b": 1, "a": 3}]) == {"a": 3, "b": 1}
 
 
 def test_a_region_that_is_behind_is_an_exception_until_the_next_batch() -> None:
-    found = carried([{"a": 3}, {"a": 2, "b": 0}])
+    found = merged_map([{"a": 3}, {"a": 2, "b": 0}])
     assert found == {
         "a": 3,
         "b": 0,
@@ -75,15 +75,15 @@ def test_a_region_that_is_behind_is_an_exception_until_the_next_batch() -> None:
     }
     began = with_exceptions(found)
     assert began == {"a": ("memwal:before:2/1:a",), "b": ("memwal:before:2/0:b",)}
-    assert carried([found, found, found]) == found
+    assert merged_map([found, found, found]) == found
     settle(found, began, "a", 4)
     assert found == {"a": 4, "b": 0, "memwal:before:2/0:b": -1}
 
 
 @pytest.mark.parametrize("name", ["plain", "with:colons:in it", "memwal:", "2/1:a"])
 def test_names_of_producers_come_through(name: str) -> None:
-    assert with_exceptions(carried([{name: 3}, {}])).keys() == {name}
-    assert with_exceptions(carried([{name: 3}, {}, {}])).keys() == {name}
+    assert with_exceptions(merged_map([{name: 3}, {}])).keys() == {name}
+    assert with_exceptions(merged_map([{name: 3}, {}, {}])).keys() == {name}
 
 
 @pytest.mark.parametrize("between", [0, 1])
@@ -115,7 +115,7 @@ def test_a_batch_that_stays_half_applied_over_many_resizes_has_one_set_per_numbe
 def test_exceptions_of_older_releases_are_read_and_joined() -> None:
     """One key for every bucket, of sequences of their own."""
     old = {"q": 7, **{f"memwal:before:4/2+8/{n}:q": 6 for n in (5, 6)}, "memwal:before:8/1:q": 3, "a": 1}
-    found = carried([old, {**old, "a": 2}])
+    found = merged_map([old, {**old, "a": 2}])
     assert found == {
         "a": 2,
         "q": 7,

@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and simulation."""
+"""An object store in this process's memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class MemoryStore:
     Thread safety. Any thread; one lock.
     Durability. None: the objects end with the process.
     """
+
+    remote = False
 
     def __init__(self, now: Callable[[], float] = float) -> None:
         """`now`: Unix seconds, for `describe`; without it every object is as old as the epoch."""
@@ -51,6 +53,9 @@ class MemoryStore:
             found = [(key, data) for key, data in self._objects.items() if key.startswith(prefix)]
             return [ObjectInfo(key, len(data), self._modified[key]) for key, data in found]
 
+    def leftovers(self, prefix: str) -> list[ObjectInfo]:
+        return []
+
     def list_some(self, prefix: str, most: int) -> list[str]:
         return self.list(prefix)[:most]
 
@@ -61,6 +66,9 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         with self._lock:
             self._objects.pop(key, None)
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Nothing to do."""
 
     def url(self, key: str) -> str:
         """A name for messages; pylance has no access to this memory."""

@@ -1,0 +1,303 @@
+"""Steps 1 to 7 of a commit (flush.commits.committer), one round after another until nothing is left to commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from uuid import UUID
+
+import pyarrow as pa
+
+from memwal.flush.base.caches import LanceCaches
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.append_pass import AppendedRows
+from memwal.flush.commits.changes import Changes, read_changes
+from memwal.flush.commits.foreign_writes import (
+    ForeignWrites,
+    added_keys,
+    delete_rows,
+    duplicates,
+    lance_detects_duplicates,
+    look_back,
+    rows_with_keys,
+)
+from memwal.flush.commits.held_back import HeldBack, is_failure
+from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
+from memwal.flush.commits.patience import Patience
+from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, taken_back, uncommitted, within
+from memwal.flush.commits.report import CommitTotals
+from memwal.flush.errors import CommitConflict, CountMismatch
+from memwal.wal import (
+    Clock,
+    Corrupt,
+    ManifestStore,
+    ObjectStore,
+    OutcomeUnknown,
+    RegionManifest,
+    StoreUnavailable,
+    WalOptions,
+    regions,
+)
+from memwal.wal.panics import panics_as_errors
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
+"""Seconds between looks at whether another committer has finished."""
+_CONFLICTS = (OSError, RuntimeError, ValueError, Corrupt)
+"""What a round raises when another writer's version came in between."""
+
+
+class _Overtaken(Exception):
+    """Another writer's version came in between; the round begins again. Never leaves this module."""
+
+
+@dataclass
+class Rounds:
+    """The rounds of one commit.
+
+    Thread safety. One thread only.
+    """
+
+    uri: str
+    storage_options: dict[str, str]
+    store: ObjectStore
+    clock: Clock
+    patience: Patience
+    memory_max: int
+    courtesy: float
+    """Seconds left to wait for other committers."""
+    committer: str
+    """Name of this committer in its plans."""
+    caches: LanceCaches
+    held_back: HeldBack
+    options: WalOptions | None = None
+    totals: CommitTotals = field(default_factory=CommitTotals)
+    unchecked: pa.Table | None = None
+    """Keys of an upserts pass that Lance put on top of versions that no round has read."""
+    appended: AppendedRows | None = None
+    """Without a key: the rows written last. After a conflict they are appended again, not written again."""
+    failed: dict[UUID, BaseException] = field(default_factory=dict)
+    """Regions that are held back in this commit, and why."""
+    doubled: dict[UUID, BaseException] = field(default_factory=dict)
+    """Regions with a key that stands twice in the base and that no SST writes."""
+    one_by_one: bool = False
+    """Whether each region is committed by itself, since Lance refused them together."""
+
+    def next(self) -> BaseTable | None:
+        """Run one round. Return the base table once nothing is left to do, else None."""
+        manifests = self._manifests()
+        base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
+        plans: list[RegionPlan] = []
+        try:
+            plans = self._agreed(manifests, base)
+            if not plans and self.unchecked is None:
+                return base
+            if not self._gave_way(plans, base):
+                _expect_unmoved(base.latest(), base, plans)
+                with panics_as_errors:
+                    self._commit(base, plans)
+        except (PlanBehind, _Overtaken) as conflict:
+            self.patience.wait(conflict)
+        except BaseException as error:  # noqa: BLE001 - a panic of Lance is no Exception; `_failed` raises what is not ours
+            # Corrupt: others committed these SSTs, which were collected. ValueError: this version was cleaned up.
+            self._failed(base, plans, error)
+        else:
+            self.patience.reset()
+        return None
+
+    def _failed(self, base: BaseTable, plans: Sequence[RegionPlan], error: BaseException) -> None:
+        """Handle a failed round: repeat it if the table has moved on, else commit its regions one by one.
+
+        Raises `error` where it does not belong to one region, or where a pass had already written.
+        """
+        if not is_failure(error) or isinstance(error, (CommitConflict, StoreUnavailable, OutcomeUnknown)):
+            raise error
+        dataset = base.dataset
+        if dataset.latest_version != dataset.version:
+            if not isinstance(error, _CONFLICTS):
+                raise error
+            self.patience.wait(error)
+        elif isinstance(error, CountMismatch) or not plans:
+            raise error
+        elif len(plans) > 1:
+            self.one_by_one = True
+        else:
+            self.failed[plans[0].region] = error
+            self.appended = None
+
+    @contextmanager
+    def _failing_alone(self, region: UUID, base: BaseTable) -> Iterator[None]:
+        """Hold `region` back where the block fails."""
+        try:
+            yield
+        except (PlanBehind, _Overtaken):
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._hold_back(base, {region: error})
+
+    def _hold_back(self, base: BaseTable, failed: Mapping[UUID, BaseException]) -> None:
+        """Hold the regions `failed` back. Raises _Overtaken where another committer has committed one meanwhile."""
+        newest = base.latest()
+        for region, error in failed.items():
+            _expect_same_progress(newest, base, region)
+            self.failed[region] = error
+
+    def _manifests(self) -> list[RegionManifest]:
+        """Return the newest manifest of every region that is not held back."""
+        manifests = []
+        for region in regions(self.store):
+            if region in self.failed:
+                continue
+            try:
+                manifest = ManifestStore(self.store, region, clock=self.clock, options=self.options).latest()
+            except Corrupt as error:
+                self.failed[region] = error
+                continue
+            if manifest is not None:
+                manifests.append(manifest)
+        return manifests
+
+    def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
+        """Step 2: return the ranges that all committers have agreed on."""
+        restored = partial(taken_back, self.store, base.version)
+        everything: list[RegionPlan] = []
+        for manifest in manifests:
+            with self._failing_alone(manifest.region_id, base):
+                everything += uncommitted([manifest], base.committed, restored)
+        whole = {plan.region: plan for plan in everything}
+        plans: list[RegionPlan] = []
+        for part in within(everything[:1] if self.one_by_one else everything, self.memory_max):
+            with self._failing_alone(part.region, base):
+                plans.append(
+                    agree(
+                        self.store,
+                        whole[part.region],
+                        clock=self.clock,
+                        last=part.last,
+                        by=self.committer,
+                        options=self.options,
+                    )
+                )
+        return plans
+
+    def _gave_way(self, plans: Sequence[RegionPlan], base: BaseTable) -> bool:
+        """Wait for committers that planned the same before us; return whether one has committed meanwhile."""
+        others = [plan for plan in plans if plan.by_other]
+        view, pause = base, _FIRST_PAUSE
+        while others and self.courtesy > 0:
+            self.clock.sleep(pause)
+            self.courtesy -= pause
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            view = view.latest()
+            if any(view.committed.get(plan.region, 0) >= plan.last for plan in others):
+                return True
+        return False
+
+    def _commit(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
+        """Steps 3 to 6. `base` was opened for this round alone: the passes move its dataset on."""
+        if not base.key:
+            self._append(base, plans)
+            return
+        changes = read_changes(self.store, plans, base.schema, base.key, base.shape.rows)
+        if changes.failed:
+            self._hold_back(base, changes.failed)
+            plans = [plan for plan in plans if plan.region not in changes.failed]
+        foreign = look_back(self.store, base, [plan.region for plan in plans if plan.by_other])
+        stored, doubled = None, self.held_back.doubled
+        if doubled is not None and doubled.column_names != list(base.key):
+            doubled = None
+        if foreign.possible or doubled is not None:
+            keys = [changes.keys(base.key), added_keys(base, foreign)]
+            keys += [more.cast(keys[0].schema) for more in (self.unchecked, doubled) if more is not None]
+            stored = rows_with_keys(base, pa.concat_tables(keys))
+            if self._repaired_or_held(base, changes, stored, foreign):
+                return
+        self.unchecked = None
+        if plans:
+            self._write(base, changes, stored, {plan.region: plan.last for plan in plans})
+            self.totals.committed(plans, changes.taken)
+
+    def _append(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
+        """Steps 3 to 6 of a table without a key."""
+        if self.appended is None or not self.appended.serves(base, plans):
+            self.appended = AppendedRows(self.store, base, plans)
+            try:
+                self.appended.write()
+            except BaseException as error:
+                region = self.appended.failed_at
+                if region is None or not is_failure(error):
+                    raise
+                self._hold_back(base, {region: error})
+                return
+        self.totals.wrote(self.appended.append(base))
+        self.totals.committed(plans, sum(sst.physical_rows or 0 for plan in plans for sst in plan.ssts))
+
+    def _repaired_or_held(self, base: BaseTable, changes: Changes, stored: pa.Table, foreign: ForeignWrites) -> bool:
+        """Step 4 for keys that stand twice; return whether a row was repaired or a region is held back now."""
+        older, doubled, errors = duplicates(base, stored, foreign)
+        self.held_back.doubled = doubled if doubled.num_rows else None
+        self.doubled = dict(errors)
+        written = doubled.join(changes.keys(base.key), list(base.key), join_type="left semi") if errors else doubled
+        affected = {base.regions[bucket] for bucket in base.route(written).tolist()} if written.num_rows else set()
+        if affected:
+            self._hold_back(base, {region: error for region, error in errors.items() if region in affected})
+        elif older:
+            self.totals.repaired += delete_rows(base.dataset, older)
+            self.totals.versions += 1
+        return bool(affected or older)
+
+    def _write(self, base: BaseTable, changes: Changes, stored: pa.Table | None, marker: Mapping[UUID, int]) -> None:
+        """Steps 5 and 6. `stored`: the base's rows with keys of `changes`, None where step 4 did not read the base.
+
+        After a conflict a deletes pass with nothing left to delete is left out. It would make a version all the same,
+        and two committers could overtake each other with those for ever.
+        """
+        dataset, look_first = base.dataset, self.patience.conflicts > 0
+        if not changes.upserts.num_rows:
+            self._done(base, delete_pass(dataset, changes.deletes, marker), changes.deletes, stored)
+            return
+        if changes.deletes.num_rows and not (look_first and not rows_to_delete(dataset, changes.deletes)):
+            self._done(base, delete_pass(dataset, changes.deletes), changes.deletes, stored)
+            _expect_not_overtaken(base)
+        read = dataset.version
+        written = upsert_pass(dataset, changes.upserts, base.key, marker)
+        if dataset.version != read + 1:
+            stored = None
+            if not lance_detects_duplicates(base.schema, base.key):
+                self.unchecked = changes.upserts.select(list(base.key))
+        self._done(base, written, changes.upserts, stored)
+
+    def _done(self, base: BaseTable, written: Written, rows: pa.Table, stored: pa.Table | None) -> None:
+        """Count a pass with `rows`. Raises CountMismatch where it replaced or deleted other rows than `stored`."""
+        self.totals.wrote(written)
+        if stored is None:
+            return
+        key = list(base.key)
+        expected = stored.join(rows.select(key), key, join_type="left semi").num_rows
+        if written.updated + written.deleted != expected:
+            raise CountMismatch(
+                f"{base.uri}: version {base.dataset.version} replaced or deleted {written.updated + written.deleted} "
+                f"rows, version {base.version} held {expected} with these keys; compare the two, and stop other writers"
+            )
+
+
+def _expect_unmoved(newest: BaseTable, read: BaseTable, plans: Sequence[RegionPlan]) -> None:
+    """The last part of step 2: raise _Overtaken where a region of `plans` was committed since `read`."""
+    for plan in plans:
+        _expect_same_progress(newest, read, plan.region)
+
+
+def _expect_same_progress(newest: BaseTable, read: BaseTable, region: UUID) -> None:
+    done = newest.committed.get(region, 0)
+    if done != read.committed.get(region, 0):
+        raise _Overtaken(f"{newest.uri}: version {newest.version} has committed generation {done} of {region}")
+
+
+def _expect_not_overtaken(base: BaseTable) -> None:
+    """Raise _Overtaken where Lance put the deletes pass on top of commits to other rows: then read again."""
+    version = base.dataset.version
+    if version > base.version + 1:
+        raise _Overtaken(f"{base.uri}: version {version} follows {base.version} in place of {base.version + 1}")

@@ -1,0 +1,169 @@
+"""Merges the applied maps of a table's old regions into the one map that all regions begin with after a resize.
+
+A region remembers per producer the highest sequence that it applied. After a resize the rows of one old region lie in
+any of the new ones, so all of them begin with the same map: the highest sequence of each producer. An old region may be
+behind, because a micro-batch is half applied or had no rows for that region. Its rows are exceptions, kept in the same
+map:
+
+    memwal:before:{buckets}/{bucket}:{producer} = sequence - 1   rows that belonged to this bucket, of so many buckets,
+                                                                 lack the producer's highest sequence
+    memwal:before:8/xfe:{producer} = sequence - 1                rows of any of several buckets: bit n of the
+                                                                 hexadecimal number stands for bucket n
+    memwal:before:4/2+8/x3:{producer} = sequence - 1             rows that match both: an exception from before an
+                                                                 earlier resize that some regions have applied since
+
+A write whose token counts as applied is cut down to the rows that an exception lists (`left_over`), so the replay of a
+half-applied micro-batch completes it, whatever the table was resized to meanwhile.
+
+Why one bit per row is enough. The writes of a producer are in order: it begins a sequence when every region has
+acked the one before. So where one region has applied sequence s, all rows of all sequences below s are applied, and
+rows can be missing of sequence s only. Hence
+
+ (1) a sequence below the highest is a repeat everywhere;
+ (2) the exceptions of a producer end with its next sequence: at once in the region that applies it, at the next resize
+     in all regions;
+ (3) a region that applies the highest sequence has all of its rows, so its exceptions end too.
+
+Why exceptions stay few. All regions of a routing begin with the same ones, and by (2) and (3) each region still has all
+of them or none. So at the next resize a producer has either new exceptions, by the number of buckets alone (it went
+on), or the old ones and at most one more number of buckets (it did not); each number of buckets has one set. A producer
+that goes on has one exception; one that is stuck in a half-applied micro-batch has one with as many sets as the table
+has had different numbers of buckets since. Maps of older releases, which kept every bucket by itself with one sequence
+each, are read too, and joined into sets at the next resize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memwal.flush.base.sharding import Buckets
+from memwal.wal.applied import NONE_RETIRED, PREFIX, AppliedMap, Snapshot, hashes
+
+Applied = Mapping[str, int]
+RouteInto = Callable[[int, pa.Table], Buckets]
+"""Buckets of rows, for a given number of buckets: `BaseTable.route_into`."""
+
+Rows = tuple[tuple[int, int], ...]
+"""Rows that match every pair (number of buckets, set of its buckets as one bit each); numbers ascend."""
+Exceptions = Mapping[str, tuple[str, ...]]
+"""Per producer the map keys of its exceptions."""
+
+
+def merged_map(maps: Sequence[Applied]) -> dict[str, int]:
+    """Return the map that every new region begins with. `maps`: of the old regions, bucket n at index n. Pure."""
+    highest: dict[str, int] = {}
+    for applied in maps:
+        for name, sequence in applied.items():
+            if not name.startswith(PREFIX):
+                highest[name] = max(highest.get(name, -1), sequence)
+    exceptions = [with_exceptions(applied) for applied in maps]
+    merged: dict[str, int] = {}
+    for producer, sequence in sorted(highest.items()):
+        merged[producer] = sequence
+        for rows in _behind(maps, exceptions, producer, sequence):
+            merged[_key(rows, producer)] = sequence - 1
+    return merged
+
+
+def initial_map(maps: Sequence[AppliedMap]) -> AppliedMap:
+    """Return `merged_map` without the names that one region has retired: it cannot tell a repeat from a new write."""
+    merged, retired = merged_map(maps), NONE_RETIRED
+    for applied in maps:
+        retired = np.union1d(retired, applied.snapshot.retired)
+    if len(retired):
+        names = [key.removeprefix(PREFIX).split(":", 1)[1] if key.startswith(PREFIX) else key for key in merged]
+        is_retired = np.isin(hashes(names), retired)
+        merged = {key: value for (key, value), out in zip(merged.items(), is_retired, strict=True) if not out}
+    return AppliedMap(merged, Snapshot(retired=retired))
+
+
+def with_exceptions(applied: Applied) -> dict[str, tuple[str, ...]]:
+    """Return the exceptions in `applied` by producer."""
+    exceptions: dict[str, tuple[str, ...]] = {}
+    for key in applied:
+        if key.startswith(PREFIX):
+            producer = key.removeprefix(PREFIX).split(":", 1)[1]
+            exceptions[producer] = (*exceptions.get(producer, ()), key)
+    return exceptions
+
+
+def left_over(
+    applied: Applied, exceptions: Exceptions, producer: str, sequence: int, rows: pa.Table, route: RouteInto
+) -> npt.NDArray[np.bool_]:
+    """Return which of `rows`, written under a token that counts as applied, were not applied: bool [rows].
+
+    `exceptions`: those that the region began with; one that is no longer in `applied` does not count.
+    """
+    wanted = np.zeros(rows.num_rows, dtype=bool)
+    for key in exceptions.get(producer, ()) if sequence == applied.get(producer, -1) else ():
+        if key in applied:
+            wanted |= np.logical_and.reduce([_bits(bits, n)[route(n, rows)] for n, bits in _rows(key)])
+    return wanted
+
+
+def settle(applied: MutableMapping[str, int], exceptions: Exceptions, producer: str, sequence: int) -> None:
+    """Record in `applied` that a write with this token, or the rest of it, is applied."""
+    if sequence >= applied.get(producer, -1):
+        for key in exceptions.get(producer, ()):
+            if key in applied:
+                del applied[key]
+        applied[producer] = sequence
+
+
+def _behind(maps: Sequence[Applied], exceptions: Sequence[Exceptions], producer: str, highest: int) -> set[Rows]:
+    """Return the rows that lack the highest sequence of a producer."""
+    regions: dict[Rows, int] = {}  # rows that are missing -> the regions, one bit each, in which they are
+    for bucket, applied in enumerate(maps):
+        up_to_date = applied.get(producer, -1) == highest
+        for rows in {_rows(key) for key in exceptions[bucket].get(producer, ())} if up_to_date else {()}:
+            regions[rows] = regions.get(rows, 0) | 1 << bucket
+    narrowed = (_both(rows, len(maps), bits) for rows, bits in regions.items())
+    return _joined({rows for rows in narrowed if rows is not None})
+
+
+def _both(rows: Rows, buckets: int, bits: int) -> Rows | None:
+    """Return `rows` limited to the buckets in `bits`; None where no row can match."""
+    sets = dict(rows)
+    sets[buckets] = sets.get(buckets, _all(buckets)) & bits
+    if not sets[buckets]:
+        return None
+    return tuple((n, members) for n, members in sorted(sets.items()) if members != _all(n))
+
+
+def _joined(exceptions: set[Rows]) -> set[Rows]:
+    """Return the same rows with fewer exceptions: two that differ in one set only become one."""
+    for n in sorted({n for rows in exceptions for n, _ in rows}):
+        others: dict[Rows, int] = {}
+        for rows in exceptions:
+            rest = tuple(pair for pair in rows if pair[0] != n)
+            others[rest] = others.get(rest, 0) | dict(rows).get(n, _all(n))
+        exceptions = {both for rest, bits in others.items() if (both := _both(rest, n, bits)) is not None}
+    return exceptions
+
+
+def _all(buckets: int) -> int:
+    return (1 << buckets) - 1
+
+
+def _bits(bits: int, buckets: int) -> npt.NDArray[np.bool_]:
+    """Return whether each bucket is in the set `bits`: bool [buckets]."""
+    packed = np.frombuffer(bits.to_bytes(buckets // 8 + 1, "little"), np.uint8)
+    return np.unpackbits(packed, bitorder="little")[:buckets].astype(bool)
+
+
+def _key(rows: Rows, producer: str) -> str:
+    sets = (f"{n}/x{bits:x}" if bits & (bits - 1) else f"{n}/{bits.bit_length() - 1}" for n, bits in rows)
+    return f"{PREFIX}{'+'.join(sets)}:{producer}"
+
+
+def _rows(key: str) -> Rows:
+    sets: dict[int, int] = {}
+    for part in key.removeprefix(PREFIX).split(":", 1)[0].split("+"):
+        n, members = part.split("/")
+        bits = int(members[1:], 16) if members.startswith("x") else 1 << int(members)
+        sets[int(n)] = sets.get(int(n), _all(int(n))) & bits
+    return tuple(sorted(sets.items()))

@@ -1,0 +1,199 @@
+"""The generations of one region: rows enter the active memtable, and a full one is frozen for the flusher.
+
+A generation ends, which means that its memtable is frozen, its last row durable, and an empty one takes its place:
+
+1. between two groups of writes, when it has reached a limit of bytes, rows, age or WAL entries (`keep_limits`);
+2. before a group that would make it larger than a generation of the log may be (`keep_small`, arrow format only);
+3. on request: a flush, or a change of the table's columns;
+4. in a replay, where the next entry has a higher generation, and where the replayed rows fill a memtable.
+
+Entries of writes without rows (notes: only the applied map counts) are in no generation. When they alone fill the log,
+`replay_after` moves over them without an SST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from uuid import UUID
+
+import pyarrow as pa
+
+from memwal import wal
+from memwal.ingest.region.backlog import RowAges, Waiting
+from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.indexes import RegionIndexes
+from memwal.ingest.region.log import RegionLog
+from memwal.ingest.region.state import RegionLevels
+from memwal.memtable import Checked
+
+
+class RegionGenerations:
+    """Applies rows to a region's active memtable, and freezes it.
+
+    Thread safety. The region's thread only; `waiting`, `unflushed_entries` and `forget_committed` from any,
+    `indexes.step` from the indexer's.
+    Invariants. (1) A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
+    (2) Generations in the log never decrease, over claims too.
+    """
+
+    def __init__(
+        self,
+        context: RegionContext,
+        region: UUID,
+        claim: wal.Claim,
+        levels: RegionLevels,
+        log: RegionLog,
+        manifests: wal.ManifestStore,
+    ) -> None:
+        """Apply the rows of the log that `claim` has read."""
+        self._context, self._region, self._guard = context, region, claim.guard
+        self._levels, self._log, self._manifests = levels, log, manifests
+        self._active_since, self._ages = context.clock.monotonic(), RowAges(context.clock)
+        self._frozen_to = claim.manifest.replay_after
+        """WAL position up to which every row is frozen or in an SST."""
+        self.indexes = RegionIndexes(region, levels, context.log)
+        self._index_at_once = False  # not while the log is replayed
+        self._replay(claim.entries)
+        self._index_at_once = context.index_at_once
+        self._index()
+
+    # ---- any thread ----------------------------------------------------------------------------------------------
+
+    @property
+    def unflushed_entries(self) -> int:
+        """Entries of the log that the next claim has to replay."""
+        return self._log.position - self._levels.manifest.replay_after
+
+    def waiting(self) -> Waiting:
+        """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
+        memtables, ssts = self._levels.memtables(), self._levels.manifest.ssts
+        unflushed = [table.generation for table in memtables if table.rows]
+        age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
+        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
+
+    def forget_committed(self, manifest: wal.RegionManifest) -> None:
+        """Forget the ages of generations that `manifest`, which the committer pruned, lists no more."""
+        self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
+
+    # ---- the region's thread -------------------------------------------------------------------------------------
+
+    def apply(self, rows: pa.Table | Checked) -> None:
+        """Apply rows that the log holds, or that linger for its next entry; index them if that is not done beside."""
+        self._apply(rows)
+        self._index()
+
+    def keep_limits(self) -> None:
+        """Append rows that have lingered long enough, freeze the memtable when it is full or old.
+
+        Raises: what an append or a manifest edit does.
+        """
+        now, limits, log = self._context.clock.monotonic(), self._context.limits, self._log
+        if log.lingers_since is not None and now - log.lingers_since >= limits.linger_max:
+            log.append_lingering(self._levels.active.generation)
+        many = log.position - self._frozen_to >= limits.entries_max
+        if self._full() or many or (self._levels.active.rows and now - self._active_since >= limits.age_max):
+            self.freeze()
+        if many and log.position - self._frozen_to >= limits.entries_max:
+            self._pass_over_notes()
+
+    def next_duty(self) -> float | None:
+        """Seconds until `keep_limits` has something to do; None while there is nothing to watch."""
+        now, limits = self._context.clock.monotonic(), self._context.limits
+        due = []
+        if self._log.lingers_since is not None:
+            due.append(self._log.lingers_since + limits.linger_max - now)
+        if self._levels.active.rows:
+            due.append(self._active_since + limits.age_max - now)
+        return max(0.0, min(due)) if due else None
+
+    def keep_small(self, checked: Checked | None) -> None:
+        """Freeze first if the active generation and `checked` are more than one generation of the log may hold.
+
+        Raises: what an append does.
+        """
+        limits, entries = self._context.limits, self._log.position - self._frozen_to
+        if checked is None or limits.generation_rows is None or limits.generation_entries is None:
+            return
+        parts = 1 + checked.size // limits.entry_size_max
+        rows = self._levels.active.rows + checked.num_rows
+        if rows > limits.generation_rows or entries + parts > limits.generation_entries:
+            self.freeze()
+
+    def freeze(self, covers: int | None = None) -> None:
+        """Swap in an empty memtable; the full one, durable to its last row, waits for the flusher.
+
+        `covers`: WAL position of its last row, None for the newest. Raises: what an append does.
+        """
+        self._log.append_lingering(self._levels.active.generation)
+        if self._levels.active.rows:
+            self._frozen_to = self._log.position if covers is None else covers
+            self._levels.freeze(self._frozen_to)
+            self._index()
+
+    def reshape(self, context: RegionContext) -> None:
+        """End the active generation, and take entries and rows of the shape of `context` from now on.
+
+        Raises: as `freeze`; then nothing is changed.
+        """
+        self.freeze()
+        self._log.recode(context.codec)
+        self._levels.reshape(context)
+        self._context, self._index_at_once = context, context.index_at_once
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _apply(self, rows: pa.Table | Checked) -> None:
+        if not rows.num_rows:
+            return
+        if not self._levels.active.rows:
+            self._active_since = self._context.clock.monotonic()
+            self._ages.began(self._levels.active.generation)
+        self._levels.active.apply(rows)
+        self._levels.applied()
+
+    def _index(self) -> None:
+        if self._index_at_once:
+            while self.indexes.step():
+                pass
+
+    def _replay(self, entries: Sequence[wal.Entry]) -> None:
+        covers = 0
+        # ShardWriter skips entries of a generation below the manifest's. So where it may own the region next (arrow
+        # format), a generation of the log is published whole or not at all.
+        limited = self._context.limits.generation_rows is not None
+        for done, entry in enumerate(entries, 1):
+            if entry.header.generation > self._levels.active.generation:
+                # As its writer froze them: the generations in a log never decrease, over claims too.
+                self.freeze(covers=covers)
+            covers = entry.position
+            self._apply(entry.rows)
+            closed = entry.header.part is None or entry.header.part.closes
+            if closed and self._full() and not limited:
+                self.freeze(covers=entry.position)
+            self._context.replayed(self._region, "applying", done, len(entries))
+
+    def _full(self) -> bool:
+        limits = self._context.limits
+        return self._levels.active_bytes >= limits.size_max or self._levels.active.rows >= limits.rows_max
+
+    def _pass_over_notes(self) -> None:
+        """Move `replay_after` if all entries behind it are notes of batches without rows, which no SST will cover.
+
+        Then no memtable, active or frozen, has rows, so every row up to the newest entry is in an SST.
+        """
+        position = self._log.position
+        if self._levels.active.rows or self._levels.oldest_frozen() is not None or self._log.lingers:
+            return
+
+        def passed(current: wal.RegionManifest) -> wal.RegionManifest:
+            return replace(
+                current,
+                replay_after=max(current.replay_after, position),
+                last_seen=max(current.last_seen, position),
+            )
+
+        with suppress(wal.OutcomeUnknown):  # the edit may be there, or is made again
+            self._levels.adopt(self._manifests.edit(self._guard, passed))
+            self._frozen_to = position
