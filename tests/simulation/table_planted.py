@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import memwal.flush.commits.changes
 import memwal.flush.commits.committer
+import memwal.flush.commits.rounds
 import memwal.flush.sst.files
 import memwal.flush.sst.flusher
 from memwal.flush import SstCollector
@@ -63,15 +64,15 @@ def marker_on_the_deletes_pass() -> Iterator[None]:
     def upsert(dataset: Any, rows: Any, key: Any, marker: Mapping[Any, int]) -> Any:
         return upsert_original(dataset, rows, key, markers[-1])
 
-    write_original = memwal.flush.commits.committer._Rounds._write
+    write_original = memwal.flush.commits.rounds.Rounds._write
     delete_original, upsert_original = (
-        memwal.flush.commits.committer.delete_pass,
-        memwal.flush.commits.committer.upsert_pass,
+        memwal.flush.commits.rounds.delete_pass,
+        memwal.flush.commits.rounds.upsert_pass,
     )
     with ExitStack() as patches:
-        patches.enter_context(patch.object(memwal.flush.commits.committer._Rounds, "_write", write))
-        patches.enter_context(patch.object(memwal.flush.commits.committer, "delete_pass", delete))
-        patches.enter_context(patch.object(memwal.flush.commits.committer, "upsert_pass", upsert))
+        patches.enter_context(patch.object(memwal.flush.commits.rounds.Rounds, "_write", write))
+        patches.enter_context(patch.object(memwal.flush.commits.rounds, "delete_pass", delete))
+        patches.enter_context(patch.object(memwal.flush.commits.rounds, "upsert_pass", upsert))
         yield
 
 
@@ -82,8 +83,8 @@ def commits_without_the_first_generation() -> Iterator[None]:
     def read(store: Any, plans: Sequence[RegionPlan], *rest: Any) -> Any:
         return original(store, [replace(plan, ssts=plan.ssts[-1:]) for plan in plans], *rest)
 
-    original = memwal.flush.commits.committer.read_changes
-    with patch.object(memwal.flush.commits.committer, "read_changes", read):
+    original = memwal.flush.commits.rounds.read_changes
+    with patch.object(memwal.flush.commits.rounds, "read_changes", read):
         yield
 
 
@@ -98,7 +99,7 @@ def commits_the_oldest_row_of_each_key() -> Planted:
 
 def leaves_out_the_deletes_of_a_second_try() -> Planted:
     """After a conflict the deletes are taken for done."""
-    return patch.object(memwal.flush.commits.committer, "rows_to_delete", lambda *_: 0)
+    return patch.object(memwal.flush.commits.rounds, "rows_to_delete", lambda *_: 0)
 
 
 @contextmanager
