@@ -56,7 +56,7 @@ SAMPLE = 32
 FETCH_SLACK = 64
 SPARSE = 100
 MAX_RUNS = 32
-"""A mask of one row in SPARSE or fewer, in at most so many runs, goes into the query: 0.1 ms a run per 100,000 rows."""
+"""A mask of one row in SPARSE or fewer, in at most this many runs, enters the query: 0.1 ms a run per 100,000 rows."""
 
 
 class Vocabulary:

@@ -6,7 +6,7 @@ conditional PUTs sends each request exactly once, since a hidden second attempt 
 the other retries reads, lists, deletes and hints by itself.
 
 Integrity. A PUT carries the CRC-32 of its bytes, which the server checks before it creates the object and keeps with
-it; a GET asks for it back and compares.
+it; a GET fetches it and compares.
 """
 
 from __future__ import annotations
