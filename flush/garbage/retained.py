@@ -3,12 +3,12 @@
 An SST that is committed and pruned is in no newest manifest, but three kinds of readers may still use it:
 
  * A read under way. It took a region manifest, then the base version that was newest at that moment; generations that
-   this version had not committed it reads from SSTs. A read that began within the grace time holds the version that was
-   newest when the grace time began, or a newer one. A version is newest until the next one, so its own age says
+   this version had not committed it reads from SSTs. A read that began within the grace time holds the version that
+   was newest when the grace time began, or a newer one. A version is newest until the next one, so its own age says
    nothing: the one that was newest then may be a year old.
- * An index that lags. Lance's readers search an SST's own index for rows that the base's index does not cover yet. Lance
-   records per index and region up to which generation it was extended (`index_catchup`); an index that was rebuilt has
-   no record, and is complete when it covers every fragment.
+ * An index that lags. Lance's readers search an SST's own index for rows that the base's index does not cover yet.
+   Lance records per index and region up to which generation it was extended (`index_catchup`); an index that was
+   rebuilt has no record, and is complete when it covers every fragment.
  * A tagged version, which stays for ever: see `BaseNeeds.tagged` and `flush.garbage.ssts`.
 
 Versions that are neither recent nor tagged need no SST: each is complete by itself.
@@ -27,8 +27,8 @@ from memwal.flush.base.table import BaseTable
 from memwal.wal import Corrupt, ObjectStore
 
 _LISTINGS = 3
-"""Attempts to read a version before it is cleaned up, or the tags before one is deleted; two in a row fail only where two
-clean-ups come within milliseconds."""
+"""Attempts to read a version before it is cleaned up, or the tags before one is deleted; two in a row fail only where
+two clean-ups come within milliseconds."""
 
 Generations = Mapping[UUID, int]
 
