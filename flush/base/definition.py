@@ -75,7 +75,7 @@ def _check_append(schema: pa.Schema, key: Sequence[str], by: Sequence[str], wal_
         )
     if wal_format == "arrow":
         raise InvalidRows(
-            "wal.format = 'arrow' needs a key: Lance's own writers refuse a log after the table's metadata changed, and "
+            "wal.format = 'arrow' needs a key: Lance's own writers refuse a log once the table's metadata changed, and "
             "every commit that appends changes it; choose wal.format = 'lance'"
         )
     for place, name in enumerate(by):
