@@ -21,7 +21,7 @@ from uuid import UUID
 import pyarrow as pa
 from lance.file import LanceFileReader
 
-from memwal.flush.base.adoptable import unfit
+from memwal.flush.base.adoptable import unfit_reason
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_keys
@@ -96,7 +96,7 @@ def _damage(view: View, key: str) -> str | None:
 
 def check_fit(view: View) -> Iterator[Finding]:
     """Check for what `memwal init` refuses: older tables, or tables changed after their set-up, may have it."""
-    if (reason := unfit(view.base.dataset)) is not None:
+    if (reason := unfit_reason(view.base.dataset)) is not None:
         what, _, remedy = reason.rpartition(": ")
         yield Finding("columns", "columns (base table)", what, remedy)
 

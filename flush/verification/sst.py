@@ -24,7 +24,7 @@ from lance.file import LanceFileReader
 
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.base.field_ids import column_ids
-from memwal.flush.commits.plan import taken_back
+from memwal.flush.commits.plan import restored_generations
 from memwal.flush.history.row_diff import Mask, repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
 from memwal.flush.sst.key_encoding import sort_form
@@ -53,7 +53,7 @@ def check_list(view: View, region: UUID) -> Iterator[Finding]:
     wanted = range(done + 1, current)
     missing = sorted(set(wanted) - {sst.generation for sst in manifest.ssts})
     if missing:
-        restored = taken_back(view.store, view.base.version).get(region, 0)
+        restored = restored_generations(view.store, view.base.version).get(region, 0)
         missing = [generation for generation in missing if generation > restored]
     for first, last in spans(missing):
         gap = missing_text("generation", first, last)
