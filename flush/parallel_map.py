@@ -1,4 +1,4 @@
-"""One piece of work per region, several at once: most of each is waiting for storage."""
+"""Runs one task per region, several at once: most of each task is waiting for storage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 AT_ONCE = 8
-"""Regions. A claim makes about ten requests, one after the other."""
+"""Regions worked on at once. A claim makes about ten requests, one after the other."""
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
 def each(work: Callable[[_In], _Out], items: Iterable[_In], at_once: int) -> Iterator[_Out]:
-    """`work` of every item, in their order; with `at_once` 1 in this thread. Raises what the first that fails raises,
-    once those that were begun have ended.
+    """Yield `work(item)` of every item in order, `at_once` items in parallel; with 1 in this thread.
+
+    Raises the error of the first item that fails, after all started items have ended.
     """
     if at_once == 1:
         yield from map(work, items)
@@ -29,9 +30,10 @@ def each(work: Callable[[_In], _Out], items: Iterable[_In], at_once: int) -> Ite
 
 
 class Budget:
-    """Bytes that work going on side by side may hold together.
+    """Limits the bytes that parallel tasks hold together.
 
-    Thread safety. Any thread. Invariants. More than `most` bytes are held only by one piece of work that is alone.
+    Thread safety. Any thread.
+    Invariants. More than `most` bytes are held only by a single task.
     """
 
     def __init__(self, most: int) -> None:
@@ -41,7 +43,7 @@ class Budget:
 
     @contextmanager
     def of(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes; waits until others have given back enough."""
+        """Hold `size` bytes; waits until other tasks have released enough."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held or self._held + size <= self._most)
             self._held += size

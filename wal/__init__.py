@@ -1,5 +1,5 @@
-"""The log: entries, region manifests, epochs and fencing over an object store. See README.md for formats and
-protocol."""
+"""The write-ahead log: entries, region manifests, epochs and fencing over an object store. README.md has the formats
+and the protocol."""
 
 from memwal.wal.appender import WalAppender
 from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds

@@ -1,13 +1,12 @@
 """Appending to a region's WAL.
 
-Put, in steps: (1) encode the entry with a fresh entry id; (2) put it at the next position, same slot and same
-bytes, until the outcome is known; (3) only then move on. A slot found taken by other bytes means a newer
-writer's sentinel (Fenced) or a broken log (Corrupt), never "take the next one": that would acknowledge rows
-no replay can reach.
+Steps: (1) encode the entry with a fresh entry id; (2) put it at the next position, same slot and same bytes, until the
+outcome is known; (3) only then move on. A slot taken by other bytes holds a newer writer's sentinel (Fenced) or shows a
+broken log (Corrupt). It never means "take the next slot": that would acknowledge rows that no replay can reach.
 
 Why CREATED is proof enough: a newer claim has put its sentinel into the first slot that we had not filled, and
-sentinels are never deleted (`wal.garbage`). Against those who delete them all the same, an operator or a lifecycle
-rule, a writer that has not looked for a while looks at the manifest after its create and before its ack.
+sentinels are never deleted (`wal.garbage`). An operator or a lifecycle rule may delete them all the same; therefore a
+writer that has not read the manifest for a while reads it after its create and before its ack.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
 _PROOF_LASTS = 5.0
-"""Seconds after which an append looks at the manifest again: a busy region reads it twelve times a minute, an idle one
-never, and no collector's or lifecycle rule's minimum age is as short."""
+"""Seconds after which an append reads the manifest again: a busy region reads it twelve times a minute, an idle one
+never, and no minimum age of a collector or lifecycle rule is as short."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class WalAppender:
         options: WalOptions | None = None,
         snapshot: str = "",
     ) -> None:
-        """`snapshot`: what the map of the claim is relative to."""
+        """`snapshot`: name of the snapshot that the claim's applied map is relative to."""
         self.next_position = next_position
         self._store = store
         self._region_id = region_id
@@ -84,7 +83,7 @@ class WalAppender:
 
     @property
     def poisoned(self) -> bool:
-        """Whether the appender stopped itself; only a new claim goes on from here."""
+        """Whether the appender stopped itself; only a new claim can continue."""
         return self._poison is not None
 
     def append(
@@ -97,10 +96,10 @@ class WalAppender:
     ) -> int:
         """Append one entry and return its position once it is durable.
 
-        `rows` has the row schema, None: the entry carries the map alone, in the form of a sentinel, which every reader
-        passes over; `generation` is that of the memtable they go to; `applied` is the whole map, with this entry's
-        batch in it if and only if `part` closes it (or `part` is None). Of a long map a snapshot is written first, to
-        which an `AppliedMap` is relative then.
+        `rows` has the row schema. With None the entry carries only the map, in the form of a sentinel, which every
+        reader skips. `generation`: that of the memtable of these rows. `applied`: the whole map; it holds this entry's
+        batch if and only if `part` closes it (or `part` is None). For a long map a snapshot is written first, and an
+        `AppliedMap` becomes relative to it.
         Raises Fenced, Poisoned, ConcurrentUse; StoreUnavailable or StoreRefused (nothing written, the same
         call may be made again); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows
         not in the row schema.
@@ -165,32 +164,31 @@ class WalAppender:
                 self._taken(key, found)
             self._prove_ownership(key)
         except (StoreUnavailable, StoreRefused):
-            raise  # Nothing landed: the slot is still ours to fill.
+            raise  # Nothing landed: the slot is still ours.
         except BaseException as error:
-            # Everything else, an interrupt in the middle of the put included: what is in the slot is not
-            # known.
+            # Anything else, an interrupt in the middle of the put included: the slot's content is unknown.
             self._poison = _Poison(position, error)
             raise
         self.next_position = position + 1
         return position
 
     def _taken(self, key: str, found: bytes) -> NoReturn:
-        """Another's entry is in our slot: raise Fenced where a newer epoch put it or is known, else
+        """Raise for an entry of another writer in our slot: Fenced where a newer epoch wrote it or is known, else
         Corrupt."""
         try:
             theirs = self._codec.header(found).writer_epoch
         except Corrupt:
-            theirs = 0  # Whatever it is, it is not ours: the manifest tells whose time it is.
+            theirs = 0  # Not ours, whatever it is: the manifest names the newest epoch.
         if theirs > self._guard.epoch:
             self._guard.fenced_by(theirs)
         self._manifests.owned(self._guard)
         raise Corrupt(
             f"{key}: position {self.next_position} holds an entry that writer epoch {self._guard.epoch} did not write, "
-            "and no newer epoch exists; do not write to this region before you know who did"
+            "and no newer epoch exists; find out which program wrote it before you write to this region"
         )
 
     def _prove_ownership(self, key: str) -> None:
-        """Look for a newer epoch, unless that was done just now. Raises Fenced, OutcomeUnknown."""
+        """Look for a newer epoch in the manifest, unless it was read just now. Raises Fenced, OutcomeUnknown."""
         instant = self._instant()
         if max(now - then for now, then in zip(instant, self._proved, strict=True)) < _PROOF_LASTS:
             return
@@ -198,10 +196,10 @@ class WalAppender:
             self._manifests.owned(self._guard)
         except (StoreUnavailable, StoreRefused) as error:
             raise OutcomeUnknown(
-                f"{key}: written, but the manifest cannot be read to see who owns it: {error}"
+                f"{key}: written, but the manifest cannot be read to prove that the region is still ours: {error}"
             ) from error
         self._proved = instant
 
     def _instant(self) -> tuple[float, float]:
-        """Both clocks: the monotonic one stands still while a machine is suspended, the other may be set back."""
+        """Read both clocks: the monotonic one stops while a machine is suspended, the wall clock may be set back."""
         return self._clock.monotonic(), self._clock.now()

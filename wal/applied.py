@@ -1,12 +1,12 @@
-"""What each producer has had applied in a region: a snapshot that several entries share, and the changes since.
+"""The applied map of a region, highest sequence applied per producer: a snapshot that entries share, and the changes.
 
-Every entry says the whole map, so that a claim finds it in the newest one. While the map is short, the entry holds it.
-When it grows, it is kept in an object of its own (`wal.snapshots`), and the entries name that object and hold what was
-changed since; when the changes grow, the next snapshot is written. With names of equal length, n names in the snapshot
-and c changes, an entry costs some (n / c + c / 2) names on average, least at c = sqrt(2 n), so that is the limit.
+Every entry gives the whole map, so that a claim finds it in the newest one. The entry holds a short map itself.
+A longer map is kept in an object of its own (`wal.snapshots`); entries name that object and hold the changes since.
+When the changes grow, the next snapshot is written. With names of equal length, n names in the snapshot and c changes,
+an entry costs some (n / c + c / 2) names on average, least at c = sqrt(2 n), so that is the limit.
 
-Names are forgotten by their number, oldest first, and only when a snapshot is written: of a name that is forgotten
-("retired") the snapshot keeps a hash of 64 bits. A retired name is refused, never taken for a new one.
+When a snapshot is written with too many names, the oldest are retired: the snapshot keeps a hash of 64 bits of each. A
+retired name is refused, never treated as a new one.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ PREFIX = "memwal:before:"
 NAMES_MAX = 100_000
 """Names that a snapshot keeps; above, the oldest tenth is retired."""
 _INLINE_MAX = 16_384
-"""Bytes of names and numbers that an entry holds at least, before a snapshot is worth its own request."""
+"""Bytes of names and numbers that an entry holds before a snapshot is worth its own request."""
 _OF_A_NAME = 64
 """Bytes that one name takes, on average."""
 _OF_A_NUMBER = 24
 GONE = -2
-"""Among the changes: the key is in the snapshot, and in the map no more. Sequences are at least -1."""
+"""Value among the changes of a key that is in the snapshot but no longer in the map. Sequences are at least -1."""
 Hashes = npt.NDArray[np.uint64]
 NONE_RETIRED: Hashes = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A map at some moment, as an object holds it. Immutable."""
+    """The map at some moment, as an object on storage holds it. Immutable."""
 
     name: str = ""
-    """Of the object; "" where there is none."""
+    """Name of the object; "" where there is none."""
     applied: Mapping[str, int] = field(default_factory=dict)
-    """Ascending by when each name was changed last, as far as that is known."""
+    """Ordered by the last change of each name, oldest first, as far as that is known."""
     retired: Hashes = field(default_factory=lambda: NONE_RETIRED)
-    """Of retired names the hashes: uint64 [retired], ascending."""
+    """Hashes of retired names: uint64 [retired], ascending."""
     size: int = 0
-    """Some bytes of it."""
+    """Bytes, approximately."""
 
 
 class AppliedMap(MutableMapping[str, int]):
-    """Highest sequence applied by producer, and exceptions; a copy costs as much as the changes, not the map.
+    """Highest sequence applied per producer, and exceptions. A copy costs as much as the changes, not the map.
 
     Thread safety. One thread changes it; reads from any thread. `rebased` changes nothing that a reader sees.
     """
@@ -60,7 +60,7 @@ class AppliedMap(MutableMapping[str, int]):
     def __init__(
         self, changes: Mapping[str, int] | None = None, snapshot: Snapshot | None = None, size: int | None = None
     ) -> None:
-        """`changes`: since `snapshot`; a value of GONE takes the key out. `size`: of the changes, where it is known."""
+        """`changes`: since `snapshot`; the value GONE removes the key. `size`: bytes of the changes, if known."""
         held = dict(changes or {})
         if size is None:
             size = sum(len(name) + _OF_A_NUMBER for name in held)
@@ -68,33 +68,33 @@ class AppliedMap(MutableMapping[str, int]):
 
     @staticmethod
     def of(applied: Mapping[str, int]) -> AppliedMap:
-        """`applied` itself where it is one already."""
+        """`applied` as an AppliedMap; itself where it is one already."""
         return applied if isinstance(applied, AppliedMap) else AppliedMap(applied)
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the changes are relative to."""
+        """The snapshot that the changes are relative to."""
         return self._state[0]
 
     @property
     def changes(self) -> Mapping[str, int]:
-        """What an entry holds beside the snapshot's name."""
+        """The changes, which an entry holds beside the snapshot's name."""
         return self._state[1]
 
     def fits(self, before: str) -> bool:
-        """Whether an entry can say the map as it is, without a snapshot written first: the changes are short, and what
-        they are relative to is what the entry before named (`before`), or nothing."""
+        """Whether an entry can hold the map as it is, without a new snapshot: the changes are short, and relative to
+        nothing or to the snapshot that the entry before named (`before`)."""
         snapshot, _, size = self._state
         known = snapshot.name == before if snapshot.name else not (snapshot.applied or len(snapshot.retired))
         return known and (size <= _INLINE_MAX or size <= isqrt(2 * _OF_A_NAME * snapshot.size))
 
     def copy(self) -> AppliedMap:
-        """A map that can be changed by itself."""
+        """An independent copy."""
         snapshot, changes, size = self._state
         return AppliedMap(changes, snapshot, size)
 
     def rebased(self, name: str) -> Snapshot:
-        """The whole map as a snapshot called `name`; the oldest names are retired where there are too many."""
+        """The whole map as a snapshot called `name`. Retires the oldest names where there are too many."""
         snapshot, changes, _ = self._state
         applied = {key: value for key, value in snapshot.applied.items() if key not in changes}
         applied |= {key: value for key, value in changes.items() if value != GONE}
@@ -110,11 +110,11 @@ class AppliedMap(MutableMapping[str, int]):
         return Snapshot(name, applied, retired, size)
 
     def rebase(self, snapshot: Snapshot) -> None:
-        """Be relative to `snapshot`, which `rebased` made of this map."""
+        """Make the map relative to `snapshot`, which `rebased` made of it."""
         self._state = snapshot, {}, 0
 
     def is_retired(self, producer: str) -> bool:
-        """Whether `producer`, which the map does not have, was forgotten."""
+        """Whether `producer` is not in the map because it was retired."""
         retired = self._state[0].retired
         if not len(retired) or producer in self:
             return False
@@ -141,7 +141,7 @@ class AppliedMap(MutableMapping[str, int]):
         self._state = snapshot, changes, size
 
     def __delitem__(self, key: str) -> None:
-        """Take a key out. Raises KeyError."""
+        """Remove a key. Raises KeyError."""
         self[key]
         snapshot, changes, _ = self._state
         if key in snapshot.applied:
@@ -167,6 +167,6 @@ class AppliedMap(MutableMapping[str, int]):
 
 
 def hashes(names: list[str]) -> Hashes:
-    """64 bits of each name: uint64 [names], in their order."""
+    """A 64-bit hash of each name: uint64 [names], in their order."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, "<u8").astype(np.uint64)

@@ -1,7 +1,7 @@
 """When rows become visible.
 
-Rows of a batch in several entries became visible together, when the entry that closes it was durable: they are given
-just before that entry, whatever lies between. A batch that is not closed was never acknowledged and is dropped; an
+Rows of a batch of several entries become visible together, when the closing entry is durable: its parts are returned
+just before that entry, whatever lies between. A batch that is not closed was never acknowledged and is dropped. An
 entry of a newer epoch ends all open batches, because the writer that could have closed them is fenced.
 """
 
@@ -14,11 +14,11 @@ _BatchKey = tuple[str, int, str]
 
 
 class BatchAssembler:
-    """Takes a log's entries in the order of their positions, gives them in the order they became visible.
+    """Takes a log's entries in the order of their positions and returns them in the order in which they became visible.
 
     Thread safety. One thread.
-    Invariants. (1) Sentinels are not given. (2) Epochs never go back. (3) What is held back is at most the parts of
-    the batches that are open.
+    Invariants. (1) Sentinels are not returned. (2) Epochs never go back. (3) Only parts of open batches are held
+    back.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,7 @@ class BatchAssembler:
     def add(self, entry: Entry) -> list[Entry]:
         """The entries whose rows become visible with `entry`, in order.
 
-        Raises Corrupt where its epoch is below that of an earlier one: no writer can append once a newer one has
-        fenced it.
+        Raises Corrupt where its epoch is below an earlier entry's: a fenced writer cannot append.
         """
         epoch = entry.header.writer_epoch
         if epoch < self._epoch:
@@ -46,7 +45,7 @@ class BatchAssembler:
         batch = (part.producer, part.sequence, part.attempt)
         if part.closes:
             parts = self._open.pop(batch, [])
-            # Other attempts at this batch were given up: it is applied now, and none of them can close it again.
+            # The batch is applied now: other attempts at it were given up, and none can close it again.
             self._open = {each: held for each, held in self._open.items() if each[:2] != batch[:2]}
             return [*parts, entry]
         self._open.setdefault(batch, []).append(entry)

@@ -1,7 +1,7 @@
-"""Time, waiting and randomness: the only module that asks the operating system for them.
+"""Time, waiting and randomness: the only module that takes them from the operating system.
 
-Everything else takes a `Clock` and an `Ids` as parameters, so that a test or a simulation decides what time
-it is, and so that one seed gives one run. A house test bans the direct calls elsewhere.
+All other code takes a `Clock` and an `Ids` as parameters, so that a test or a simulation sets the time and one seed
+gives one run. A house test bans the direct calls elsewhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reading a log's entries in order, several at once.
 
 On object storage a read is a round trip, and decoding an entry keeps a processor busy without holding the interpreter
-lock; so a few threads read and decode ahead of the one that takes the entries. What is ahead is bounded in entries and
-in bytes. The bytes of an entry are known only once it is read, so each entry ahead counts as much as the largest so
-far; before the first is known, as many are read as there are readers.
+lock; so a few threads read and decode ahead of the thread that takes the entries. The entries ahead are bounded in
+number and in bytes. The size of an entry is known only once it is read, so each entry ahead counts as much as the
+largest so far; before the first is read, there are as many ahead as readers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class EntryReader:
     """Reads entries of one region.
 
     Thread safety. Any thread.
-    Invariants. (1) One reader makes no thread: one store call after another, in the caller's. (2) Errors come where the
-    entry they belong to would have come. (3) No thread outlives the iterator of `each`, whatever ended it.
+    Invariants. (1) With one reader there is no thread: the caller's makes one store call after another. (2) An error is
+    raised in the place of its entry. (3) No thread outlives the iterator of `each`, whatever ended it.
     Errors. Every method raises Corrupt, naming the key, where an object is no whole entry; StoreUnavailable;
     StoreRefused.
     """
@@ -44,7 +44,7 @@ class EntryReader:
         return entry_key(self.region_id, position, self._codec.suffix)
 
     def header(self, position: int) -> EntryHeader | None:
-        """Header of one entry, None where there is no such object."""
+        """Header of one entry; None where it does not exist."""
         data = self.store.get(self.key(position))
         if data is None:
             return None
@@ -54,7 +54,7 @@ class EntryReader:
             raise self.damaged(position, error) from error
 
     def read(self, position: int) -> Entry | None:
-        """One entry, None where there is no such object."""
+        """One entry; None where it does not exist."""
         data = self.store.get(self.key(position))
         if data is None:
             return None
@@ -64,14 +64,14 @@ class EntryReader:
             raise self.damaged(position, error) from error
 
     def each(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
-        """`read` of every position, in their order. Close it (`contextlib.closing`) where it may not be used up."""
+        """`read` of every position, in order. Close it (`contextlib.closing`) where it may not be exhausted."""
         if self._readers == 1:
             yield from map(self.read, positions)
         else:
             yield from self._each_ahead(positions)
 
     def damaged(self, position: int, error: Corrupt) -> Corrupt:
-        """`error`, naming the object at `position` and what to do about it."""
+        """`error` with the key of the object at `position` and what to do."""
         return Corrupt(f"{self.key(position)}: {error}; restore this object from a backup")
 
     def _each_ahead(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:

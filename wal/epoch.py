@@ -1,6 +1,6 @@
 """The right of one claim to act for a region, which ends when a higher epoch is seen.
 
-Below the protocol that gives it (`wal.fence`), since manifests and replay need to know who acts.
+It is a module of its own below `wal.fence`, which creates it, since manifests and replay need it too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class EpochGuard:
     """
 
     def __init__(self, region_id: UUID, epoch: int, claimed: tuple[int, str] | None = None) -> None:
-        """`claimed`: version and edit id of the manifest that this claim wrote; an epoch alone does not tell this table
-        from one that was made anew in its place."""
+        """`claimed`: version and edit id of the manifest that this claim wrote. They tell this table from one that was
+        made anew in its place, which the epoch alone does not."""
         self.region_id = region_id
         self.epoch = epoch
         self.claimed = claimed

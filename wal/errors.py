@@ -1,7 +1,7 @@
 """Errors of the log.
 
-Each is one line: what is wrong, with the numbers and names, and how to mend it. What a caller must do differs
-per class, so callers match on the class and never on the text.
+Each message is one line: what is wrong, with the numbers and names, and how to mend it. What a caller must do depends
+on the class, so callers match on the class and never on the text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ class WalError(Exception):
 class Fenced(WalError):
     """Another writer claimed the region with a higher epoch; this writer must stop.
 
-    Invariants. `theirs > ours`. Everything this writer was acknowledged for is kept: the newer writer replays
-    it.
+    Invariants. `theirs > ours`. Everything that this writer acknowledged is kept: the newer writer replays it.
     """
 
     def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
@@ -37,10 +36,10 @@ class Fenced(WalError):
 
 
 class Overtaken(WalError):
-    """A reader came too late: entries it had not read yet were flushed and collected.
+    """A reader was too slow: entries that it had not read yet were flushed and collected.
 
-    Read the region manifest again: what was missed is in its SSTs, below generation `generation`, and the log goes on
-    after position `replay_after`. Nothing is lost.
+    Read the region manifest again: the rows of these entries are in its SSTs below generation `generation`, and the log
+    continues after position `replay_after`. Nothing is lost.
     """
 
     def __init__(self, region_id: UUID, position: int, replay_after: int, generation: int) -> None:
@@ -62,25 +61,23 @@ class Poisoned(WalError):
 
 
 class OutcomeUnknown(WalError):
-    """Storage gave no answer: the write may or may not exist, now or later. Never report it as success or
-    failure."""
+    """Storage gave no answer: the write may or may not exist, now or later. Never report it as success or failure."""
 
 
 class Corrupt(WalError):
-    """What is on storage contradicts the protocol. Stop and look; nothing is skipped or repaired silently."""
+    """Storage contradicts the protocol. Stop and look; nothing is skipped or repaired silently."""
 
 
 class StoreUnavailable(WalError):
-    """Storage cannot be reached or is full at this moment, and nothing of this request landed. Try again."""
+    """Storage is unreachable or full at this moment, and nothing of this request landed. Try again."""
 
 
 class StoreRefused(WalError):
-    """A matter of configuration: no permission, read-only, no conditional writes. Trying again cannot
-    help."""
+    """Storage refuses the configuration: no permission, read-only, no conditional writes. Retrying cannot help."""
 
 
 class Sealed(WalError):
-    """The region refuses new claims: the table is being resized, or the region fell away when it was made smaller."""
+    """The region refuses new claims: the table is being resized, or a resize to fewer regions dropped it."""
 
     reason = "resized"
 
@@ -88,7 +85,7 @@ class Sealed(WalError):
 class Resized(WalError):
     """The region belongs to a newer routing of the table than the caller's; nothing was written.
 
-    The table has another number of regions now: read the base table again, and route by it.
+    The table has another number of regions now: read the base table again, and route by its new number.
     """
 
     reason = "resized"
@@ -107,7 +104,7 @@ class Resized(WalError):
 
 
 class ConcurrentUse(WalError):
-    """Two threads used an object that belongs to one thread at a time."""
+    """Two threads used an object at once that only one thread at a time may use."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,47 +1,44 @@
-"""Fencing: who may act for a region.
+"""Claiming a region and fencing its older writer.
 
-A region belongs to the writer with the highest epoch in its manifest. One `EpochGuard` stands for one claim
-and is shared by everything that acts for that writer (appender, flusher); `claim` is the only place that
-raises an epoch.
+A region belongs to the writer with the highest epoch in its manifest. Each claim has one `EpochGuard`, which everything
+that acts for that writer shares (appender, flusher). Only `claim` raises an epoch.
 
 The claim, in steps:
 
- 1. List the WAL, one page of it, then read the newest manifest; in this order, because whoever wrote an entry had a
-    manifest before. Entries of the other format: refuse. Entries but no manifest: refuse, the manifests were lost.
-    SEALED: refuse. A generation is committed that the manifest has not published: refuse, the manifests are older than
-    the table.
-    Until here nothing was written.
- 2. No manifest: create version 1 with epoch 1 and the generation above what is committed, which is 1 for a new table.
-    Where the base table was cloned, or the directory of its regions is gone, it is not, and SSTs with numbers from 1 on
-    would pass for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; taken by another:
-    back to 1.
- 3. Find the WAL tip: the highest position listed or named in the manifest. Whether there is one behind it, which a
-    listing may not show yet, step 4 sees for itself. Where the page did not hold the whole log, the tip is looked for
-    above that position by few probes (`wal.probing`), and behind the tip for what a hole would hide.
- 4. Epoch >= 2: put a sentinel at tip+1, carrying the applied map of the newest entry that has one (ours all have).
-    Taken by an older writer's entry: forward until one is missing, that is the tip now, again. Taken by a newer epoch:
-    fenced. From here on the older writer's next append finds its slot taken, so nothing it is acknowledged for can be
-    missed by step 6.
- 5. Record the sentinel's position as `last_seen` in another manifest version (this also proves that we still
-    own it: put behind the version of step 2, unread, which succeeds only where nobody put one there).
+ 1. List one page of the WAL, then read the newest manifest. The order matters: a writer has a manifest before it writes
+    an entry. Refuse entries of the other format; entries without a manifest (the manifests were lost); a SEALED
+    region; a committed generation that the manifest has not published (the manifests are older than the table).
+    Up to here nothing is written.
+ 2. No manifest: create version 1 with epoch 1 and the generation above the committed one. That is 1 for a new table,
+    and higher where the base table was cloned or the directory of its regions is gone: SSTs numbered from 1 would pass
+    for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; version taken: back to 1.
+ 3. Find the WAL tip: the highest position listed or named in the manifest. A listing may not show the newest entry yet;
+    step 4 notices that. Where the page did not hold the whole log, find the tip above that position by few probes
+    (`wal.probing`), and probe behind the tip for entries that a hole would hide.
+ 4. Epoch >= 2: put a sentinel at tip+1 with the applied map of the newest entry that has one (all of ours do).
+    Slot taken by an older writer's entry: probe forward until a position is missing, which gives the new tip; repeat.
+    Taken by a newer epoch: fenced. From here on the older writer's next append finds its slot taken, so step 6 misses
+    nothing that it acknowledged.
+ 5. Record the sentinel's position as `last_seen` in another manifest version. This also proves that we still own the
+    region: the write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
  6. Replay from `replay_after`+1 to the sentinel.
- 7. Look for a manifest newer than that: an epoch above ours means fenced.
+ 7. Look for a newer manifest: an epoch above ours means fenced.
 
 A resize of the table (flush.resizing.steps) claims in two other ways, so that no writer of an old routing gets in
 between:
 
- * `seal`: the manifest of step 2 is SEALED, whether it was before or not. The claim and the seal are one write:
-   from then on only another resize may claim. A region that is not there yet is created sealed.
- * `opening`: a SEALED region of an older routing is claimed, stays SEALED through step 4, whose sentinel carries the
-   map `opening` in place of the newest entry's, and becomes ACTIVE in step 5, with the spec id of the new routing.
-   So whoever finds it ACTIVE finds that map.
+ * `seal`: the manifest of step 2 is SEALED, whatever its status was. Claim and seal are one write: from then on only
+   another resize may claim. A region without a manifest is created sealed.
+ * `opening`: a SEALED region of an older routing is claimed and stays SEALED through step 4, whose sentinel carries the
+   map `opening` in place of the newest entry's. Step 5 makes it ACTIVE with the spec id of the new routing. So a writer
+   that finds the region ACTIVE finds that map.
 
-A claim also keeps the read lease that it finds in the manifest, or raises it to its own, and says until when the older
-owner may answer reads (`wal.lease`).
+A claim keeps the read lease in the manifest, or raises it to its own, and returns until when the older owner may answer
+reads (`wal.lease`).
 
-The spec id is the version of the routing: a claim by an older one than the manifest's is `Resized`.
+The spec id is the version of the routing: a claim with an older one than the manifest's is `Resized`.
 
-While storage is unavailable, each read is tried again within the retry budget (`wal.patience`), each write too
+While storage is unavailable, each read is tried again within the retry budget (`wal.patience`), and so is each write
 (`wal.slot`).
 """
 
@@ -70,7 +67,7 @@ from memwal.wal.store.port import ObjectStore
 
 @dataclass
 class Claim:
-    """A region taken, and all that has to be restored before it takes writes."""
+    """A claimed region, and what must be restored before it takes writes."""
 
     guard: EpochGuard
     manifest: RegionManifest
@@ -98,12 +95,12 @@ def claim(
     on_progress: Progress | None = None,
     options: WalOptions | None = None,
 ) -> Claim:
-    """Take the region: raise its epoch, fence the older writer, read back what it left. Steps in the module's
-    text.
+    """Claim the region: raise its epoch, fence the older writer, read back the entries that it left. The module's text
+    has the steps.
 
-    `spec_id` is the routing version by which the caller routes, 1 in a table that was never resized; `committed`: the
-    highest generation of the region that the base table held at some moment before; `seal`, `opening`: for a resize,
-    see the module's text; `on_progress(read, total)` is told of entries replayed, in this thread.
+    `spec_id`: the version of the caller's routing, 1 in a table that was never resized. `committed`: the highest
+    generation of the region that the base table held at some earlier moment. `seal`, `opening`: for a resize, see the
+    module's text. `on_progress(read, total)` is called in this thread for entries replayed.
     Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch
     owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.
@@ -146,7 +143,7 @@ def claim(
 
 @dataclass(frozen=True)
 class _Claimer:
-    """The steps of one claim, and what they work with. `reads` is `store` with patient reads."""
+    """The steps of one claim and their inputs. `reads` is `store` with retried reads."""
 
     store: ObjectStore
     reads: PatientReads
@@ -162,8 +159,8 @@ class _Claimer:
     manifests: ManifestStore
 
     def raise_epoch(self) -> tuple[RegionManifest, Listed, int]:
-        """Steps 1 and 2: the manifest that is ours, the positions listed, and the read lease of the manifest
-        before in milliseconds. A conflict means that somebody else got on, so the loop ends."""
+        """Steps 1 and 2: our manifest, the positions listed, and the read lease of the manifest before it in
+        milliseconds. Each conflict means that another writer made progress, so the loop ends."""
         while True:
             listed = list_tip(self.reads, self.region_id, self.codec.suffix)
             current = self.manifests.latest()
@@ -175,7 +172,7 @@ class _Claimer:
     def put_sentinel(self, guard: EpochGuard, manifest: RegionManifest, listed: Listed) -> tuple[int, AppliedMap]:
         """Steps 3 and 4. Returns the tip, which is the sentinel's position, and the applied map.
 
-        Epoch 1 has nobody to fence and puts none: its tip is 0.
+        Epoch 1 has no older writer to fence and puts no sentinel: its tip is 0.
         """
         reader = EntryReader(self.reads, self.region_id, self.codec)
         tip = max(listed.tip, manifest.last_seen, manifest.replay_after)
@@ -196,7 +193,7 @@ class _Claimer:
             tip = self._probed(tip + 1)
 
     def _sentinel(self, guard: EpochGuard, manifest: RegionManifest, applied: AppliedMap, position: int) -> EntryHeader:
-        """The header of a sentinel for `position`; a snapshot of `applied` is written where that is long."""
+        """The header of a sentinel for `position`. Writes a snapshot of `applied` first where the map is long."""
         ids = self.ids
         if not applied.fits(applied.snapshot.name):
             write_snapshot(
@@ -214,7 +211,7 @@ class _Claimer:
             seen = replace(current, last_seen=max(current.last_seen, tip))
             if self.opening is None:
                 return seen
-            # Before the routing was decided the resize has waited for all leases, and a sealed region gives none.
+            # The resize waited for all leases before it decided the routing, and a sealed region gives none.
             return replace(seen, status=RegionStatus.ACTIVE, spec_id=self.spec_id, read_lease=0)
 
         return self.manifests.edit(guard, recorded, manifest)
@@ -236,7 +233,7 @@ class _Claimer:
 
     @property
     def _lease(self) -> int:
-        """Milliseconds of our own read lease. Lance's writer, for which the arrow format is there, waits for none."""
+        """Milliseconds of our own read lease; 0 in the arrow format, whose other writer, Lance's, does not wait."""
         serves = not self.seal and self.opening is None and self.codec.suffix != "arrow"
         return round(1000 * self.options.read_lease) if serves else 0
 
@@ -271,7 +268,7 @@ class _Claimer:
             )
 
     def _expect_no_entries(self, tip: int) -> None:
-        """Where there was no manifest there can be no entry: it would have been written without a claim."""
+        """Raise Corrupt where the log has an entry: without a manifest it would have been written without a claim."""
         if tip:
             raise Corrupt(
                 f"region {self.region_id} has WAL entries up to position {tip} but had no manifest; restore "

@@ -1,13 +1,13 @@
-"""What collections remember of a log's fences, so that a new process need not read every entry to find them.
+"""The fences that earlier collections found, kept on storage so that a new process need not read every entry.
 
     _mem_wal/{region uuid}/fences.json
     {"fences": [[position, last position, epoch], …],     runs of fences, position and epoch rising by one
-     "entry_id": "…",                                      of the last fence: the log is the one that was looked at
+     "entry_id": "…",                                      of the last fence: proves that it is the same log
      "crc32": "8 hex digits"}                              of this object with these digits as "00000000"
 
-Advice: a lost object costs reads, no more. A wrong one could cost a fence, so it is believed only where its checksum
-holds and its last fence is in the log with that entry id: entries never change, so what lies below it is what it was.
-Entries that Lance wrote have no entry id; a log whose fences are all Lance's is read anew by each process.
+It is advice: a lost object costs only reads. A wrong one could cost a fence, so it is used only where its checksum
+holds and its last fence is in the log with that entry id: entries never change, so the entries below are the same too.
+Entries that Lance wrote have no entry id; each process reads a log whose fences are all Lance's anew.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Header = Callable[[int], EntryHeader | Corrupt | None]
 
 
 class FenceIndex:
-    """The remembered fences of one region, as position -> writer epoch.
+    """The stored fences of one region, as position -> writer epoch.
 
-    Thread safety. One thread at a time; any number of processes, of which the last one to save is believed.
+    Thread safety. One thread at a time; any number of processes, and the last one to save wins.
     """
 
     def __init__(self, store: ObjectStore, region_id: UUID, header: Header) -> None:
@@ -38,7 +38,7 @@ class FenceIndex:
         self._saved: Mapping[int, int] = {}
 
     def load(self) -> Mapping[int, int]:
-        """What is remembered of this log; {} where nothing is, or not of it. Two requests.
+        """The fences stored for this log; {} where there are none, or they belong to another log. Two requests.
 
         Raises StoreUnavailable, StoreRefused.
         """
@@ -46,7 +46,7 @@ class FenceIndex:
         return self._saved
 
     def save(self, fences: Mapping[int, int]) -> None:
-        """Remember `fences`, unless they are known or the last of them has no entry id; storage may fail to."""
+        """Store `fences`, unless they are stored already or the last has no entry id. Errors of storage are ignored."""
         if fences == self._saved or not fences:
             return
         last = self._header(max(fences))
@@ -80,7 +80,7 @@ def _encode(fences: Mapping[int, int], entry_id: str) -> bytes:
 
 
 def _decode(data: bytes) -> tuple[dict[int, int], str] | None:
-    """Fences and the entry id of the last one; None where `data` is not what `_encode` gave."""
+    """Fences and the entry id of the last one; None where `data` is not a result of `_encode`."""
     try:
         document = json.loads(data)
         blank = json.dumps(document | {"crc32": _NO_CHECKSUM}).encode()

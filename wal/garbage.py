@@ -1,20 +1,19 @@
-"""Deleting WAL entries that nobody can need again.
+"""Deleting WAL entries that no replay, claim, fence or reader can need again.
 
-What must stay, and who needs it:
+What must stay, and why:
 
- * Entries above `replay_after` of the newest manifest: every replay. The manifest is the boundary: it moves first,
-   by a conditional write, never back, and only the region's owner moves it.
- * Every fence, that is the first entry of each epoch (`wal.fences`). The slot a sleeping writer will aim at is the
-   first one it has not filled, and that is where the next claim put its sentinel; were it gone, the sleeper's put would
-   be answered CREATED and its rows would never be replayed. This holds for any writer of the format, one that knows
-   nothing of us included.
+ * Entries above `replay_after` of the newest manifest: every replay needs them. The manifest is the boundary: it moves
+   first, by a conditional write, never back, and only the region's owner moves it.
+ * Every fence, that is the first entry of each epoch (`wal.fences`). A sleeping writer will aim at the first slot it
+   has not filled, and the next claim put its sentinel there. Without it the sleeper's put would be answered CREATED and
+   its rows would never be replayed. This holds for any writer of the format, Lance's included.
  * The newest entry that carries the applied map, and everything above it: the next claim looks for the map there.
- * The snapshot of that map, where the entry names one; which others may go, see `wal.snapshots`.
- * Entries younger than a minimum age: a reader that took an older manifest may still be reading them. It may also
-   read on too late; then it finds a position missing that the newest manifest has passed, and begins again.
+ * The snapshot of that map, where the entry names one; `wal.snapshots` tells which others may go.
+ * Entries younger than a minimum age: a reader with an older manifest may still read them. One that reads too late
+   misses a position that the newest manifest has passed, and begins again.
 
-Nothing else is needed, so a crash in the middle and two collectors at once do no harm. A collector owns nothing and
-fences nobody.
+Nothing else is needed, so a crash in the middle and two collectors at once do no harm. A collector owns no region and
+fences no writer.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ class WalGarbage:
 
     region: UUID
     boundary: int
-    """`replay_after` of the manifest it went by: entries above it were not looked at."""
+    """`replay_after` of the manifest that was read; entries above it were not considered."""
     entries: int = 0
     """Entries deleted."""
     bytes: int = 0
-    """Their size together."""
+    """Size of what was deleted."""
     fences: int = 0
     """Fences among the entries that are old enough, kept for writers that sleep."""
     too_young: int = 0
-    """Entries not needed any more that have not reached the minimum age."""
+    """Entries no longer needed that have not reached the minimum age."""
     unreadable: int = 0
     """Entries kept because they cannot be read and may be fences."""
     snapshots: int = 0
@@ -65,11 +64,11 @@ class WalGarbage:
 
 
 class WalCollector:
-    """Collects the WAL of one region, as often as it is asked.
+    """Collects the WAL of one region, any number of times.
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
-    Invariants. See the module's text. What was read to find the fences is remembered, not read again, by
-    other processes neither (`wal.fence_index`).
+    Invariants. See the module's text. An entry that was read to find the fences is not read again, not even by
+    other processes (`wal.fence_index`).
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class WalCollector:
         self._remembers = False
 
     def collect(self, min_age: float, *, dry_run: bool = False) -> WalGarbage:
-        """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only say what that is.
+        """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only report it.
 
         Raises StoreUnavailable, StoreRefused (what was deleted by then is deleted; call again), and Corrupt, naming
         the object, where the manifest or an entry above the newest applied map cannot be read.
@@ -128,7 +127,8 @@ class WalCollector:
         )
 
     def _entries(self) -> dict[int, ObjectInfo]:
-        """By position, ascending. Objects that are no entries of this format are nobody's to delete."""
+        """Entries by position, ascending, without objects that are no entries of this format: those are not ours to
+        delete."""
         found = {}
         for each in self._store.describe(wal_prefix(self._region_id)):
             parsed = parse_entry_key(each.key)

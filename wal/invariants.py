@@ -1,8 +1,7 @@
 """What may change between two versions of a region manifest.
 
 Pure functions `(current, proposed)`, numbered, run by the one place that writes manifests
-(`ManifestStore.create`) before anything is written. A violation is a defect of the caller, and nothing of it
-reaches storage.
+(`ManifestStore.create`) before anything is written. A violation is a defect of the caller; nothing is written.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _6_generations_are_contiguous(_: RegionManifest, proposed: RegionManifest) -
 
 
 def _7_identity_is_constant(current: RegionManifest, proposed: RegionManifest) -> str | None:
-    """The spec id, which is the routing version, rises when a sealed region is opened, and only then."""
+    """The spec id, which is the routing version, rises only when a sealed region is opened."""
     before, after = (current.region_id, current.spec_id), (proposed.region_id, proposed.spec_id)
     opened = _opened(current, proposed) and current.region_id == proposed.region_id
     return _unless(before == after or opened, f"region and spec id changed from {before} to {after}")
@@ -69,14 +68,14 @@ def _8_sealed_stays_sealed_in_its_routing(current: RegionManifest, proposed: Reg
 
 
 def _9_one_sst_appended_at_most(current: RegionManifest, proposed: RegionManifest) -> str | None:
-    """The appended SST takes the current generation, which then becomes one more."""
+    """The appended SST has the current generation, which then rises by one."""
     new = [sst.generation for sst in proposed.ssts if sst.generation >= current.current_generation]
     expected = [current.current_generation] if new else []
     follows = proposed.current_generation == current.current_generation + 1
     return _unless(
         new == expected and (follows or not new),
         f"SST generations {new} appended with current generation {proposed.current_generation}; "
-        f"only generation {current.current_generation} can be appended, and the current one becomes one more",
+        f"only generation {current.current_generation} can be appended, and the current generation rises by one",
     )
 
 
@@ -91,7 +90,7 @@ def _10_ssts_leave_from_the_front(current: RegionManifest, proposed: RegionManif
 
 
 def _11_a_claim_keeps_the_lease(current: RegionManifest, proposed: RegionManifest) -> str | None:
-    """Its writer has not waited yet for reads that the older one may answer."""
+    """The claiming writer has not waited yet for the reads that the older writer may answer."""
     claimed = proposed.writer_epoch > current.writer_epoch
     return _unless(
         not claimed or proposed.read_lease >= current.read_lease,
@@ -115,8 +114,8 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_succession(current: RegionManifest | None, proposed: RegionManifest) -> None:
-    """Raise InvariantViolation, naming every broken rule, unless `proposed` may follow `current` (None: be
-    the first)."""
+    """Raise InvariantViolation, naming every broken rule, unless `proposed` may follow `current` (None: be the
+    first)."""
     if current is None:
         broken = [_first_version(proposed)]
     else:
@@ -130,8 +129,8 @@ def _run(current: RegionManifest, proposed: RegionManifest) -> list[tuple[int, s
 
 
 def _first_version(proposed: RegionManifest) -> str | None:
-    """Generations begin above what the base table holds: at 1, or further on where it came without its regions. Sealed
-    where a resize makes the region, for a routing that does not hold yet."""
+    """Generations begin above those that the base table holds: at 1, or higher where it came without its regions. The
+    region is sealed where a resize creates it, for a routing that is not valid yet."""
     fresh = RegionManifest(
         version=1,
         writer_epoch=1,

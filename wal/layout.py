@@ -1,11 +1,11 @@
-"""Object keys: every key of a region is built and parsed here and nowhere else.
+"""Object keys: every key of a region is built and parsed here only.
 
     _mem_wal/{region uuid}/manifest/{rev(version)}.binpb      region manifest, one object per version
     _mem_wal/{region uuid}/manifest/version_hint.json         {"version":N}; may be old or missing
     _mem_wal/{region uuid}/wal/{rev(position)}.lance|.arrow   WAL entry
     _mem_wal/{region uuid}/applied/{rev(position)}-{32 hex}.json  snapshot of the applied map (ours)
     _mem_wal/{region uuid}/{8 hex}_gen_{generation}/…         SST, a Lance dataset
-    _mem_wal/{region uuid}/owner.json                         who the owner is and where it answers; advice only
+    _mem_wal/{region uuid}/owner.json                         the owner and its endpoint; advice only
     _mem_wal/{region uuid}/fences.json                        where the fences of its log are; advice only (ours)
     _mem_wal/{region uuid}/pruned.json                        manifest versions below {"floor":N} were pruned (ours)
     _mem_wal/probe/{8 hex}                                    start-up probe; deleted at once (ours)
@@ -109,17 +109,17 @@ def version_hint_key(region: UUID) -> str:
 
 
 def owner_key(region: UUID) -> str:
-    """Key of the note that says where the region's owner can be reached; advisory."""
+    """Key of the note with the endpoint of the region's owner; advice only."""
     return f"{ROOT}{region}/owner.json"
 
 
 def fences_key(region: UUID) -> str:
-    """Key of what collections remember of the log's fences; it may be lost."""
+    """Key of the list of the log's fences that collections keep; it may be lost."""
     return f"{ROOT}{region}/fences.json"
 
 
 def pruned_key(region: UUID) -> str:
-    """Key of what says below which version manifests were pruned; for checks only, it may be lost."""
+    """Key of the lowest manifest version that was not pruned; for checks only, it may be lost."""
     return f"{ROOT}{region}/pruned.json"
 
 
@@ -134,13 +134,13 @@ def snapshot_prefix(region: UUID) -> str:
 
 
 def snapshot_key(region: UUID, name: str) -> str:
-    """Key of the snapshot that entries call `name`: "{position}-{32 hex digits}". Raises ValueError for another."""
+    """Key of the snapshot that entries call `name`: "{position}-{32 hex digits}". Raises ValueError for other names."""
     position, _, unique = name.partition("-")
     return f"{ROOT}{region}/applied/{rev(_numbered(int(position), 'position'))}-{unique}.json"
 
 
 def parse_snapshot_key(key: str) -> str | None:
-    """What entries call the snapshot with this key; None where `key` is no such key."""
+    """The name in entries of the snapshot with this key; None where `key` is no such key."""
     found = _SNAPSHOT.fullmatch(key)
     return found and f"{parse_rev(found['rev'])}-{found['id']}"
 
@@ -177,19 +177,17 @@ def parse_manifest_key(key: str) -> ManifestKey | None:
 
 
 def parse_sst_dir(path: str) -> SstName | None:
-    """The parts of an SST directory's name, given the name or a path that ends in it; None where it is
-    none."""
+    """The parts of an SST directory's name, given the name or a path that ends in it; None for any other name."""
     found = _SST_NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
     return found and SstName(found["token"], int(found["generation"]))
 
 
 def regions(store: ObjectStore) -> list[UUID]:
-    """Ids of the regions that have anything on storage, ascending. Raises what the store's `children`
-    raises."""
+    """Ids of the regions with any object on storage, ascending. Raises what the store's `children` raises."""
     return sorted(UUID(name) for name in store.children(ROOT) if re.fullmatch(_REGION, name))
 
 
 def _numbered(number: int, what: str) -> int:
     if number < 1:
-        raise ValueError(f"{what} {number} is none: numbering starts at 1")
+        raise ValueError(f"{what} {number} is not valid: numbering starts at 1")
     return number

@@ -1,35 +1,33 @@
 """Read leases: an owner answers reads from memory without asking storage, and never with rows that are not the newest.
 
-A read that begins after the acknowledgement of a write must see it, whoever acknowledged it. The owner of a region is
-deposed by a claim that it does not notice, so memory alone proves nothing. A *proof* of ownership is something that
-storage confirmed: the newest manifest has our epoch, or an entry was created in our next slot. A proof counts from the
-moment at which it was *begun*.
+A read that begins after the acknowledgement of a write must see it, whichever owner acknowledged it. A claim deposes
+the owner of a region without telling it, so memory alone proves nothing. A *proof* of ownership comes from storage: the
+newest manifest has our epoch, or an entry was created in our next slot. A proof counts from the moment at which it was
+*begun*.
 
 1. **Promise.** A writer's manifest says how long its leases last (`read_lease`, milliseconds; it is in the same
    version as the claim). A claim raises the value where it is below its own, and never lowers it.
 2. **Read.** A read that begins within `read_lease` of the newest proof is answered from memory. Any other proves
-   ownership first: one request. Idle regions ask for nothing, appends are proofs. A read that finds a generation
-   committed which it has in a memtable proves ownership anew, whatever its lease: another owner may have committed
-   other rows by that number.
-3. **Wait.** Who has claimed a region answers no read, makes no write visible, and acknowledges none, until the lease
-   that the manifest named before has passed since its sentinel was put. Replay goes on meanwhile, so mostly nobody
-   waits.
-4. **Release.** Who ends in order gives no leases any more, and then says so by a manifest whose `read_lease` is 0: the
-   next one need not wait. It must have waited itself; else the lease of who came before stands.
+   ownership first: one request. Idle regions make no request; appends are proofs. A read that sees a committed
+   generation which it still has in a memtable proves ownership anew, whatever its lease: another owner may have
+   committed other rows under that number.
+3. **Wait.** A new owner answers no read, makes no write visible and acknowledges none until the lease in the manifest
+   before its own has passed since its sentinel was put. Replay runs meanwhile, so mostly there is no wait.
+4. **Release.** An owner that closes in order stops giving leases, then writes a manifest whose `read_lease` is 0: the
+   next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands.
 5. **Resize.** Keys change their region, so a resize waits the same way for every region before it decides.
 
-Why no read is too old: let the old owner prove itself last by something begun at time p, and the new one put its
-sentinel at s. A manifest with the old epoch was read, or a slot of the old one created, before the sentinel: p < s. The
-old owner answers reads that begin before p + lease; the new one acknowledges nothing before s + lease.
+Why no read is too old: let the old owner begin its last proof at time p, and the new owner put its sentinel at s. The
+proof read a manifest with the old epoch, or created a slot of the old owner, before the sentinel: p < s. The old owner
+answers reads that begin before p + lease; the new one acknowledges nothing before s + lease.
 
-Clocks. Only lengths of time are compared, never the clocks of two machines. An owner takes the longer of what two
-clocks say has passed, since one stands still in a suspended machine and the other may be set; who waits, waits
-`CLOCK_RATE` times as long, so clocks may differ in speed by that. A machine whose clocks both stand still while it does
-not notice (a paused virtual machine without a clock from outside) may answer old rows for as long as a lease after it
-wakes up.
+Clocks. Only lengths of time are compared, never the clocks of two machines. An owner takes the longer time of its two
+clocks, since one stops in a suspended machine and the other may be set. A waiting owner waits `CLOCK_RATE` times as
+long, so clocks may differ in speed by that factor. A machine whose clocks both stop unnoticed (a paused virtual machine
+without a clock from outside) may answer old rows for as long as a lease after it wakes up.
 
-Lance's own ShardWriter knows nothing of leases and does not wait. So a table of the arrow format, which is there for
-it, has none: each read proves ownership first.
+Lance's own ShardWriter does not wait for leases. So a table of the arrow format, which it may own, has none: each read
+proves ownership first.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class ReadLease:
         self._ended = False
 
     def ticket(self) -> int:
-        """What a read takes when it begins, for `covers`."""
+        """A number that a read takes when it begins, for `covers`."""
         return self._begun
 
     def covers(self, ticket: int) -> bool:
@@ -76,7 +74,7 @@ class ReadLease:
         return not self._ended and not self._guard.fenced and self._age() < self._seconds / 2
 
     def begin(self) -> Instant:
-        """The moment at which a proof begins: to be called before storage is asked."""
+        """The moment at which a proof begins; call it before the request to storage."""
         return self._clock.monotonic(), self._clock.now()
 
     def confirm(self, begun: Instant) -> None:
@@ -92,10 +90,10 @@ class ReadLease:
         self._proven = max(self._proven, number)
 
     def end(self) -> None:
-        """Give no leases any more."""
+        """Stop giving leases."""
         self._ended = True
 
     def _age(self) -> float:
-        """Seconds since the newest proof was begun, by the clock by which it is longer."""
+        """Seconds since the newest proof was begun, by the clock that shows more."""
         monotonic, now = self._since
         return max(self._clock.monotonic() - monotonic, self._clock.now() - now)

@@ -1,19 +1,19 @@
 """Reading and writing a region's manifest versions.
 
-Versions have no gap from the oldest one kept to the newest; those below were pruned (`wal.manifest_garbage`), always
-the oldest first. So where a version is in its place, none above it is pruned, and a slot above it that is empty was
-never filled. A slot below may hold a false version: a writer that slept put it there, into a slot that was pruned. What
-is read and written is held against both.
+Versions have no gap from the oldest kept one to the newest. Older versions were pruned (`wal.manifest_garbage`), always
+the oldest first. So where a version is in its place, none above it is pruned, and an empty slot above it was never
+filled. A slot below may hold a false version, which a writer that slept put into a pruned slot. Reads and writes check
+for both.
 
-Latest, in steps: (1) the hint names a version, and its edit id; (2) probe forward until a version is missing
-(`wal.probing`); (3) *then* read: the version of the hint is in its place and has that edit id, so what was found above
-it is the newest. Otherwise one page of a listing takes the hint's place: the highest version of any page is no false
-one. A stale hint costs two probes per binary digit of its distance, a missing or broken one a listed page as well;
-neither makes an old version look newest. While storage is unavailable a read is tried again (`wal.patience`).
+Latest, in steps: (1) the hint names a version and its edit id; (2) probe forward until a version is missing
+(`wal.probing`); (3) *then* read the version of the hint: if it is in its place with that edit id, the highest version
+found is the newest. Otherwise one page of a listing replaces the hint: the highest version of any page is no false one.
+A stale hint costs two probes per binary digit of its distance, a missing or broken one a listed page as well; neither
+makes an old version look newest. While storage is unavailable, reads are retried (`wal.patience`).
 
-Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at
-version+1 until the outcome is known; (4) read the version before it: where it is not in its place any more, the slot
-may have been pruned, and the write counts as a lost race; (5) write the hint, whose loss is harmless.
+Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at version+1 until
+the outcome is known; (4) read the version before it: if it is no longer in its place, the slot may have been pruned,
+and the write counts as a lost race; (5) write the hint, whose loss is harmless.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Change = Callable[[RegionManifest], RegionManifest]
 _PAGE = 1000
 """Keys of a page of S3's listings."""
 _LOOKS = 10
-"""Looks for the newest version, each begun anew because the one it began at was pruned meanwhile."""
+"""Tries to find the newest version; each begins anew because the version it started at was pruned meanwhile."""
 # Each lost race means that another edit got through; a thousand in a row is no race but a defect.
 _MOST_CONFLICTS = 1000
 
 
 class ManifestStore:
-    """The manifest versions of one region.
+    """Reads and writes the manifest versions of one region.
 
     Thread safety. Any thread; any number of processes.
     Durability. A version returned as written survives a crash.
@@ -74,7 +74,8 @@ class ManifestStore:
         self._reads = patient(store, self._clock, self._options)
 
     def latest(self, known: RegionManifest | None = None) -> RegionManifest | None:
-        """The newest version, or None where the region has none; `known`: one that exists, from which to look on.
+        """The newest version, or None where the region has none. `known`: a version that exists, where the search
+        starts.
 
         Raises Corrupt, StoreUnavailable, StoreRefused.
         """
@@ -82,7 +83,7 @@ class ManifestStore:
         if hint is not None and (newest := self._newest_above(*hint)) is not None:
             return newest
         for _ in range(_LOOKS):
-            # A hint that points at nothing, e.g. copied from elsewhere: the listing knows better.
+            # The hint names a version that does not exist, e.g. one copied from elsewhere: list instead.
             listed = self._listed()
             newest = self._newest_above(listed or 1)
             if newest is not None or listed is None:
@@ -123,8 +124,8 @@ class ManifestStore:
     def owned(self, guard: EpochGuard, known: RegionManifest | None = None) -> RegionManifest:
         """The newest version, if `guard` still owns the region: the fence check. `known`: as for `latest`.
 
-        Raises Fenced where its epoch is higher, Corrupt where it is lower or there is none, or where the version that
-        `guard` claimed is another now.
+        Raises Fenced where its epoch is higher; Corrupt where its epoch is lower, where there is no version, or where
+        the version that `guard` claimed is another now.
         """
         guard.check()
         current = self._newest(known)
@@ -142,18 +143,18 @@ class ManifestStore:
     def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
         """Apply `change` to the newest version as the owner `guard`, and return the version that holds it.
 
-        `known`: the version that was the newest a moment ago, under the guard's epoch. It is not looked for again:
-        where there is a newer one by now the place behind it is taken, and only then is that one read.
+        `known`: the version that was the newest a moment ago, under the guard's epoch. The first attempt uses it
+        without a read: if a newer one exists by now, the slot behind `known` is taken, and the newer one is read then.
 
-        `change` is called again with a newer version after a lost race (the committer prunes beside us); it need
-        not set the version, and where it returns its argument unchanged nothing is written. After OutcomeUnknown
-        call `edit` again: `change` may then find its own effect already there, and must return its argument then.
+        `change` is called again with a newer version after a lost race (the committer prunes at the same time). It need
+        not set the version; where it returns its argument unchanged, nothing is written. After OutcomeUnknown
+        call `edit` again: `change` may then find its own effect in place, and must return its argument.
         Raises Fenced, InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused, and what `change` raises.
         """
         return self._edit(lambda: self.owned(guard), change, known)
 
     def edit_unowned(self, change: Change) -> RegionManifest:
-        """As `edit`, for one who owns nothing (the committer): the writer epoch stays whatever is found."""
+        """As `edit`, for a caller that does not own the region (the committer): the writer epoch stays as it is."""
         return self._edit(self._newest, change)
 
     def _check_claimed(self, current: RegionManifest, version: int, edit_id: str) -> None:
@@ -199,9 +200,10 @@ class ManifestStore:
         return manifest
 
     def _newest_above(self, start: int, edit_id: str = "") -> RegionManifest | None:
-        """The newest version, found from `start`; None where that is not in its place, or has another edit id.
+        """The newest version, searched from `start`; None where `start` is not in its place, or has another edit id.
 
-        The probe comes before the read: found in its place after the next one was missing, nothing was pruned there.
+        The probe comes before the read: a version in its place after the next one was missing proves that nothing was
+        pruned there.
         """
         top = newest_from(lambda version: self._reads.exists(manifest_key(self.region_id, version)), start)
         newest = self._get(top)
@@ -211,7 +213,7 @@ class ManifestStore:
         return newest
 
     def _follows(self, current: RegionManifest | None) -> bool:
-        """Whether the version just created behind `current` was put into a slot that was never filled before."""
+        """Whether the slot of the version just created behind `current` had never been filled before."""
         if current is None:
             return (self._listed() or 1) == 1
         before = self._get(current.version)
@@ -232,7 +234,7 @@ class ManifestStore:
         return max((key.version for key in keys if key), default=None)
 
     def write_hint(self, manifest: RegionManifest) -> bool:
-        """Let readers begin at `manifest`, a newest version; False where storage did not take it, which is harmless."""
+        """Write the hint that lets readers begin at `manifest`; False where storage failed, which is harmless."""
         edit = b',"edit":"%s"' % manifest.edit_id.encode() if manifest.edit_id else b""
         try:
             self._store.put(version_hint_key(self.region_id), b'{"version":%d%s}' % (manifest.version, edit))

@@ -1,28 +1,29 @@
 """Pruning the old manifest versions of a region.
 
-A version is a slot, and put-if-absent in a slot is what a claim, a publish and a prune believe. A writer that read
-version V and slept finds the slot V+1 empty again once it was pruned, and is told CREATED. The rules that make this
-harmless, whatever anybody's clock says:
+A version is a slot, and a claim, a publish and a prune rely on put-if-absent in it. A writer that read version V and
+slept finds the slot V+1 empty again once V+1 was pruned, and is told CREATED. These rules make that harmless, whatever
+any clock says:
 
  1. The oldest version goes first, one after the other: the deletion of V+1 is sent when that of V is done. So where V
     is in its place, V+1 was never deleted.
- 2. A writer reads the version before its own after it has created it (`ManifestStore.create`). In its place, with its
-    edit id: by rule 1 the slot had never been filled, and the write is what it seems. Else it counts as a lost race;
-    the writer looks for the newest version and finds who owns the region. The version that it leaves behind is false.
- 3. Nobody takes a false version for the newest. The hint carries the edit id of its version, and is written only after
-    rule 2, so it never names a false one. A reader probes for the next version first and then reads the one that it
-    started at: in its place, with that edit id, nothing above it was pruned. Without a sound hint it starts at the
-    highest version of one page of a listing, which is no false one: false ones lie below all that are kept, and go with
-    the next collection, so a page does not hold them alone.
- 4. At least `_KEPT` newest versions stay, and what `floor` says that others need.
+ 2. After a writer has created a version, it reads the version before it (`ManifestStore.create`). If that one is in its
+    place with its edit id, the slot had never been filled, by rule 1, and the write is valid. Otherwise the write
+    counts as a lost race: the writer looks for the newest version and learns which epoch owns the region. The version
+    that it leaves behind is false.
+ 3. No reader takes a false version for the newest. The hint carries the edit id of its version and is written only
+    after rule 2, so it never names a false one. A reader probes for the next version first and then reads the one that
+    it started at: if that is in its place with that edit id, nothing above it was pruned. Without a sound hint it
+    starts at the highest version of one page of a listing, which is no false one: false ones lie below all kept ones,
+    and go with the next collection, so a page does not hold them alone.
+ 4. At least `_KEPT` newest versions stay, and all from the first version on that a caller of `collect` says is needed.
 
-Age delays: a version younger than the minimum, and all above it, stay. It decides nothing: with an age of zero the
-rules hold as well, and the simulation runs so.
+Age only delays: a version younger than the minimum, and all above it, stay. The rules hold with an age of zero too, and
+the simulation uses that.
 
-Lance's own writer does not know rule 2: it keeps the manifest that it wrote last and puts the next one behind it,
+Lance's own writer does not follow rule 2: it keeps the manifest that it wrote last and puts the next one behind it,
 however long it slept. So nothing is pruned in a region of the `arrow` format, which Lance may own. Lance's readers
-start at the hint and probe forward; without a hint, or with one below all that is kept, they start at version 1 and
-would find nothing. So a collection writes the hint before it deletes, and deletes nothing where it could not.
+start at the hint and probe forward; without a hint, or with one below all kept versions, they start at version 1 and
+would find nothing. So a collection writes the hint before it deletes, and deletes nothing where that fails.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from memwal.wal.manifest import ManifestStore, RegionManifest
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _KEPT = 64
-"""Newest versions that stay: a look at a running region needs no fresh start."""
+"""Newest versions that stay, so that a reader of a running region need not start anew."""
 _MOST = 2000
-"""Versions deleted by one collection; they go one after the other, and the rest goes with the next one."""
+"""Versions deleted by one collection, one after the other; the next collection takes the rest."""
 
 Needed = Callable[[RegionManifest], bool]
-"""Whether somebody still asks this version, and then all above it. Once False for a version, False for all below."""
+"""Whether this version, and then all above it, are still needed. False for a version means False for all below."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class ManifestGarbage:
     versions: int = 0
     """Versions deleted."""
     bytes: int = 0
-    """Their size together."""
+    """Size of what was deleted."""
     kept: int = 0
     """Versions that stay."""
     dry_run: bool = False
 
 
 class ManifestCollector:
-    """Prunes the manifest versions of one region, as often as it is asked.
+    """Prunes the manifest versions of one region, any number of times.
 
     Thread safety. Any; any number of collectors, in any number of processes.
     Invariants. See the module's text.
@@ -74,7 +75,7 @@ class ManifestCollector:
         self._manifests = ManifestStore(store, region_id, clock=clock)
 
     def collect(self, needed: Needed, min_age: float, *, dry_run: bool = False) -> ManifestGarbage:
-        """Delete versions that nobody needs and that are at least `min_age` seconds old, the oldest first.
+        """Delete versions that are not needed and at least `min_age` seconds old, the oldest first.
 
         Raises Corrupt, StoreUnavailable, StoreRefused (what was deleted by then is deleted; collect again).
         """
@@ -127,8 +128,8 @@ class ManifestCollector:
 
 
 def pruned_below(store: ObjectStore, region_id: UUID) -> int:
-    """The lowest manifest version that the newest known collection kept, 1 where there was none; for checks, which take
-    what lies below for left over. Raises StoreUnavailable, StoreRefused."""
+    """The lowest manifest version that the newest known collection kept, 1 where there was no collection. Checks treat
+    versions below it as left over. Raises StoreUnavailable, StoreRefused."""
     try:
         floor = json.loads(store.get(pruned_key(region_id)) or b"{}").get("floor")
     except (ValueError, AttributeError):

@@ -25,7 +25,7 @@ CHECKSUM_FIELD = 50002
 CHECKSUM_TAG = bytes.fromhex("95b518")
 """The field's tag, 50002 << 3 | 5 (fixed 32 bits), as protobuf writes it."""
 READ_LEASE_FIELD = 50004
-"""Ours too: how long the owner answers reads after a proof of ownership, in milliseconds (`wal.lease`)."""
+"""Ours too: milliseconds for which the owner answers reads after a proof of ownership (`wal.lease`)."""
 
 CLAIM_ID_FIELD = 50003
 """Ours too: the edit id of the version that claimed the writer epoch; every later version of the epoch carries it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CLOCK_RATE = 1.1
-"""How many times faster than another machine's a clock may go; see `wal.lease`."""
+"""How many times faster than another machine's a clock may run; see `wal.lease`."""
 
 
 @dataclass(frozen=True)
 class WalOptions:
-    """How long one storage call is tried, and how many read at once.
+    """How long one storage call is tried, and how many entries are read at once.
 
     Invariants. `0 < put_timeout <= retry_budget` and `readers >= 1`, checked when built (ValueError).
     """

@@ -1,11 +1,11 @@
 """Panics of libraries written in Rust (Lance, DataFusion, tantivy) as errors.
 
-A panic reaches Python as `pyo3_runtime.PanicException`. It is a BaseException and no Exception, so that no `except` of
-ours, and none of a caller's, would catch it: a thread would end without a word, a region with a reason that nobody can
-handle. Each library has a class of its own by that name, which cannot be imported, so it is known by the name.
+A panic reaches Python as `pyo3_runtime.PanicException`. It is a BaseException and no Exception, so no `except
+Exception` would catch it: a thread would end silently, a region with an error that no caller can handle. Each library
+has a class of its own by that name, which cannot be imported, so it is recognised by the name.
 
-Wherever such a library is called at a border of ours, the call stands inside `panics_as_errors`, or what it raised goes
-through `as_exception`. Nobody else asks for a panic by its name; a house test holds that.
+Every call of such a library at the edge of a module stands inside `panics_as_errors`, or its error goes through
+`as_exception`. No other code checks for a panic by its name; a house test enforces that.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ R = TypeVar("R")
 
 
 class RustPanic(RuntimeError):
-    """A library written in Rust stopped in a fault of its own, or over a damaged file. What it was asked for may be
-    done in part; its own rules for commits hold."""
+    """A library written in Rust stopped by a defect of its own or over a damaged file. The operation may be done in
+    part; the library's own rules for commits hold."""
 
     @classmethod
     def of(cls, panic: BaseException) -> RustPanic:
@@ -34,14 +34,14 @@ class RustPanic(RuntimeError):
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether `error` is a panic, which no `except Exception` catches."""
+    """Whether `error` is a panic, which `except Exception` does not catch."""
     return not isinstance(error, Exception) and type(error).__name__ == _NAME
 
 
 def as_exception(error: BaseException) -> Exception:
-    """`error` itself; of a panic the RustPanic that stands for it, with the panic as its cause.
+    """`error` itself, or for a panic a RustPanic with the panic as its cause.
 
-    Raises: `error` where it is neither: an interrupt, an exit.
+    Raises `error` where it is neither, such as an interrupt or an exit.
     """
     if isinstance(error, Exception):
         return error
@@ -53,10 +53,10 @@ def as_exception(error: BaseException) -> Exception:
 
 
 class _PanicsAsErrors:
-    """Thread safety. Any thread; has no state, so one object is for all."""
+    """Thread safety. Any thread; it has no state, so one object serves all."""
 
     def __call__(self, method: Callable[P, R]) -> Callable[P, R]:
-        # No ContextDecorator, which costs every call two microseconds; reads go through here.
+        # Not a ContextDecorator, which costs every call two microseconds; reads go through here.
         @wraps(method)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
             try:

@@ -1,10 +1,10 @@
 """How long a storage call is tried: ever longer pauses inside one budget.
 
-A budget has two users. A write that has to be settled (`wal.slot`) counts its attempts itself, because what an attempt
-means decides what is said in the end. A read means nothing but itself: `PatientReads` tries it again and says in the
-end what the last attempt said. A configuration that storage refuses (StoreRefused) is never tried again.
+The budget applies to writes and reads. A write that must be settled (`wal.slot`) counts its attempts itself, because
+their outcomes decide which error it raises. A read is simpler: `PatientReads` retries it and raises the last attempt's
+error. A configuration that storage refuses (StoreRefused) is never retried.
 
-Work that has no budget, a flush, goes on until it succeeds, by the pauses of `Backoff`.
+Work without a budget, a flush, is retried until it succeeds, with the pauses of `Backoff`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Patience:
     """
 
     def __init__(self, clock: Clock, options: WalOptions) -> None:
-        """Begin now, when the first attempt has just failed."""
+        """Start the budget; to be built when the first attempt has just failed."""
         self._clock, self._options = clock, options
         self._began, self._pause = clock.monotonic(), _FIRST_PAUSE
         self.seconds = 0.0
         """Time since the first attempt failed, as of the last `wait`."""
 
     def wait(self) -> bool:
-        """Pause before the next attempt; False, at once, where it could not end within the budget."""
+        """Pause before the next attempt. Returns False at once where that could not end within the budget."""
         self.seconds = self._clock.monotonic() - self._began
         if self.seconds + self._pause + self._options.put_timeout > self._options.retry_budget:
             return False
@@ -48,31 +48,31 @@ class Patience:
 
 
 class Backoff:
-    """Pauses of work that is tried again until it succeeds: doubling, each between half of that and all of it.
+    """Pauses of work that is retried until it succeeds: doubling, each multiplied by a random factor from 0.5 to 1.
 
     Thread safety. One thread.
     """
 
     def __init__(self, ids: Ids, first: float, longest: float) -> None:
-        """`first`, `longest`: seconds. `ids`: the source of the jitter, without which all who failed together would
-        come back together."""
+        """`first`, `longest`: seconds. `ids`: the source of the jitter; without it, callers that failed together would
+        retry together."""
         self._ids, self._first, self._longest = ids, first, longest
         self._next = first
 
     def pause(self) -> float:
-        """Seconds until the next attempt, after one that failed."""
+        """Seconds to wait after a failed attempt."""
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause * (0.5 + int(self._ids.token(), 16) / 2**33)
 
     def reset(self) -> None:
-        """It succeeded."""
+        """Start again from the first pause, after a success."""
         self._next = self._first
 
 
 class PatientReads:
-    """An object store whose reads are tried again while it is unavailable.
+    """An object store whose reads are retried while it is unavailable.
 
-    Thread safety. As the store's; each call is patient for itself.
+    Thread safety. As the store's; each call has a budget of its own.
     Invariants. (1) Writes and deletions pass through, once. (2) A read ends within `options.retry_budget` of its first
     failure, as long as the store keeps its timeouts, and then raises StoreUnavailable. (3) StoreRefused is raised at
     once.
@@ -111,7 +111,7 @@ class PatientReads:
         return self._patiently(lambda: self._store.list(prefix))
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        """The store's own: `wal.slot.settle` knows what each outcome means."""
+        """The store's own: `wal.slot.settle` handles each outcome."""
         return self._store.put_if_absent(key, data)
 
     def put(self, key: str, data: bytes) -> None:
@@ -144,5 +144,5 @@ class PatientReads:
 
 
 def patient(store: ObjectStore, clock: Clock, options: WalOptions) -> PatientReads:
-    """`store` with patient reads; itself where it has them already, so that one budget is not spent twice."""
+    """`store` with retried reads; itself where it has them already, so that one budget is not spent twice."""
     return store if isinstance(store, PatientReads) else PatientReads(store, clock, options)

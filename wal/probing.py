@@ -1,12 +1,12 @@
-"""The highest of numbers that exist without a gap, by few probes.
+"""Finding the highest of consecutive numbers by few probes.
 
-Manifest versions and WAL positions are filled one after the other, by put-if-absent of the next one, so from a number
-that exists on, none is missing up to the newest. Then "does n exist" is true up to the newest and false behind it, and
-doubling steps followed by bisection find the newest in about two probes per binary digit of the distance: 34 probes in
-place of 100,000, for 100,000 numbers.
+Manifest versions and WAL positions are filled one after the other, by put-if-absent of the next one. So no number is
+missing between an existing one and the newest: "does n exist" is true up to the newest and false behind it. Doubling
+steps followed by bisection find the newest in about two probes per binary digit of the distance: 34 probes instead of
+100,000, for 100,000 numbers.
 
-Where numbers are missing below (collected entries, pruned versions) the start must lie at or above the lowest number
-from which on nothing is missing; callers say how they know that.
+Where lower numbers are missing (collected entries, pruned versions), the search must start where no number above is
+missing; callers say how they know that.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 _BEYOND = 17
-"""Powers of two looked at behind the end: a gap of up to 65,536 numbers is noticed."""
+"""Probes behind the end, at distances that are powers of two: a gap of up to 65,536 numbers is noticed."""
 
 
 def newest_from(exists: Callable[[int], bool], start: int) -> int:
-    """The highest number of those that follow `start` without a gap; `start` where the next one is missing.
+    """The highest number that follows `start` without a gap; `start` where the next one is missing.
 
     Requires. All numbers from `start` + 1 to the newest exist. Raises what `exists` raises.
     """
@@ -36,8 +36,8 @@ def newest_from(exists: Callable[[int], bool], start: int) -> int:
 def first_beyond(exists: Callable[[int], bool], end: int, workers: int = 1) -> int | None:
     """A number that exists though `end` + 1 was missing, looked for at distances that double; None where there is none.
 
-    Numbers lost behind `end` are noticed where what follows them is no shorter than the gap. `workers`: 1 starts no
-    thread, more ask all at once. Raises what `exists` raises.
+    A gap behind `end` is noticed where the numbers that follow it are no fewer than those missing. `workers`: 1 starts
+    no thread, more probe all at once. Raises what `exists` raises.
     """
     looked_at = [end + 1 + (1 << power) for power in range(_BEYOND)]
     found = zip(looked_at, _each(exists, looked_at, workers), strict=True)

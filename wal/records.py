@@ -1,8 +1,8 @@
-"""What an entry of the log says, apart from how it is encoded.
+"""The contents of a WAL entry, independent of its encoding.
 
-An entry holds rows of the row schema and a header. The header says, in *every* entry and in sentinels too, the whole
-map of what each producer has had applied, so that a claim finds it by the newest entry whatever was flushed, committed
-or collected. A long map is in an object of its own, which the header names, and the header has what changed since.
+An entry holds rows of the row schema and a header. The header of *every* entry, sentinels included, gives the whole
+applied map (highest sequence applied per producer), so that a claim finds it in the newest entry, whatever was flushed,
+committed or collected. A long map is in an object of its own, which the header names beside the changes since.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class BatchPart:
-    """One entry's share in a batch of a producer.
+    """One entry's part of a producer's batch.
 
     Invariants. Only the last entry of a batch has `closes`; a batch without it is dropped on replay. Parts
     belong together when producer, sequence, attempt and writer epoch are equal.
     """
 
     producer: str
-    """A Spark query id, or the name a direct caller gave."""
+    """A Spark query id, or the name that a direct caller gave."""
     sequence: int
     """The producer's number of the batch (Spark's batch_id)."""
     attempt: str
@@ -32,7 +32,7 @@ class BatchPart:
 
 @dataclass(frozen=True)
 class EntryHeader:
-    """Everything an entry says besides its rows.
+    """An entry without its rows.
 
     Invariants. `applied` holds, per producer, the highest sequence applied up to and including this entry: an
     entry whose part does not close its batch carries the map without that batch, the closing entry with it.
@@ -40,17 +40,17 @@ class EntryHeader:
 
     writer_epoch: int
     generation: int
-    """Generation of the memtable the rows belong to, from 1; 0 where another program's entry does not say."""
+    """Generation of the memtable of the rows, from 1; 0 where another program's entry does not name it."""
     entry_id: str
-    """32 hex digits, fresh per entry: how a writer knows its own entry after a lost answer; "" in another program's."""
+    """32 hex digits, fresh per entry, by which a writer knows its own after a lost answer; "" in another program's."""
     applied: Mapping[str, int] | None = field(default_factory=dict)
-    """None where the entry does not carry the map: another program wrote it. Where it names a snapshot, the changes
-    since; `wal.applied.GONE` is the value of a key that was taken out."""
+    """None where another program wrote the entry, without a map. Where the entry names a snapshot: the changes since
+    it; the value `wal.applied.GONE` marks a removed key."""
     part: BatchPart | None = None
     sentinel: bool = False
-    """A data-less entry a claim puts at the tip, which makes the older writer's next append fail."""
+    """True for the entry without rows that a claim puts at the tip, so that the older writer's next append fails."""
     snapshot: str = ""
-    """What `applied` is relative to, see `wal.snapshots`; "" where it is the whole map."""
+    """Name of the snapshot that `applied` is relative to, see `wal.snapshots`; "" where `applied` is the whole map."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The region manifest: which writer owns the region, which SSTs it has, where replay begins.
+"""The region manifest: the epoch that owns the region, its SSTs, and where replay begins.
 
 One object per version, `manifest/{rev(version)}.binpb`, created with put-if-absent and never changed; the
 newest is the truth. The bytes are Lance's `ShardManifest` (proto3):
@@ -12,7 +12,7 @@ newest is the truth. The bytes are Lance's `ShardManifest` (proto3):
 
 Source: "MemTable & WAL Specification", Lance documentation. Fields we do not know survive a
 read-modify-write. The checksum covers all bytes before it: protobuf reads most damaged bytes without complaint,
-and a replay that begins one position too late loses rows in silence.
+and a replay that begins one position too late loses rows silently.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class RegionManifest:
     """Fresh per written version, so that two writers never propose the same bytes; "" where Lance wrote
     it."""
     claim_id: str = field(default="", compare=False)
-    """Edit id of the version that claimed `writer_epoch`, in every version of that epoch: it tells an owner its own
-    epoch from that of a table made anew. "" where Lance or an earlier memwal claimed it."""
+    """Edit id of the version that claimed `writer_epoch`, in every version of that epoch. By it an owner tells its
+    epoch from the same epoch of a table made anew. "" where Lance or an earlier memwal claimed it."""
     foreign: bytes = field(default=b"", repr=False)
     """Protobuf fields another writer added; carried along unread."""
 
@@ -132,7 +132,7 @@ def _parsed(data: bytes) -> Any:
         raise Corrupt(f"{len(data)} bytes are no region manifest: {error}") from error
     if not message.version or not message.writer_epoch:
         raise Corrupt(f"{len(data)} bytes are no region manifest: version or writer epoch is 0")
-    # Any trace of ours will do: one damaged length can hide both fields from the parser.
+    # Any trace of our fields is enough: one damaged length can hide both from the parser.
     if message.memwal_edit_id or message.memwal_crc32 or data[-7:-4] == CHECKSUM_TAG:
         _check_whole(data)
     return message
@@ -143,12 +143,12 @@ def _check_whole(data: bytes) -> None:
     body, tag, recorded = data[:-7], data[-7:-4], int.from_bytes(data[-4:], "little")
     if tag != CHECKSUM_TAG and not data.startswith(EDIT_ID_TAG):
         raise Corrupt(
-            "it has no checksum: an unreleased state of memwal wrote it; read the table's rows with that one and "
+            "it has no checksum: an unreleased state of memwal wrote it; read the table's rows with that state and "
             "put them into a new table"
         )
     if tag != CHECKSUM_TAG or recorded != zlib.crc32(body):
         raise Corrupt(
-            f"the checksum of its {len(data)} bytes does not hold, it was damaged after writing: "
+            f"the checksum of its {len(data)} bytes does not match, it was damaged after writing: "
             "restore the object from a backup"
         )
 

@@ -1,11 +1,11 @@
 """Reading a region's log back.
 
-Which entries count is decided by the cursor `replay_after` alone: those after it, up to the tip. They come in the order
-in which their rows became visible (`wal.assembler`), and two rules keep that equal to what was acknowledged:
+The cursor `replay_after` alone decides which entries count: those after it, up to the tip. They are returned in the
+order in which their rows became visible (`wal.assembler`), and two rules keep that equal to what was acknowledged:
 
- * Positions are consecutive. A missing one below the tip is a hole, which is corruption, not the end of the log;
-   unless the newest manifest says that its rows are in an SST by now: then its entry may have been collected, and the
-   reader was overtaken.
+ * Positions are consecutive. A missing position below the tip is a hole, which is corruption and not the end of the
+   log. But where the newest manifest says that its rows are in an SST by now, its entry may have been collected, and
+   the reader was overtaken.
  * Epochs never go back.
 """
 
@@ -34,7 +34,7 @@ from memwal.wal.snapshots import read_snapshot
 from memwal.wal.store.port import ObjectStore
 
 Progress = Callable[[int, int], None]
-"""Told of entries read so far, and of how many there are."""
+"""Called with the number of entries read so far, and of all."""
 
 _PAGE = 1000
 """Keys of a page of S3's listings."""
@@ -42,17 +42,17 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class Listed:
-    """What a listing of a log's first objects shows."""
+    """The result of listing a log's first objects."""
 
     tip: int
     """Highest position among them, 0 for none."""
     whole: bool
-    """Whether they are all of the log, so that nothing lies behind the tip but what a listing may not show yet."""
+    """Whether they are the whole log, so that only entries that a listing may not show yet lie behind the tip."""
 
 
 def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int, readers: int = 1) -> int:
-    """Highest existing position, 0 where there is no entry. `last_seen` is a position known to have existed, 0 for
-    none; where entries were collected, `replay_after` or one above it.
+    """Highest existing position, 0 where there is no entry. `last_seen`: a position known to have existed, 0 for none;
+    where entries were collected, `replay_after` or a position above it.
 
     Raises Corrupt where the region holds entries of another format or a hole shows, StoreUnavailable, StoreRefused.
     """
@@ -61,7 +61,7 @@ def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int, r
 
 
 def list_tip(store: ObjectStore, region_id: UUID, suffix: str) -> Listed:
-    """What one page of a listing shows. Raises Corrupt where it shows entries of another format.
+    """List one page of the log. Raises Corrupt where it shows entries of another format.
 
     Fences stay for ever, one for each claim, so the whole listing grows with the age of a region. A log of less than a
     page is seen whole.
@@ -73,8 +73,8 @@ def list_tip(store: ObjectStore, region_id: UUID, suffix: str) -> Listed:
         if parsed.suffix != suffix:
             raise Corrupt(
                 f"{key}: a WAL entry in .{parsed.suffix} format in a region whose entries are .{suffix}; "
-                f'[wal] format = "{parsed.suffix}" is what fits it, unless another program writes to this region: '
-                "stop that program, and flush its rows with it"
+                f'set [wal] format = "{parsed.suffix}", or, if another program writes to this region, '
+                "stop that program and flush its rows with it"
             )
         tip = max(tip, parsed.position)
     return Listed(tip, len(keys) < _PAGE)
@@ -89,9 +89,9 @@ def tip_from(
     readers: int = 1,
     guard: EpochGuard | None = None,
 ) -> int:
-    """The newest position, from `start`, which exists or is `replay_after`: above it no position is missing.
+    """The newest position, searched from `start`, which exists or is `replay_after`: above it no position is missing.
 
-    Where the listing was not of the whole log, positions behind the tip are looked at too, since a hole would pass for
+    Where the listing did not show the whole log, this probes positions behind the tip too, since a hole would pass for
     the end of the log. Raises Corrupt where one exists; Overtaken, or Fenced by `guard`, where entries were collected
     meanwhile.
     """
@@ -119,8 +119,8 @@ def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard 
     """The applied map of the newest entry, at `tip` or before, that carries one; empty where none does.
 
     Entries of another program carry none. At or below position `after` a missing entry, which may have been
-    collected, ends the search. Where the snapshot that the entry names was collected, a newer entry names another,
-    and that one's map is the result.
+    collected, ends the search. Where the snapshot that the entry names was collected, a newer entry names another
+    snapshot, and the result is that entry's map.
     Raises as `replay`.
     """
     while True:
@@ -173,7 +173,7 @@ def replay(
     read and decoded at once; 1 does everything in this thread.
     Raises Corrupt (a hole, a damaged entry, an epoch below an earlier one's), naming the key; Overtaken where a
     missing entry's rows are in an SST by now; Fenced where `guard` is given and an entry, or the manifest, has a higher
-    epoch than the guard's; StoreUnavailable, StoreRefused. An error comes before anything behind it is looked at.
+    epoch than the guard's; StoreUnavailable, StoreRefused. An error is raised before any entry behind it is used.
     """
     return list(_visible(EntryReader(store, region_id, codec, readers), after, tip, guard, on_progress))
 
@@ -188,13 +188,13 @@ def read_tail(
     options: WalOptions | None = None,
     with_map: bool = True,
 ) -> tuple[list[Entry], AppliedMap]:
-    """Entries after position `after` as `replay` gives them, and the newest applied map. Writes and fences
-    nothing.
+    """Entries after position `after` as `replay` returns them, and the newest applied map. Writes nothing and fences no
+    writer.
 
-    `with_map`: False gives an empty map, which a reader of rows has no use for.
-    Safe beside a writer: what is appended meanwhile may or may not be in the result. `after`: the `replay_after` of
-    a manifest read before. Reads are tried again within `options.retry_budget`.
-    Raises as `replay`; Overtaken means that the manifest is to be read again, and the tail after its `replay_after`.
+    `with_map`: False returns an empty map, for callers that need only the rows.
+    Safe beside a writer: entries appended meanwhile may or may not be in the result. `after`: the `replay_after` of
+    a manifest read before. Reads are retried within `options.retry_budget`.
+    Raises as `replay`. After Overtaken read the manifest again, then the tail after its `replay_after`.
     """
     options = options or WalOptions()
     store = patient(store, clock or SystemClock(), options)
@@ -202,8 +202,8 @@ def read_tail(
     tip = find_tip(store, region_id, codec.suffix, after, options.readers)
     entries = replay(store, region_id, codec, after, tip, readers=options.readers)
     applied = newest_applied(reader, tip, after) if with_map else AppliedMap()
-    # A listing is several looks, one after the other. Entries may be appended, flushed and collected between two of
-    # them, and the tip that it shows then lies before rows that were acknowledged long ago.
+    # A listing is several requests, one after the other. Entries may be appended, flushed and collected between two of
+    # them; the tip that it shows then lies before rows that were acknowledged long ago.
     newest = ManifestStore(store, region_id).latest()
     if newest is not None and newest.replay_after > tip:
         raise Overtaken(region_id, tip + 1, newest.replay_after, newest.current_generation)
@@ -211,9 +211,9 @@ def read_tail(
 
 
 def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:
-    """Say why there is no entry at `position`, below the tip, as the newest manifest tells it.
+    """Raise for the missing entry at `position`, below the tip, what the newest manifest says.
 
-    Raises Fenced where a newer claim owns the region, whose flushes may have let the entry go; Overtaken where its rows
+    Fenced where a newer claim owns the region, whose flushes may have let the entry go; Overtaken where its rows
     are in an SST; else Corrupt.
     """
     newest = ManifestStore(reader.store, reader.region_id).latest()
@@ -230,7 +230,7 @@ def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position:
 
 
 def _hole(reader: EntryReader, position: int) -> Corrupt:
-    """The error for an entry that must be there and is not."""
+    """The error for a missing entry."""
     return Corrupt(
         f"{reader.key(position)}: position {position} is missing, though a later entry or the manifest says that it "
         "existed; nothing was skipped: restore this object from a backup"

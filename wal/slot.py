@@ -1,7 +1,7 @@
 """Writing one slot until its outcome is known.
 
-A slot is a key that several writers may want: the next WAL position, the next manifest version. The rule is
-the same for all of them: *same key, same bytes, again*, and never the next key before this one is known.
+A slot is a key for which several writers may compete: the next WAL position, the next manifest version. One rule holds
+for all of them: *same key, same bytes, again*, and never the next key before the outcome of this one is known.
 
  1. put-if-absent. CREATED: ours.
  2. ALREADY_EXISTS: read it back. The same bytes: ours, from an earlier attempt whose answer was lost. Other
@@ -26,7 +26,7 @@ from memwal.wal.store.port import ObjectStore, PutOutcome
 
 @dataclass
 class _Attempts:
-    """What is known so far of one slot's attempts."""
+    """The attempts at one slot so far."""
 
     key: str
     count: int = 0

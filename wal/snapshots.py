@@ -1,4 +1,4 @@
-"""Snapshots of the applied map: objects that entries name in place of holding the whole map.
+"""Snapshots of the applied map: objects that entries name instead of holding the whole map.
 
     _mem_wal/{region uuid}/applied/{rev(position)}-{32 hex}.json    created once, never changed
         8 hex digits: CRC-32 of what follows the line feed, "\\n", then JSON:
@@ -6,27 +6,27 @@
         applied: ascending by the last change; retired: 8 bytes, little-endian, of each retired name, ascending; absent
         where no name is
 
-An entry names it by "{position}-{32 hex}". `position` is that of the first entry that names it. Protocol, of a writer
+Entries name a snapshot "{position}-{32 hex}". `position` is that of the first entry that names it. Protocol of a writer
 whose next entry has this position:
 
- 1. Create the snapshot under a fresh name. *Crash or failure: an object that nobody names.*
- 2. Append the entry that names it. *Crash before: as 1. After: the entry is durable, and what it names was before.*
+ 1. Create the snapshot under a fresh name. *Crash or failure: an object that no entry names.*
+ 2. Append the entry that names it. *Crash before: as 1. After: the entry is durable, and its snapshot was before it.*
 
 Invariants.
 
  (1) A snapshot is first named at the position in its name: it is created for the very next slot, and a writer whose put
      of that slot failed, so that nothing landed, aims at the same one again.
- (2) Along the log, an entry names the snapshot that the entry with a map before it names, or one of its own
-     position, or none and holds the whole map. The writer enforces it (`AppliedMap.fits`): it knows what its last entry
-     named, and makes a new snapshot where the map it is given is relative to another one. A claim's sentinel repeats
-     what the newest entry names.
+ (2) Along the log, an entry names the same snapshot as the last entry with a map before it, or one of its own position,
+     or none, and then holds the whole map. The writer enforces it (`AppliedMap.fits`): it knows what its last entry
+     named, and makes a new snapshot where the map it is given is relative to another one. A claim's sentinel names the
+     same snapshot as the newest entry.
 
 Garbage. Let E be the newest entry with a map. A snapshot S of position p goes when p <= E's position and E does not
-name it (`superseded`). Why nobody needs it: slot p is filled, so by (1) nobody can begin to name S; S was given up by E
-at the latest, so by (2) no entry behind E names it. Entries before E may name it, but the map is asked of the newest
-entry only. One who asks, reads E, and sleeps while newer entries come and S is collected, finds S missing: he looks for
-a newer entry, and there is one (`wal.replay.newest_applied`). So no clock has a part in it. A snapshot of a position
-that is not reached yet stays: its writer may be about to name it.
+name it (`superseded`). Why it is not needed: slot p is filled, so by (1) no entry can begin to name S; E does not name
+S, so by (2) no entry behind E does. Entries before E may name it, but the map is read from the newest entry only. A
+reader may read an entry that names S and sleep while newer entries come and S is collected. It then finds S missing,
+looks for a newer entry, and finds one (`wal.replay.newest_applied`). So no clock has a part in it. A snapshot of a
+position that is not reached yet stays: its writer may be about to name it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def write_snapshot(
 ) -> None:
     """Make `applied` relative to a new snapshot, for an entry at `position`.
 
-    What it holds stays the same, except that its oldest names may be retired.
-    Raises StoreUnavailable, StoreRefused; then nothing names what may have landed.
+    Its contents stay the same, except that its oldest names may be retired.
+    Raises StoreUnavailable, StoreRefused; an object that may have landed then is named by no entry.
     """
     snapshot = applied.rebased(f"{position}-{ids.entry_id()}")
     key = snapshot_key(region, snapshot.name)
@@ -72,7 +72,9 @@ def write_snapshot(
     except OutcomeUnknown as error:
         raise StoreUnavailable(f"{key}: no answer; no entry was written ({error})") from error
     if taken is not None:
-        raise Corrupt(f"{key}: another object has this name; do not write to this region before you know who did")
+        raise Corrupt(
+            f"{key}: another object has this name; find out which program wrote it before you write to this region"
+        )
     applied.rebase(snapshot)
 
 
@@ -92,7 +94,8 @@ def read_snapshot(store: ObjectStore, region: UUID, name: str) -> Snapshot | Non
 
 
 def superseded(store: ObjectStore, region: UUID, position: int, named: str) -> list[ObjectInfo]:
-    """Snapshots that nobody needs, by the rule in the module's text; the newest entry with a map is at `position`."""
+    """Snapshots that are not needed, by the rule in the module's text. `position`: that of the newest entry with a map;
+    `named`: the snapshot that it names, "" for none."""
     found: Iterable[ObjectInfo] = store.describe(snapshot_prefix(region))
     parsed = ((each, parse_snapshot_key(each.key)) for each in found)
     return [each for each, name in parsed if name and name != named and int(name.partition("-")[0]) <= position]
@@ -113,5 +116,5 @@ def encoded_hashes(hashes: Hashes) -> str:
 
 
 def decoded_hashes(text: str) -> Hashes:
-    """What `encoded_hashes` made text of. Raises ValueError."""
+    """The hashes of a text that `encoded_hashes` made. Raises ValueError."""
     return np.frombuffer(base64.b64decode(text), "<u8").astype(np.uint64) if text else NONE_RETIRED

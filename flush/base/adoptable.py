@@ -1,13 +1,13 @@
-"""Which Lance tables rows can be put into beside MemWAL, and whether their key is one.
+"""Which Lance tables can hold rows put through MemWAL, and whether their key is unique and never null.
 
-Found by running pylance 14.0.2, for columns that are fine as such:
+Found by running pylance 14.0.2, for columns of otherwise supported types:
 
-    file format 0.1               values of nested columns come back as others
+    file format 0.1               values of nested columns come back changed
     file format 2.0, a struct     a null struct cannot be written, and a delete is a row of nulls
-    a blob column                 a scan gives where the bytes lie, and not the bytes
+    a blob column                 a scan returns the position of the bytes, not the bytes
 
-The key is read once, and of each key 64 bits are held, of _HELD keys at a time: a larger table is read several times.
-Keys whose hash stands twice are compared as they are.
+The key columns are read once. Memory holds 64 bits of each key, for _HELD keys at a time: a larger table is read
+several times. Keys whose hash stands twice are compared as they are.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from memwal.flush.errors import UnsupportedTable
 from memwal.memtable import InvalidRows
 
 _HELD = 1 << 23
-"""Hashes held at once: 64 MiB, and as much again to sort them."""
+"""Hashes in memory at once: 64 MiB, and as much again to sort them."""
 _COMPARED = 100_000
-"""Rows with a hash that stands twice, of which the keys are held."""
+"""Rows with a repeated hash whose keys are held in memory."""
 _BATCH_ROWS, _READ_AHEAD, _READ_BUFFER = 1 << 16, 4, 64 << 20
 _BLOB = b"lance-encoding:blob"
 
 
 def unfit(dataset: lance.LanceDataset) -> str | None:
-    """Why rows cannot be put into the table beside MemWAL, in one line without its name; None where they can."""
+    """Return in one line why the table cannot hold rows put through MemWAL, without its name; None where it can."""
     version, copy = dataset.data_storage_version, "copy its rows into a new table"
     if version == "0.1":
-        return f"its files have the format {version}, whose values do not come back as they were: {copy}"
+        return f"its files have the format {version}, whose nested values come back changed: {copy}"
     for field in dataset.schema:
         if _BLOB in (field.metadata or {}) or _is_blob(field.type):
-            return f"column {field.name!r} is a blob column, of which scans do not give the bytes: {copy}"
+            return f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {copy}"
         if version == "2.0" and _has_struct(field.type):
             return (
                 f"column {field.name!r} has the type {field.type}, and files of the format 2.0 hold no null structs, "
@@ -48,23 +48,23 @@ def unfit(dataset: lance.LanceDataset) -> str | None:
 
 
 def expect_fit(uri: str, dataset: lance.LanceDataset) -> None:
-    """Raise UnsupportedTable where `unfit` says something."""
+    """Raise UnsupportedTable where `unfit` gives a reason."""
     if (reason := unfit(dataset)) is not None:
         raise UnsupportedTable(f"{uri}: {reason}")
 
 
 def expect_key(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> None:
-    """Raise InvalidRows where a row has no value in a column of `key`, or the key of another row."""
+    """Raise InvalidRows where a row has a null in a column of `key`, or the key of another row."""
     rows = dataset.count_rows()
     parts = max(1, -(-rows // _HELD))
-    suspects = [_twice(np.concatenate([*_hashes(uri, dataset, key, part, parts)])) for part in range(parts)]
-    twice = np.concatenate(suspects)
-    if not len(twice):
+    by_part = [_repeated(np.concatenate([*_hashes(uri, dataset, key, part, parts)])) for part in range(parts)]
+    repeated = np.concatenate(by_part)
+    if not len(repeated):
         return
-    found = _with_hash(dataset, key, np.sort(twice))
-    doubled = found.num_rows - found.group_by(list(key)).aggregate([]).num_rows
+    keys = _with_hash(dataset, key, np.sort(repeated))
+    doubled = keys.num_rows - keys.group_by(list(key)).aggregate([]).num_rows
     if doubled:
-        least = "at least " if found.num_rows >= _COMPARED else ""
+        least = "at least " if keys.num_rows >= _COMPARED else ""
         raise InvalidRows(
             f"{uri}: {least}{doubled} of {rows} rows repeat a key of {', '.join(key)}; remove them first, or choose "
             "another key"
@@ -72,7 +72,7 @@ def expect_key(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> Non
 
 
 def _hashes(uri: str, dataset: lance.LanceDataset, key: Sequence[str], part: int, parts: int) -> Iterator[Hashes]:
-    """Hashes of the keys, of each batch those that belong to `part`."""
+    """Yield the hashes of each batch's keys that belong to `part` of `parts`."""
     yield np.empty(0, np.uint64)
     for batch in _batches(dataset, key):
         for name in key:
@@ -82,17 +82,17 @@ def _hashes(uri: str, dataset: lance.LanceDataset, key: Sequence[str], part: int
                     "a value, or choose another key",
                     column=name,
                 )
-        found = _hash(batch)
-        yield found if parts == 1 else found[found % np.uint64(parts) == part]
+        hashes = _hash(batch)
+        yield hashes if parts == 1 else hashes[hashes % np.uint64(parts) == part]
 
 
 def _with_hash(dataset: lance.LanceDataset, key: Sequence[str], wanted: Hashes) -> pa.Table:
-    """The keys whose hash is among `wanted` (sorted), _COMPARED of them at least where there are so many."""
+    """Return the keys whose hash is in `wanted` (sorted); stops after the batch that reaches _COMPARED keys."""
     kept, rows = [dataset.schema.empty_table().select(list(key))], 0
     for batch in _batches(dataset, key):
-        found = _hash(batch)
-        at = np.minimum(np.searchsorted(wanted, found), len(wanted) - 1)
-        kept.append(pa.Table.from_batches([batch]).filter(pa.array(wanted[at] == found)).cast(kept[0].schema))
+        hashes = _hash(batch)
+        at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+        kept.append(pa.Table.from_batches([batch]).filter(pa.array(wanted[at] == hashes)).cast(kept[0].schema))
         rows += kept[-1].num_rows
         if rows >= _COMPARED:
             break
@@ -110,7 +110,7 @@ def _hash(keys: pa.RecordBatch) -> Hashes:
     return row_hashes(enumerate(keys.columns), keys.num_rows)
 
 
-def _twice(hashes: Hashes) -> Hashes:
+def _repeated(hashes: Hashes) -> Hashes:
     hashes.sort()
     return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
 

@@ -1,12 +1,13 @@
-"""Lance's caches of one table, shared by every view of it in a process, and let go before they hold too much dead.
+"""Lance's caches of one table: shared by its views in a process, renewed before they hold too many dead segments.
 
-A Lance session keeps decoded metadata and opened index segments by size alone. A segment that a merge has replaced is
-never asked for again, weighs a few kilobytes, and keeps one or two files open: a process that reads after every commit
-runs out of descriptors long before it runs out of room. A session cannot be told to forget, so a new one is begun once
-the newest version no longer has DEAD_MAX of the segments that were met with the old one. The files of a session are
-closed with the last dataset that was opened with it: `BaseTable.latest` moves on to the newest session.
+A Lance session keeps decoded metadata and opened index segments, limited by size alone. A segment that a merge has
+replaced is never read again, takes a few kilobytes, and keeps one or two files open: a process that reads after every
+commit runs out of file descriptors long before it runs out of memory. A session cannot drop single entries. So once
+more than DEAD_MAX of the segments opened with a session are gone from the newest version, a new session begins. The
+files of a session are closed with the last dataset that was opened with it: `BaseTable.latest` moves on to the newest
+session.
 
-Bound: the live segments twice over and 2 * DEAD_MAX dead ones, as long as no reader keeps an older view.
+Bound: twice the live segments and 2 * DEAD_MAX dead ones, as long as no reader keeps an older view.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from lance.lance import _Session as Session
 __all__ = ["CACHE_BYTES", "LanceCaches", "Session"]
 
 CACHE_BYTES = 1 << 30
-"""Of both caches together, where nothing else is said."""
+"""Bytes of both caches together, by default."""
 METADATA_SHARE = 4
-"""One part in so many is for metadata: manifests, the columns of files, deletion vectors."""
+"""One part in METADATA_SHARE is for metadata: manifests, the columns of files, deletion vectors."""
 DEAD_MAX = 32
-"""Segments. A new session opens the live ones again: 1 to 15 ms for each that is searched."""
+"""Segments. A new session opens the live segments again: 1 to 15 ms for each that is searched."""
 
 
 class LanceCaches:
-    """The session that datasets of one table are opened with.
+    """The session with which datasets of one table are opened.
 
-    Thread safety. Any thread. Invariants. (1) At most `size_max` bytes are cached by a session. (2) No session was
-    used for more than DEAD_MAX segments that the version last opened does not have.
+    Thread safety. Any thread.
+    Invariants. (1) A session caches at most `size_max` bytes. (2) At most DEAD_MAX segments opened with the present
+    session are missing in the version last opened.
     """
 
     def __init__(self, size_max: int = CACHE_BYTES) -> None:
@@ -38,21 +40,21 @@ class LanceCaches:
         self._metadata = size_max // METADATA_SHARE
         self._index = size_max - self._metadata
         self._lock = threading.Lock()
-        self._met: set[str] = set()
+        self._opened: set[str] = set()
         self._session = self._new()
 
     @property
     def session(self) -> Session:
-        """The session to open a dataset with now."""
+        """The present session, to open a dataset with."""
         return self._session
 
     def opened(self, dataset: lance.LanceDataset) -> None:
-        """`dataset`, the newest version, was opened: a new session is begun where too much of this one is dead."""
+        """Note that `dataset`, the newest version, was opened; begin a new session where too many segments are dead."""
         live = {str(segment.uuid) for index in dataset.describe_indices() for segment in index.segments}
         with self._lock:
-            self._met |= live
-            if len(self._met) - len(live) > DEAD_MAX:
-                self._met, self._session = live, self._new()
+            self._opened |= live
+            if len(self._opened) - len(live) > DEAD_MAX:
+                self._opened, self._session = live, self._new()
 
     def _new(self) -> Session:
         return Session(index_cache_size_bytes=self._index, metadata_cache_size_bytes=self._metadata)

@@ -1,10 +1,10 @@
-"""How a base table comes to be: made empty, or a Lance table that is there set up for ingestion.
+"""Creates a base table, or sets up an existing Lance table for ingestion.
 
-In steps, so that any crash leaves one to repeat:
+In steps, each safe to repeat after a crash:
 
- 1. The dataset, empty, with key and set-up in its schema: one version, so a table without set-up is not ours.
-    It is made in memory first, so that what Lance refuses leaves nothing behind.
-    A table that is there gets them by metadata edits.
+ 1. The dataset, empty, with key and set-up in its schema: one version, so a table without a set-up is never one that
+    this module has begun. It is made in memory first, so that what Lance refuses leaves no files.
+    An existing table gets key and set-up by metadata edits.
  2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.commits.index_catchup.
  3. Lance's MemWAL index, last: where it exists the set-up is complete.
 """
@@ -35,18 +35,18 @@ from memwal.wal.panics import panics_as_errors
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
-"""What a creation that crashed in step 1 may leave; empty of anything that counts, it is overwritten."""
+"""Directories that a creation that crashed in step 1 may leave; without a version or a region they are overwritten."""
 _BEGUN = 0.5
-"""Seconds for which a creation that another process has begun is waited for."""
+"""Seconds to wait for a creation that another process has begun."""
 
 
 def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    """An empty table at `uri`, the root of `store`. Raises: as `BaseTable.create`."""
+    """Create an empty table at `uri`, the root of `store`. Raises as `BaseTable.create`."""
     keyed = _keyed_schema(schema, key)
     check_definition(keyed, key, setup)
     keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema)))
     if existing(store, uri) is not None:
-        raise TableExists(f"{uri}: a Lance table is there already; open it, or choose another uri")
+        raise TableExists(f"{uri}: a Lance table exists here already; open it, or choose another uri")
     _rehearse(uri, keyed, key, setup)
     try:
         dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
@@ -59,7 +59,7 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
 
 @panics_as_errors
 def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    """Make the table in memory. Raises InvalidRows where Lance cannot, or gives back columns that cannot be held."""
+    """Make the table in memory. Raises InvalidRows where Lance cannot, or changes columns so that they do not fit."""
     try:
         made = lance.write_dataset(schema.empty_table(), "memory://", schema=schema)
         create_scalar_indexes(made, setup.indexes)
@@ -70,11 +70,11 @@ def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> 
 
 
 def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setup, *, any_format: bool) -> None:
-    """Step 1 for a table that is there and is not set up; the others are `complete`'s.
+    """Step 1 for an existing table that is not set up; `complete` does the other steps.
 
-    Where another program initialised the table's MemWAL it keeps its regions, and its log the format it has: that must
-    be the one of `setup`, unless `any_format` will do.
-    Raises: as `BaseTable.adopt`.
+    Where another program initialised the table's MemWAL, the table keeps its regions and the format of its log. That
+    format must be the one of `setup`, unless `any_format`.
+    Raises as `BaseTable.adopt`.
     """
     expect_fit(uri, dataset)
     key, schema = _key_of(uri, dataset, key, appends=setup.append_by is not None), dataset.schema
@@ -95,16 +95,16 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
 
 
 def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
-    """What is at `uri`, the root of `store`; None where a table may be created.
+    """Return the Lance table at `uri`, the root of `store`; None where a table may be created.
 
-    Another process may be creating it just now, as daemons do that are started together: milliseconds lie between its
-    first file and its first version, so what has begun is looked at again for a while.
-    Raises: NotALanceTable where something else is there.
+    Another process may be creating the table now, as daemons that start together do: milliseconds pass between its
+    first file and its first version, so an unfinished table is opened again for up to _BEGUN seconds.
+    Raises NotALanceTable where the path holds something else.
     """
     clock = SystemClock()
     until = clock.monotonic() + _BEGUN
     while True:
-        last = clock.monotonic() > until  # before the look: it may take its time
+        last = clock.monotonic() > until  # before the look, which may take long
         if (dataset := open_dataset(store, uri)) is not None:
             return dataset
         if is_vacant(store):
@@ -115,7 +115,7 @@ def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
 
 
 def is_vacant(store: ObjectStore) -> bool:
-    """Whether nothing that counts is at the table's path, so that a table may be created there."""
+    """Return whether the table's path holds no version, region or foreign file, so that a table may be created."""
     if set(store.children("")) - _LEFTOVERS:
         return False
     top = {key.partition("/")[0] for key in store.list("")}
@@ -123,10 +123,10 @@ def is_vacant(store: ObjectStore) -> bool:
 
 
 def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
-    """Steps 2 and 3, whatever of them is left to do.
+    """Do steps 2 and 3, as far as they are not done.
 
-    Other processes may take the same steps at this moment, as daemons do that are started together. A conflict is known
-    by the version that somebody made meanwhile: it is looked at, and what is left to do is done.
+    Other processes may do the same at this moment, as daemons that start together do. A conflict is recognised by a
+    newer version: the steps are repeated on it, as far as they are not done there.
     """
     while True:
         try:
@@ -143,11 +143,11 @@ def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
     create_scalar_indexes(dataset, setup.indexes)
     if dataset.mem_wal_index_details() is None:
         if COMMITTED.encode() in (dataset.schema.metadata or {}):
-            # Rows copied from another table bring its metadata along: its generations are none of this table's.
+            # Rows copied from another table bring its metadata along, whose generations do not exist in this table.
             dataset.update_schema_metadata({COMMITTED: None})
-        # In lance format no sharding spec, so that nobody routes rows of Lance's own writer into our regions; in arrow
-        # format the spec by which that writer computes the regions that we do. Maintained inside SSTs are all indexes,
-        # those built later too: the default, which names none, since a vector index does not exist yet.
+        # In lance format no sharding spec, so that Lance's own writer never routes rows into our regions; in arrow
+        # format the spec by which it computes the same regions as we do. All indexes are maintained inside SSTs, those
+        # built later too: that is the default, which lists none by name, since a vector index does not exist yet.
         routes: dict[str, Any] = {}
         if setup.wal_format == "arrow":
             routes = {"bucket_column": key_columns(dataset.schema)[0], "num_buckets": setup.buckets}
@@ -155,7 +155,7 @@ def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
 
 
 def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
-    """Create the B-tree and full-text indexes that are missing; they work on an empty table."""
+    """Create the B-tree and full-text indexes that are missing; an empty table can have them."""
     present = {index.name for index in dataset.describe_indices()}
     for spec in indexes:
         if spec.kind in SCALAR_KINDS and spec.name not in present:
@@ -163,7 +163,7 @@ def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSp
 
 
 def _keyed_schema(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """The columns of `schema`, those of the key not null and declared as Lance's (unenforced) primary key."""
+    """Return `schema` with the key columns not null and declared as Lance's (unenforced) primary key."""
 
     def keyed(field: pa.Field) -> pa.Field:
         if field.name not in key:
@@ -174,15 +174,13 @@ def _keyed_schema(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def _key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:
-    """Field metadata of the key column `name`; the position says the key's order where there is more than one
-    column.
-    """
+    """Return the field metadata of key column `name`; with several key columns it has the column's position."""
     position = {PRIMARY_KEY_POSITION: str(key.index(name) + 1).encode()} if len(key) > 1 else {}
     return {PRIMARY_KEY: b"true", **position}
 
 
 def _declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> None:
-    """Step 1 for a table that is there: not null and primary-key metadata on the key, then the set-up."""
+    """Step 1 for an existing table: not null and primary-key metadata on the key, then the set-up."""
     nullable = [name for name in key if dataset.schema.field(name).nullable]
     if nullable:
         alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]
@@ -195,7 +193,7 @@ def _declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> N
 
 
 def _key_of(uri: str, dataset: lance.LanceDataset, key: Sequence[str], *, appends: bool) -> tuple[str, ...]:
-    """The key to adopt a table by: the primary key it declares, which Lance never changes, else `key`."""
+    """Return the key of a table to adopt: the primary key it declares, which Lance never changes, else `key`."""
     declared = key_columns(dataset.schema)
     if declared and appends:
         raise InvalidRows(
@@ -216,7 +214,7 @@ def _setup_beside(
     *,
     any_format: bool,
 ) -> Setup:
-    """`setup` for a table whose MemWAL another program initialised, as the `details` say."""
+    """Return `setup` changed to the regions and format in `details`, of a MemWAL that another program initialised."""
     if setup.wal_format == "lance" and not any_format:
         raise UnsupportedTable(
             f"{uri}: its MemWAL was initialised by another program, whose regions hold entries in arrow format; "

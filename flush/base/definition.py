@@ -1,4 +1,4 @@
-"""What a table can be set up as: its key, its version column, how its rows are routed. Pure, asked before any write."""
+"""Checks what a table can be set up as: its key, its version column, its routing. Pure; runs before any write."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from memwal.wal import WalFormat
 
 
 def check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    """Whether a table with the columns `schema` can have `key` and `setup`. Raises: InvalidRows, which says why not."""
+    """Raise InvalidRows, with the reason, where a table with the columns `schema` cannot have `key` and `setup`."""
     if setup.buckets < 1:
         raise InvalidRows(f"regions.count = {setup.buckets}: a table has at least 1 region")
     rows = row_schema(schema, key)
     check_indexes(schema, setup.indexes)
-    MemTable(rows, key, setup.indexes, 0)  # refuses what no memtable could index
+    MemTable(rows, key, setup.indexes, 0)  # refuses columns that no memtable can index
     _check_version(schema, key, setup)
     if setup.append_by is not None:
         _check_append(schema, key, setup.append_by, setup.wal_format)
@@ -28,7 +28,7 @@ def check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> Non
 
 
 def is_version_type(kind: pa.DataType) -> bool:
-    """Whether values of this type tell which of two rows is newer: any two of them compare, and none is NaN."""
+    """Return whether values of this type order rows by age: any two of them compare, and none is NaN."""
     return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 

@@ -1,7 +1,7 @@
-"""Indexes that a table has when it is adopted: their names and parameters are taken over.
+"""Takes over the names and parameters of indexes that a table has when it is adopted.
 
-Rows on their way are searched by indexes of our own, with the parameters of the table's set-up. Were these others than
-those of the index that is there, the same row would be found before its commit and not after it, or at another
+Rows that are not committed yet are searched by indexes of our own, with the parameters of the table's set-up. If these
+differed from the existing index, the same row would be found before its commit and not after it, or at another
 distance.
 """
 
@@ -30,7 +30,7 @@ _FTS: Mapping[str, Any] = {
     "custom_stop_words": None,
     "ascii_folding": True,
 }
-"""Parameters that ours have too, and what they are where nothing is said."""
+"""Parameters that our index has too, with their defaults."""
 _FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
     "lance_tokenizer": (None, "text"),
     "split_identifiers": (False,),
@@ -39,35 +39,36 @@ _FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
     "index_operators": (False,),
     "document_granularity": ("row",),
 }
-"""Parameters that ours do not have, with the values under which both find the same."""
+"""Parameters that only Lance's index has, with the values under which both indexes find the same rows."""
 
 
 def taken_over(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
-    """`wanted`, those on a column that has such an index with the name and the parameters of that one.
+    """Return `wanted`, each spec with the name and parameters of the existing index of its kind on its column.
 
-    Raises InvalidRows where a wanted parameter is another than there, where ours cannot do what the index does, and
-    where an index of another kind has the name.
+    Raises InvalidRows where a wanted parameter differs from the existing index, where our index cannot do what the
+    existing one does, and where an index of another kind has the name.
     """
     built = list(dataset.describe_indices())
     return tuple(_taken_over(uri, dataset, spec, built) for spec in wanted)
 
 
 def has_files(segment: Any) -> bool:
-    """Whether a segment of an index (`IndexDescription.segments`) must have files: not where it covers no fragment, as
-    of a vector index over nulls only, and Lance has recorded no size.
+    """Return whether a segment of an index (`IndexDescription.segments`) must have files.
+
+    It has none where it covers no fragment, as in a vector index over nulls only, and Lance recorded no size.
     """
     return bool(segment.size_bytes) or bool(segment.fragment_ids)
 
 
 def _taken_over(uri: str, dataset: lance.LanceDataset, spec: IndexSpec, built: Sequence[Any]) -> IndexSpec:
     if spec.column not in dataset.schema.names:
-        return spec  # what the check of all definitions says
+        return spec  # check_definition reports it
     number = field_id(dataset, spec.column)
-    there = [index for index in built if list(index.fields) == [number]]
-    of_kind = [index for index in there if _kind(index) == spec.kind]
+    on_column = [index for index in built if list(index.fields) == [number]]
+    of_kind = [index for index in on_column if _kind(index) == spec.kind]
     if not of_kind:
         for index in built:
-            if index.name == spec.name and (spec.kind != "btree" or index not in there):
+            if index.name == spec.name and (spec.kind != "btree" or index not in on_column):
                 raise InvalidRows(
                     f"{uri}: its index {index.name} is {index.index_type} on {', '.join(index.field_names)}, not "
                     f"{spec.kind} on {spec.column}; drop it, or leave {spec.column!r} out of the indexes",
@@ -75,22 +76,22 @@ def _taken_over(uri: str, dataset: lance.LanceDataset, spec: IndexSpec, built: S
                 )
         return spec
     index = next((index for index in of_kind if index.name == spec.name), of_kind[0])
-    found = _parameters(uri, spec, index)
+    existing = _parameters(uri, spec, index)
     for name, value in spec.parameters.items():
-        if name in found and found[name] != value:
+        if name in existing and existing[name] != value:
             raise InvalidRows(
-                f"{uri}: its index {index.name} on {spec.column!r} has {name} = {found[name]!r}, not {value!r}; "
+                f"{uri}: its index {index.name} on {spec.column!r} has {name} = {existing[name]!r}, not {value!r}; "
                 "correct the parameter, or drop the index first",
                 column=spec.column,
             )
-    plain = _FTS if spec.kind == "fts" else {"metric": "l2"}
-    others = {name: value for name, value in found.items() if name not in plain or plain[name] != value}
+    defaults = _FTS if spec.kind == "fts" else {"metric": "l2"}
+    others = {name: value for name, value in existing.items() if name not in defaults or defaults[name] != value}
     called = "" if index.name == replace(spec, called="").name else index.name
     return replace(spec, parameters={**others, **spec.parameters}, called=called)
 
 
 def _kind(index: Any) -> str:
-    """Our word for the kind of an index, Lance's where we have none."""
+    """Return our name for the kind of an index, Lance's where we have none."""
     name = str(index.index_type)
     if name.upper().startswith("IVF"):
         return "ivf_pq"
@@ -98,19 +99,20 @@ def _kind(index: Any) -> str:
 
 
 def _parameters(uri: str, spec: IndexSpec, index: Any) -> dict[str, Any]:
-    """What the index was built with, by our names."""
-    said = index.details or {}
+    """Return the parameters that the index was built with, by our names."""
+    details = index.details or {}
     if spec.kind == "ivf_pq":
-        metric = str(said.get("metric_type", "l2")).lower()
-        codes = (said.get("compression") or {}).get("num_sub_vectors")
+        metric = str(details.get("metric_type", "l2")).lower()
+        codes = (details.get("compression") or {}).get("num_sub_vectors")
         return {"metric": metric, **({} if codes is None else {"num_sub_vectors": int(codes)})}
     if spec.kind != "fts":
         return {}
     for name, same in _FTS_ONLY_LANCES.items():
-        if said.get(name, same[0]) not in same:
+        if details.get(name, same[0]) not in same:
             raise InvalidRows(
-                f"{uri}: its index {index.name} on {spec.column!r} has {name} = {said[name]!r}, by which rows that are "
-                f"not committed cannot be searched; drop the index, or leave {spec.column!r} out of the indexes",
+                f"{uri}: its index {index.name} on {spec.column!r} has {name} = {details[name]!r}, with which rows "
+                "that are not committed cannot be searched; drop the index, or leave "
+                f"{spec.column!r} out of the indexes",
                 column=spec.column,
             )
-    return {name: said[name] for name in _FTS if name in said}
+    return {name: details[name] for name in _FTS if name in details}

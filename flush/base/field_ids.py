@@ -1,8 +1,8 @@
-"""Lance's field ids: which column a value belongs to, whatever the column is called now.
+"""Lance's field ids: they identify a column whatever its present name.
 
-A table numbers its fields from 0, nested ones after the one that holds them; one that dropped or added columns has
-gaps. WAL entries and SSTs carry the base table's ids, so that an old row is never paired with another column.
-`_tombstone` comes last, with the highest id and one.
+A table numbers its fields from 0, nested ones after the field that holds them; a table that dropped or added columns
+has gaps. WAL entries and SSTs carry the base table's ids, so that an old row is never paired with another column.
+`_tombstone` comes last, with the highest id plus one.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from memwal.wal.codec.columns import FIELD_ID
 
 
 def row_field_ids(dataset: lance.LanceDataset) -> tuple[int, ...]:
-    """Ids of all fields of the table's rows as an SST holds them: the base's, depth first, then `_tombstone`."""
+    """Return the ids of all fields of an SST row: the base's fields, depth first, then `_tombstone`."""
     ids = tuple(_ids(dataset.lance_schema.fields()))
     return (*ids, max(ids) + 1)
 
 
 def field_id(dataset: lance.LanceDataset, column: str) -> int:
-    """Id of a top-level column."""
-    (found,) = (int(field.id()) for field in dataset.lance_schema.fields() if field.name() == column)
-    return found
+    """Return the id of a top-level column."""
+    (number,) = (int(field.id()) for field in dataset.lance_schema.fields() if field.name() == column)
+    return number
 
 
 def column_ids(dataset: lance.LanceDataset) -> dict[str, int]:
-    """Id of each top-level column."""
+    """Return the id of each top-level column."""
     return {field.name(): int(field.id()) for field in dataset.lance_schema.fields()}
 
 
 def first_ids(schema: pa.Schema) -> dict[str, int]:
-    """Id that Lance gives to each top-level column of a table that it creates with `schema`."""
+    """Return the id that Lance gives to each top-level column of a table that it creates with `schema`."""
     ids, free = {}, 0
     for field in schema:
         ids[field.name] = free
@@ -43,7 +43,7 @@ def first_ids(schema: pa.Schema) -> dict[str, int]:
 
 
 def _fields_of(kind: pa.DataType) -> int:
-    """Number of fields that a column of this type is in Lance, itself among them."""
+    """Return the number of Lance fields of a column of this type, itself included."""
     if pa.types.is_struct(kind):
         return 1 + sum(_fields_of(kind.field(at).type) for at in range(kind.num_fields))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -52,7 +52,7 @@ def _fields_of(kind: pa.DataType) -> int:
 
 
 def with_field_ids(schema: pa.Schema, dataset: lance.LanceDataset) -> pa.Schema:
-    """`schema` (base columns, any others behind) with each base field's id in its metadata, nested ones too."""
+    """Return `schema` (base columns, then any others) with each base field's id in its metadata, nested ones too."""
     described = {field.name(): field for field in dataset.lance_schema.fields()}
     fields = [_marked(field, described[field.name]) if field.name in described else field for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
@@ -60,7 +60,7 @@ def with_field_ids(schema: pa.Schema, dataset: lance.LanceDataset) -> pa.Schema:
 
 def _marked(field: pa.Field, described: Any) -> pa.Field:
     kind, children = field.type, described.children()
-    # The values of a fixed-size list are no field of their own in Lance.
+    # In Lance the values of a fixed-size list are not a field of their own.
     if children and pa.types.is_struct(kind):
         pairs = zip((kind.field(at) for at in range(kind.num_fields)), children, strict=True)
         kind = pa.struct([_marked(child, of_child) for child, of_child in pairs])

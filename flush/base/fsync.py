@@ -1,9 +1,8 @@
-"""Making what pylance wrote on a local disk survive a power cut.
+"""Fsyncs what pylance wrote on a local disk, so that it survives a power cut.
 
-pylance does not fsync. A published SST moves `replay_after`, so its rows are never replayed from the log
-again: its bytes must be on the disk before the manifest edit. The same holds for a base-table version before the SSTs
-that it replaces are pruned. Object stores need nothing of this: a finished
-PUT is durable.
+pylance does not fsync. A published SST moves `replay_after`, and its rows are never replayed from the log again: its
+bytes must be on the disk before the manifest edit. A base-table version must be on the disk before the SSTs that it
+replaces are pruned. Object stores need none of this: a finished PUT is durable.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ import lance
 from memwal.flush.base.manifest import manifest_names
 
 RECENT = 32
-_SIDE_BY_SIDE_FROM, _WORKERS = 32, 4
+"""Versions. A commit and the maintenance after it make fewer."""
+_PARALLEL_FROM, _WORKERS = 32, 4
 """Files, and threads. A disk takes several fsyncs at once: a version of 64 new fragments of 260 KB is synced in 92 ms,
 one file after the other in 406 ms; one of 8 fragments takes 22 ms either way."""
 _DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS = "data", "_deletions", "_indices", "_versions", "_transactions"
@@ -29,55 +29,54 @@ _DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS = "data", "_deletions", "_
 def sync_tree(path: str) -> None:
     """Fsync every file and directory below `path`, then the directory that holds it.
 
-    `path`: what pylance opens; a URL, which no local directory has for its name, is left alone. Raises
-    OSError.
+    `path`: what pylance opens. A URL is left alone: no local directory has that name. Raises OSError.
     """
     root = Path(path)
     if not root.is_dir():
         return
-    for each in [*root.rglob("*"), root, root.absolute().parent]:
-        _sync(each)
+    for path_below in [*root.rglob("*"), root, root.absolute().parent]:
+        _sync(path_below)
 
 
 def sync_files(path: str) -> None:
-    """Fsync the files in the local directory `path`, those that somebody is writing too. Raises OSError."""
-    for each in Path(path).glob("*"):
+    """Fsync the files in the local directory `path`, also those being written. Raises OSError."""
+    for file in Path(path).glob("*"):
         with suppress(FileNotFoundError):  # it was renamed
-            _sync(each)
+            _sync(file)
 
 
 def sync_table(dataset: lance.LanceDataset) -> None:
-    """Fsync what the open version of a Lance table is made of, and the manifests of the versions just below.
+    """Fsync the files of the open version of a Lance table, and the manifests of the RECENT versions up to it.
 
-    A commit and the maintenance after it make fewer versions than RECENT. What only older versions are made of was
-    synced in its time. Files first, side by side, then the directories that name them. A table on an object store is
-    left alone, and so is a file that is removed meanwhile. Raises OSError.
+    Files of older versions only were synced after the commits that made them. Files first, several at once, then the
+    directories that list them. A table on an object store is left alone, and so is a file that is removed meanwhile.
+    Raises OSError.
     """
     uri = dataset.uri
     root = Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri)
     if not root.is_dir():
         return
-    found, holding = [], [root / each for each in (_DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS, "")]
+    files, directories = [], [root / name for name in (_DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS, "")]
     for fragment in dataset.get_fragments():
-        found += [root / _DATA / each.path for each in fragment.metadata.files]
+        files += [root / _DATA / file.path for file in fragment.metadata.files]
         if deletions := fragment.deletion_file():
-            found.append(root / deletions)
+            files.append(root / deletions)
     for index in dataset.describe_indices():
         for segment in index.segments:
             directory = root / _INDICES / str(segment.uuid)
-            found += directory.glob("*")
-            holding.insert(0, directory)
+            files += directory.glob("*")
+            directories.insert(0, directory)
     recent = range(max(1, dataset.version - RECENT), dataset.version + 1)
     manifests = (root / _VERSIONS / name for version in recent for name in manifest_names(version))
-    found += [path for path in manifests if path.exists()]
-    found += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
-    _sync_all(found)
-    _sync_each(holding)
+    files += [path for path in manifests if path.exists()]
+    files += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
+    _sync_all(files)
+    _sync_each(directories)
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Fsync `paths` in any order. Each thread takes a share: a task per file costs more than a file that is clean."""
-    if len(paths) < _SIDE_BY_SIDE_FROM:
+    """Fsync `paths` in any order. Each thread takes a share: a task costs more than the fsync of a clean file."""
+    if len(paths) < _PARALLEL_FROM:
         _sync_each(paths)
         return
     with ThreadPoolExecutor(_WORKERS, "memwal-sync") as pool:
@@ -85,9 +84,9 @@ def _sync_all(paths: Sequence[Path]) -> None:
 
 
 def _sync_each(paths: Sequence[Path]) -> None:
-    for each in paths:
+    for path in paths:
         with suppress(FileNotFoundError):
-            _sync(each)
+            _sync(path)
 
 
 def _sync(path: Path) -> None:

@@ -1,8 +1,7 @@
-"""What pylance does not do with the manifest file of a table version: read the commit progress of the base table, and
-give the fields of an SST the ids of the base table.
+"""Reads the commit progress from a base-table manifest file, and writes the base's field ids into an SST's manifest.
 
-pylance exposes the MemWAL index of a table but not which generations it has compacted, and numbers the fields of what
-it writes from 0. So the file itself is read, and written again:
+pylance shows the MemWAL index of a table but not which generations it has compacted, and numbers the fields of what it
+writes from 0. So this module parses the manifest file, and rewrites it:
 
     ... | u32 length | IndexSection | ... | u32 length | Manifest | u64 its position | u16 0 | u16 2 | LANC
 
@@ -11,11 +10,11 @@ it writes from 0. So the file itself is read, and written again:
     IndexSection.indices = 1; IndexMetadata.name = 3, .index_details = 6 (google.protobuf.Any)
     MemWalIndexDetails.compacted_sstables = 9, .index_catchup = 10; CompactedSsTable: 1 UUID{1 bytes(16)}, 2 u64
     generation; IndexCatchupProgress: 1 index_name, 2 repeated CompactedSsTable
-    A map is read as what it is on the wire: repeated entries of key = 1, value = 2
+    A map is read in its wire form: repeated entries of key = 1, value = 2
 
-A commit into a table without a key cannot set Lance's marker in the version that appends the rows, so it says the same
-in that version's schema metadata (flush.commits.append_pass): `memwal:committed` = JSON {region uuid: generation}.
-Committed is what the higher of the two says.
+A commit into a table without a key cannot set Lance's marker in the version that appends the rows, so it writes the
+progress into that version's schema metadata (flush.commits.append_pass): `memwal:committed` = JSON
+{region uuid: generation}. The committed generation is the higher of the two.
 
 The file is `_versions/{2**64-1 - version, 20 digits}.manifest`, `_versions/{version}.manifest` in older
 tables. Source: table.proto and index.proto of Lance, checked against pylance 14.0.2. The classes live in a
@@ -71,25 +70,24 @@ _FIELDS: MessageFields = {
 
 
 class Progress(NamedTuple):
-    """Per region the highest generation that a version holds; regions never committed are absent."""
+    """Per region the highest generation whose rows a version holds; regions never committed are absent."""
 
     committed: dict[UUID, int]
     marked: dict[UUID, int]
-    """By Lance's own marker alone, which may be behind where a table has no key."""
+    """By Lance's own marker alone, which may lag where a table has no key."""
 
 
 def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
-    """Per region the highest generation that base-table version `version` holds; regions never committed are
-    absent.
+    """Return per region the highest generation that base-table version `version` holds; others are absent.
 
-    `store` has the table's directory for its root. Raises Corrupt where the manifest is missing or cannot be
+    The root of `store` is the table's directory. Raises Corrupt where the manifest is missing or cannot be
     parsed; StoreUnavailable, StoreRefused.
     """
     return read_progress(store, version).committed
 
 
 def read_progress(store: ObjectStore, version: int) -> Progress:
-    """As `compacted_generations`, and what Lance's own marker says."""
+    """As `compacted_generations`, with the generations of Lance's own marker beside them."""
     key, data = manifest_file(store, "", version)
     with named_errors(key):
         return progress(data)
@@ -104,33 +102,35 @@ def set_up_generations(store: ObjectStore, version: int) -> dict[UUID, int] | No
 
 
 def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID, int]]:
-    """Per index and region the highest generation whose rows the index was last extended by, as Lance records it.
+    """Return per index and region the highest generation whose rows the index covers, as Lance records it.
 
-    An index that was built anew and not extended since is absent. Raises as `compacted_generations`.
+    An index that was rebuilt and not extended since is absent. Raises as `compacted_generations`.
     """
     key, data = manifest_file(store, "", version)
     with named_errors(key):
         details = _mem_wal_details(data)
         progress = () if details is None else details.index_catchup
-        return {each.index_name: _generations(each.caught_up_sstables) for each in progress}
+        return {entry.index_name: _generations(entry.caught_up_sstables) for entry in progress}
 
 
 def mem_wal_details(store: ObjectStore, version: int) -> tuple[str, bytes]:
-    """Type and bytes of the details of Lance's MemWAL index, in a version that has one. Raises as
-    `compacted_generations`."""
+    """Return type and bytes of the details of Lance's MemWAL index, in a version that has one.
+
+    Raises as `compacted_generations`.
+    """
     key, data = manifest_file(store, "", version)
     with named_errors(key):
-        found = _mem_wal_index(data)
-        if found is None:
+        details = _mem_wal_index(data)
+        if details is None:
             raise ValueError("it has no MemWAL index")
-        return str(found.type_url), bytes(found.value)
+        return str(details.type_url), bytes(details.value)
 
 
 def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> None:
     """Give the fields of version 1 of the dataset at the key `directory`, depth first, the ids `ids`.
 
-    Nobody may have opened it yet. Raises Corrupt where the file is not as pylance writes it; StoreUnavailable,
-    StoreRefused.
+    Requires: no process has opened the dataset yet. Raises Corrupt where the file is not as pylance writes it;
+    StoreUnavailable, StoreRefused.
     """
     key, data = manifest_file(store, f"{directory}/", 1)
     with named_errors(key):
@@ -140,25 +140,23 @@ def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> N
 
 
 def manifest_version(key: str) -> int | None:
-    """The version whose manifest is at `key`, a key of a store with the table's directory for its root; None: another
-    object's.
-    """
-    found = _MANIFEST_KEY.fullmatch(key)
-    if found is None:
+    """Return the version whose manifest has this key below the table's directory; None for any other key."""
+    match = _MANIFEST_KEY.fullmatch(key)
+    if match is None:
         return None
-    number = int(found["number"])
-    return 2**64 - 1 - number if len(found["number"]) == _REVERSED_DIGITS else number
+    number = int(match["number"])
+    return 2**64 - 1 - number if len(match["number"]) == _REVERSED_DIGITS else number
 
 
 def manifest_names(version: int) -> tuple[str, str]:
-    """What the manifest file of `version` may be called: as newer tables do, and as older ones."""
+    """Return the two possible names of the manifest file of `version`: in newer tables, in older ones."""
     return f"{2**64 - 1 - version:020}.manifest", f"{version}.manifest"
 
 
 def manifest_file(store: ObjectStore, prefix: str, version: int) -> tuple[str, bytes]:
-    """Key and bytes of the manifest of `version` of the dataset below `prefix`, which is "" or ends in "/".
+    """Return key and bytes of the manifest of `version` of the dataset below `prefix`, which is "" or ends in "/".
 
-    Raises Corrupt where there is none.
+    Raises Corrupt where it does not exist.
     """
     keys = [f"{prefix}_versions/{name}" for name in manifest_names(version)]
     for key in keys:
@@ -169,7 +167,7 @@ def manifest_file(store: ObjectStore, prefix: str, version: int) -> tuple[str, b
 
 @contextmanager
 def named_errors(key: str) -> Iterator[None]:
-    """Whatever parsing raises becomes Corrupt, naming `key`."""
+    """Turn errors of parsing into Corrupt, naming `key`."""
     try:
         yield
     except (DecodeError, ValueError, KeyError, struct.error) as error:
@@ -182,19 +180,19 @@ def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
     for field in manifest.fields:
         field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
     for file in (file for fragment in manifest.fragments for file in fragment.files):
-        file.fields[:] = [new[each] for each in file.fields]
+        file.fields[:] = [new[id] for id in file.fields]
     message = manifest.SerializeToString()
     return b"".join((data[:position], struct.pack("<I", len(message)), message, data[-_FOOTER.size :]))
 
 
 def _manifest(data: bytes) -> tuple[int, Any]:
-    """The position of the manifest message in the file, and the message."""
+    """Return the position of the manifest message in the file, and the message."""
     position = manifest_position(data)
     return position, message_at(_MANIFEST, data, position)
 
 
 def manifest_position(data: bytes) -> int:
-    """Where the manifest message of a manifest file begins. Raises ValueError, struct.error."""
+    """Return the offset of the manifest message in a manifest file. Raises ValueError, struct.error."""
     position, _, _, magic = _FOOTER.unpack(data[-_FOOTER.size :])
     if magic != _MAGIC:
         raise ValueError(f"it ends in {magic!r}, not in {_MAGIC!r}")
@@ -202,31 +200,31 @@ def manifest_position(data: bytes) -> int:
 
 
 def progress(data: bytes) -> Progress:
-    """As `read_progress`, of the bytes of a manifest file. Raises what `named_errors` names."""
+    """As `read_progress`, of the bytes of a manifest file. Raises the errors that `named_errors` turns into Corrupt."""
     details, (_, manifest) = _mem_wal_details(data), _manifest(data)
     if details is None:
         return Progress({}, {})  # not set up: the metadata came with rows that were copied from another table
     marked = _generations(details.compacted_sstables)
-    said = next((each.value for each in manifest.schema_metadata if each.key == COMMITTED), b"{}")
-    appended = {UUID(region): int(generation) for region, generation in json.loads(said).items()}
+    stored = next((entry.value for entry in manifest.schema_metadata if entry.key == COMMITTED), b"{}")
+    appended = {UUID(region): int(generation) for region, generation in json.loads(stored).items()}
     return Progress(highest(marked, appended), marked)
 
 
 def highest(one: Mapping[UUID, int], two: Mapping[UUID, int]) -> dict[UUID, int]:
-    """The higher generation of each region. Pure."""
+    """Return the higher generation of each region. Pure."""
     return {region: max(one.get(region, 0), two.get(region, 0)) for region in (*one, *two)}
 
 
 def _mem_wal_details(data: bytes) -> Any:
-    """The message MemWalIndexDetails of a manifest file, None where it has none."""
-    found = _mem_wal_index(data)
-    return None if found is None else _DETAILS.FromString(found.value)
+    """Return the message MemWalIndexDetails of a manifest file, None where it has none."""
+    details = _mem_wal_index(data)
+    return None if details is None else _DETAILS.FromString(details.value)
 
 
 def _mem_wal_index(data: bytes) -> Any:
-    """The same as it is stored: type and bytes."""
+    """Return the same as stored: a message with type and bytes."""
     _, manifest = _manifest(data)
-    # Position 0 is a place like any other: the section usually comes first in the file.
+    # Position 0 is valid: the section usually comes first in the file.
     if manifest.HasField("index_section"):
         for index in message_at(_INDEX_SECTION, data, manifest.index_section).indices:
             if index.name == MEM_WAL_INDEX:
@@ -235,11 +233,11 @@ def _mem_wal_index(data: bytes) -> Any:
 
 
 def _generations(sstables: Iterable[Any]) -> dict[UUID, int]:
-    return {UUID(bytes=each.shard_id.uuid): each.generation for each in sstables}
+    return {UUID(bytes=sst.shard_id.uuid): sst.generation for sst in sstables}
 
 
 def message_at(kind: Any, data: bytes, position: int) -> Any:
-    """The message of class `kind` that stands, behind its length, at `position`."""
+    """Return the message of class `kind` at `position`, where its length comes first."""
     (length,) = struct.unpack_from("<I", data, position)
     message = kind()
     message.ParseFromString(data[position + 4 : position + 4 + length])
@@ -247,10 +245,10 @@ def message_at(kind: Any, data: bytes, position: int) -> Any:
 
 
 def message_classes(package: str, messages: MessageFields, names: Sequence[str]) -> list[Any]:
-    """Protobuf classes of `names`, of the `messages` described by number, name and kind of their fields.
+    """Return the protobuf classes `names` among `messages`, which give number, name and kind of each field.
 
-    A kind is a protobuf type, "optional u64", "int32[]", a message's name, or that with "[]". `package`: a descriptor
-    pool's own.
+    A kind is a protobuf type, "optional u64", "int32[]", a message's name, or that with "[]". `package`: name of the
+    new descriptor pool's package.
     """
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for message_name, fields in messages.items():

@@ -1,19 +1,19 @@
-"""A 64-bit hash of whole rows: where a table without a key sends each.
+"""A 64-bit hash of whole rows, which routes the rows of a table without a key.
 
     row     = sum over the columns of mix(value's hash + mix(the column's field id + 1)), modulo 2**64
     value   null: the column adds nothing
             number, date, time   mix(its bits); -0.0 as 0.0, every NaN as one
             text, bytes, wider   SipHash-1-3
             list                 sum over its elements of mix(element's hash + mix(its place + 1)), + mix(its length)
-            vector               the same sum, without the length: it is of the type
+            vector               the same sum, without the length, which is part of the type
             struct               as a row, fields numbered from 0
     mix     the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014)
 
 So it is a pure function of the values: the same in every process and version, whatever came before, however the rows
-are cut into batches. Since a null adds nothing and columns go by their ids, neither a new column, which is null in old
-rows, nor a column that is renamed moves a row to another region: one that is replayed after that goes where it was.
+are cut into batches. A null adds nothing and columns count by their ids. So neither a new column, which is null in old
+rows, nor a renamed column moves a row to another region, and a row that is replayed later goes to the same region.
 
-Golden values in the tests hold it; a change here would send replayed rows elsewhere, and double them.
+Golden values in the tests pin it; a change here would send replayed rows to other regions, and double them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Hashes = npt.NDArray[np.uint64]
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = 0x9E3779B97F4A7C15
 _BLOCK = 1 << 16
-"""Numbers of a vector column at a time: they stay in the processor's cache."""
+"""Numbers of a vector column hashed at a time: they fit into the processor's cache."""
 
 
 def mixed(values: Hashes) -> Hashes:
-    """SplitMix64's finaliser of each; distinct values stay distinct. Pure."""
+    """Return SplitMix64's finaliser of each value; distinct values stay distinct. Pure."""
     values = values + np.uint64(_GOLDEN)
     values = (values ^ (values >> np.uint64(30))) * _FIRST
     values = (values ^ (values >> np.uint64(27))) * _SECOND
@@ -44,7 +44,7 @@ def mixed(values: Hashes) -> Hashes:
 
 
 def row_hashes(columns: Iterable[tuple[int, pa.Array]], rows: int) -> Hashes:
-    """Hash of each of `rows` rows: uint64 [rows]. `columns`: field id and values (`rows` of them) of each. Pure."""
+    """Return the hash of each row: uint64 [rows]. `columns`: field id and values (`rows` of them) of each. Pure."""
     total = np.zeros(rows, dtype=np.uint64)
     for number, values in columns:
         total += _salted(values, number)
@@ -52,19 +52,18 @@ def row_hashes(columns: Iterable[tuple[int, pa.Array]], rows: int) -> Hashes:
 
 
 def is_hashed(kind: pa.DataType) -> bool:
-    """Whether a column of this type may be named to route by: a number, text, bytes, a date or a time."""
+    """Return whether `regions.by` may name a column of this type: a number, text, bytes, a date or a time."""
     nested = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or pa.types.is_null(kind)
     return not nested
 
 
 def _salted(values: pa.Array, number: int) -> Hashes:
-    """What the column with the field id `number` adds to each row."""
-    found = mixed(value_hashes(values) + _places(1, number)[0])
-    return _without_nulls(values, found)
+    """Return what the column with the field id `number` adds to the hash of each row."""
+    return _without_nulls(values, mixed(value_hashes(values) + _places(1, number)[0]))
 
 
 def value_hashes(values: pa.Array) -> Hashes:
-    """Hash of each value, anything where it is null: uint64 [len(values)]."""
+    """Return the hash of each value, undefined where it is null: uint64 [len(values)]."""
     kind = values.type
     if isinstance(values, pa.ExtensionArray):
         return value_hashes(values.storage)
@@ -83,7 +82,7 @@ def _without_nulls(values: pa.Array, hashes: Hashes) -> Hashes:
 
 
 def _places(count: int, first: int = 0) -> Hashes:
-    """The salts of places first, first + 1, ..."""
+    """Return the salts of places first, first + 1, ..."""
     return mixed(np.arange(first + 1, first + 1 + count, dtype=np.uint64))
 
 
@@ -91,13 +90,13 @@ def _places(count: int, first: int = 0) -> Hashes:
 
 
 def _bits(values: pa.Array) -> Hashes:
-    """The bits of values of a fixed width of up to 64, as numbers; 0 in the place of a null."""
+    """Return the bits of values up to 64 bits wide as numbers; 0 for a null."""
     kind = values.type
     if pa.types.is_boolean(kind):
         numbers: Hashes = pc.fill_null(values, False).cast(pa.uint8()).to_numpy().astype(np.uint64)
         return numbers
     width = kind.bit_width
-    # By its bytes, since Arrow has no cast to a number for each of these types.
+    # From the buffer, since Arrow cannot cast each of these types to a number.
     start, size = values.offset, len(values)
     stored = np.frombuffer(values.buffers()[1], dtype=f"<u{width // 8}")[start : start + size]
     numbers = stored.astype(np.uint64)
@@ -123,7 +122,7 @@ def _text(values: pa.Array) -> Hashes:
 
 
 def _wide(values: pa.Array) -> Hashes:
-    """Decimals and binary of a fixed size, by their bytes."""
+    """Hash decimals and binary of a fixed size by their bytes."""
     width = values.type.byte_width if pa.types.is_fixed_size_binary(values.type) else values.type.bit_width // 8
     stored = values.buffers()[1].slice(values.offset * width, len(values) * width)
     offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * width)
@@ -132,15 +131,15 @@ def _wide(values: pa.Array) -> Hashes:
 
 
 def _vectors(values: pa.Array) -> Hashes:
-    """Sum over the elements; those of a null are not looked at, as they may be anything."""
+    """Sum over the elements. Elements of a null may hold anything; `_without_nulls` of the caller drops them."""
     width = values.type.list_size
     elements, salts = values.values.slice(values.offset * width, len(values) * width), _places(width)
-    step, found = max(1, _BLOCK // width), np.empty(len(values), dtype=np.uint64)
+    step, sums = max(1, _BLOCK // width), np.empty(len(values), dtype=np.uint64)
     for at in range(0, len(values), step):
         part = elements.slice(at * width, min(step, len(values) - at) * width)
         hashes = _without_nulls(part, mixed(value_hashes(part) + np.tile(salts, len(part) // width)))
-        found[at : at + step] = hashes.reshape(-1, width).sum(axis=1, dtype=np.uint64)
-    return found
+        sums[at : at + step] = hashes.reshape(-1, width).sum(axis=1, dtype=np.uint64)
+    return sums
 
 
 def _lists(values: pa.Array) -> Hashes:
@@ -151,9 +150,9 @@ def _lists(values: pa.Array) -> Hashes:
     places = np.arange(len(elements), dtype=np.int64) - np.repeat(starts, lengths)
     salts = mixed(places.astype(np.uint64) + np.uint64(1))
     hashes = _without_nulls(elements, mixed(value_hashes(elements) + salts))
-    sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(hashes, dtype=np.uint64)])
-    found: Hashes = sums[starts + lengths] - sums[starts]
-    return found + mixed(lengths.astype(np.uint64))
+    running = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(hashes, dtype=np.uint64)])
+    sums: Hashes = running[starts + lengths] - running[starts]
+    return sums + mixed(lengths.astype(np.uint64))
 
 
 def _structs(values: pa.StructArray) -> Hashes:

@@ -1,21 +1,21 @@
-"""What a table is set up for, and how the base table says so: as schema metadata.
+"""What a table is set up for, stored as schema metadata of the base table.
 
     memwal:table       random id of the table, 32 hex digits: another table at the same path has another one
-    memwal:regions     number of buckets, decimal; in arrow format the sharding spec of Lance's MemWAL index says it
+    memwal:regions     number of buckets, decimal; in arrow format the sharding spec of Lance's MemWAL index counts
     memwal:routing     version of the routing, decimal; absent in tables that were never resized: 1; in arrow format the
                        id of the sharding spec (flush.resizing.routing)
     memwal:indexes     JSON list of {"column", "kind", "parameters"}, and "called" where an index has another name
-    memwal:index_ids   JSON {"column": field id}, by which an index that is not built yet finds a column renamed since
+    memwal:index_ids   JSON {"column": field id}: finds the column of an index that is not built yet after a rename
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
-    memwal:append_by   only where rows have no key and are appended: JSON {"columns": those to route by, [] = all that
-                       there were, "ids": their field ids, by which they are found whatever is added or renamed}
+    memwal:append_by   only where rows have no key and are appended: JSON {"columns": those that `regions.by` names,
+                       [] = all columns at the set-up, "ids": their field ids, which stay valid after a rename}
     memwal:upsert      "replace", "insert" or "merge"; absent: replace
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
-    memwal:version     only where late rows are left out: JSON {"id": field id of the column that says how new a row is}
+    memwal:version     only where late rows are left out: JSON {"id": field id of the version column}
 
-Where Lance's MemWAL index was there first, initialised by another program, the same keys stand in the table's
-config instead: Lance's ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key
-there would cut it off from the entries it wrote itself.
+Where another program initialised Lance's MemWAL index first, the same keys are in the table's config instead: Lance's
+ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key there would cut it off from
+the entries it wrote itself.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ OnDuplicate = Literal["last", "first", "fail"]
 
 
 class WriteRules(NamedTuple):
-    """What a put does to a key that is there already, and to a key that it names twice itself."""
+    """What a put does to an existing key, and to a key that it names twice itself."""
 
     upsert: Upsert = "replace"
-    """replace: the row takes the stored one's place. insert: the stored row stays as it is. merge: columns that the put
-    does not have keep what is stored."""
+    """What a put to an existing key does. replace: replace the row. insert: keep the stored row. merge: update only the
+    columns that the put has."""
     on_duplicate: OnDuplicate = "last"
-    """Rows of one put with the same key: the last or the first of them counts, or the put is refused."""
+    """For rows of one put with the same key: the last or the first counts, or the put is refused."""
     version: str = ""
-    """A row with a lower value of this column than the newest row of its key has is left out; "": none ever is."""
+    """Version column: a row with a lower value than the newest row of its key is left out; "": no version column."""
 
     def chosen(self) -> dict[str, str]:
-        """The rules that are not the default, by their settings' names."""
+        """Return the rules that differ from the default, by setting name."""
         return {name: rule for name, rule in self._asdict().items() if rule != self._field_defaults[name]}
 
 
@@ -62,20 +62,20 @@ class Setup(NamedTuple):
     indexes: tuple[IndexSpec, ...]
     wal_format: WalFormat
     index_ids: Mapping[str, int] = MappingProxyType({})
-    """Field id of each column in `indexes`, {} where they are not recorded."""
+    """Field id of each column in `indexes`; {} where not recorded."""
     append_by: tuple[str, ...] | None = None
-    """None: rows have a key. Else they are only appended, and routed by these columns, () for all there were."""
+    """None: rows have a key. Else they are only appended, and routed by these columns; () = all at the set-up."""
     append_ids: tuple[int, ...] = ()
-    """Field ids of the columns that rows are routed by, where there is no key; known once the table is there."""
+    """Field ids of the columns that rows without a key are routed by; known once the table exists."""
     rules: WriteRules = WriteRules()
-    """Without the name of the version column, once the table is there: columns are renamed, ids stay."""
+    """Once the table exists, without the name of the version column: columns are renamed, ids stay."""
     version_id: int | None = None
     routing: int = 1
     """Version of the routing; one more with every resize."""
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
-    """The set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
+    """Return the set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
     listed = [_listed(spec) for spec in setup.indexes]
     by = setup.append_by
     routed = {"columns": by, "ids": [ids[name] for name in by or ids]}
@@ -100,7 +100,7 @@ def _listed(spec: IndexSpec) -> dict[str, Any]:
 
 
 def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
-    """The metadata that holds the table's set-up: that of its schema, else its config; without it in neither."""
+    """Return the metadata that holds the table's set-up: of its schema, else its config (which may lack it too)."""
     metadata: Mapping[bytes, bytes] = dataset.schema.metadata or {}
     if REGIONS in metadata:
         return metadata
@@ -108,12 +108,12 @@ def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
 
 
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
-    """The set-up that `metadata` holds. Raises UnsupportedTable where unreadable."""
+    """Return the set-up in `metadata`. Raises UnsupportedTable where it cannot be read."""
     try:
         listed, wal_format = json.loads(metadata.get(INDEXES, b"[]")), metadata.get(FORMAT, b"lance").decode()
         if wal_format not in WAL_FORMATS:
             raise ValueError(f"{wal_format!r} is no WAL format")
-        specs, ids = tuple(IndexSpec(**each) for each in listed), json.loads(metadata.get(INDEX_IDS, b"{}"))
+        specs, ids = tuple(IndexSpec(**spec) for spec in listed), json.loads(metadata.get(INDEX_IDS, b"{}"))
         routed = json.loads(metadata.get(APPEND_BY, b"null"))
         by, by_ids = (None, ()) if routed is None else (tuple(routed["columns"]), tuple(routed["ids"]))
         ids = {str(name): int(id) for name, id in ids.items()}
@@ -129,7 +129,7 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
 
 
 def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
-    """Raises: ValueError for a rule that this version does not know: writing by another one would lose rows."""
+    """Raises ValueError for a rule that this version of memwal does not know: writing by another would lose rows."""
     upsert, on_duplicate = metadata.get(UPSERT, b"replace").decode(), metadata.get(ON_DUPLICATE, b"last").decode()
     for value, key, known in ((upsert, UPSERT, Upsert), (on_duplicate, ON_DUPLICATE, OnDuplicate)):
         if value not in get_args(known):

@@ -1,8 +1,8 @@
-"""The shape of a table: its columns with their field ids, and its indexes. Somebody may change it at any time.
+"""The shape of a table: its columns with their field ids, and its indexes. Other programs may change it at any time.
 
-Under MemWAL Lance lets a column be added (nullable, all null), dropped, or renamed. Rows on their way have the shape
-that the table had when they were put. What they hold is found by field id, so a renamed column keeps its values, one
-that was added is null in them, and one that was dropped is left out.
+Under MemWAL Lance lets a column be added (nullable, all null), dropped, or renamed. Rows that are not committed yet
+have the shape that the table had when they were put. Their values are found by field id: a renamed column keeps its
+values, an added column is null in them, and a dropped column is left out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from memwal.wal.codec.columns import field_ids
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """What the rows of a table look like from one of its versions on.
+    """Columns and indexes of a table, as of one of its versions.
 
-    Thread safety. Immutable. Two shapes are equal where rows of one need nothing done to be rows of the other.
+    Thread safety. Immutable. Two shapes are equal where rows of one are rows of the other without a change.
     """
 
     rows: pa.Schema
-    """The row schema, every base field with its id; schema metadata is the base table's."""
+    """The row schema, every base field with its id; with the base table's schema metadata."""
     indexes: tuple[IndexSpec, ...]
 
     def __eq__(self, other: object) -> bool:
@@ -44,14 +44,14 @@ class Shape:
         return field_ids(self.rows)
 
     def gone(self, newer: Shape) -> dict[str, str | None]:
-        """By column of this shape that `newer` does not have: what it is called there, None where it was dropped."""
+        """Return the columns of this shape that `newer` lacks -> their name there, None where dropped."""
         now = {number: name for name, number in newer.ids.items()}
-        there = set(newer.rows.names)
-        return {name: now.get(number) for name, number in self.ids.items() if name not in there}
+        newer_names = set(newer.rows.names)
+        return {name: now.get(number) for name, number in self.ids.items() if name not in newer_names}
 
 
 def shape_of(dataset: lance.LanceDataset, key: Sequence[str], indexes: Sequence[IndexSpec]) -> Shape:
-    """The shape of one version of a table with the key `key`."""
+    """Return the shape of the open version of a table with the key `key`."""
     schema = with_field_ids(pa.schema(list(dataset.schema)), dataset)
     return Shape(row_schema(schema, key).with_metadata(dataset.schema.metadata), tuple(indexes))
 
@@ -59,29 +59,29 @@ def shape_of(dataset: lance.LanceDataset, key: Sequence[str], indexes: Sequence[
 def present_indexes(
     dataset: lance.LanceDataset, declared: Sequence[IndexSpec], ids: Mapping[str, int]
 ) -> tuple[IndexSpec, ...]:
-    """The indexes `declared` at the table's set-up, each on the column that it is on by now.
+    """Return the indexes `declared` at the table's set-up, each with the present name of its column.
 
-    `ids`: field ids of their columns then. A column that was dropped took its index with it. One that was renamed kept
-    it, under the index's old name; an index that is not built yet is built under that too.
+    `ids`: field ids of their columns at the set-up. A dropped column has lost its index. A renamed column has kept it
+    under the index's old name; an index that is not built yet will be built under that name too.
     """
     names = dataset.schema.names
     if all(spec.column in names for spec in declared):
         return tuple(declared)
     built = {index.name: list(index.field_names) for index in dataset.describe_indices()}
     now = {number: name for name, number in column_ids(dataset).items()}
-    found = []
+    present = []
     for spec in declared:
         if spec.column in names:
-            found.append(spec)
+            present.append(spec)
             continue
         columns = built.get(spec.name) or [now[number] for number in (ids.get(spec.column, -1),) if number in now]
         if len(columns) == 1 and _fits(new := replace(spec, column=columns[0], called=spec.name), dataset.schema):
-            found.append(new)
-    return tuple(found)
+            present.append(new)
+    return tuple(present)
 
 
 def _fits(spec: IndexSpec, schema: pa.Schema) -> bool:
-    """Whether the column can have that index: an id that Lance gave anew may be of a column of any type."""
+    """Return whether the column can have that index: Lance may have reused its id for a column of any type."""
     try:
         check_indexes(schema, [spec])
     except InvalidRows:
@@ -90,9 +90,9 @@ def _fits(spec: IndexSpec, schema: pa.Schema) -> bool:
 
 
 def version_without(dataset: lance.LanceDataset, column: str, number: int, after: int) -> int:
-    """The first version behind `after`, up to that of `dataset`, in which field `number` is not called `column`.
+    """Return the first version after `after`, up to that of `dataset`, in which field `number` is not named `column`.
 
-    `after`: a version that had it. Of versions that are cleaned up nothing is known: the oldest that is left counts.
+    `after`: a version that had it. Versions that were cleaned up are unknown: the oldest one left counts instead.
     """
     low, high = after, dataset.version
     while high - low > 1:
@@ -102,6 +102,6 @@ def version_without(dataset: lance.LanceDataset, column: str, number: int, after
         except (OSError, ValueError):
             low = middle
             continue
-        there = any((field.name(), field.id()) == (column, number) for field in fields)
-        low, high = (middle, high) if there else (low, middle)
+        has_column = any((field.name(), field.id()) == (column, number) for field in fields)
+        low, high = (middle, high) if has_column else (low, middle)
     return int(high)

@@ -1,10 +1,11 @@
-"""Which bucket, and so which region, a row belongs to: a pure function of its key, or of the row where it has none.
+"""Which bucket, and so which region, a row belongs to: a pure function of its key, or of the row where it has no key.
 
-`Routing` is all that the function depends on: a client that never sees storage gets it from a daemon and routes alike.
+`Routing` is everything that the function depends on: a client that never reads storage gets it from a daemon and routes
+alike.
 
-The bucket hash of Lance's MemWAL sharding over the *first* key column; Lance itself evaluates it, so that the
-regions are those its other users of the layout compute. Binary columns, which Lance's hash does not take, go
-by SipHash-1-3. Rows without a key go by `flush.base.row_hash`, of the columns that `regions.by` names or of them all.
+Keyed rows go by the bucket hash of Lance's MemWAL sharding over the *first* key column. Lance itself evaluates it, so
+other users of the layout compute the same regions. Binary columns, which Lance's hash does not take, go by
+SipHash-1-3. Rows without a key go by `flush.base.row_hash` of the columns in `regions.by`, or of all columns.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class Routing(NamedTuple):
-    """What tells the bucket of a row, fit for JSON."""
+    """Everything that determines the bucket of a row, fit for JSON."""
 
     buckets: int
     column: str | None
-    """The first column of the key, None where rows have none."""
+    """The first column of the key; None where rows have no key."""
     by: tuple[tuple[int, str], ...] = ()
-    """Without a key: field id and present name of each column that counts."""
+    """Without a key: field id and present name of each hashed column."""
 
     @staticmethod
     def by_columns(ids: Sequence[int], columns: Mapping[str, int], buckets: int) -> Routing:
-        """Of rows without a key, by the columns with `ids`; those that `columns` (ids by name) lacks count as null."""
+        """Return the routing of rows without a key by the columns `ids`; ids missing in `columns` count as null."""
         names = {number: name for name, number in columns.items()}
         return Routing(buckets, None, tuple((number, names[number]) for number in ids if number in names))
 
     @staticmethod
     def parse(described: Mapping[str, Any]) -> Routing:
-        """What `_asdict` and a way through JSON made of one."""
+        """Return the routing that `_asdict` and JSON have encoded."""
         by = tuple((int(number), str(name)) for number, name in described["by"])
         return Routing(int(described["buckets"]), described["column"], by)
 
     def hash(self, schema: pa.Schema) -> BucketHash | RowHash:
-        """The function itself, for rows with the columns of `schema`."""
+        """Return the function itself, for rows with the columns of `schema`."""
         if self.column is None:
             return RowHash(self.by, self.buckets)
         return BucketHash(schema.field(self.column), self.buckets)
@@ -63,16 +64,16 @@ class BucketHash:
     def __init__(self, field: pa.Field, buckets: int) -> None:
         """`field`: a column that is never null."""
         self.columns: tuple[str, ...] = (field.name,)
-        """The columns that count."""
+        """The hashed columns."""
         self._column = field.name
         self._buckets = buckets
-        # Only the column itself: the hash is of its values, whatever id it has and whatever stands beside it.
+        # Only the column itself: its values alone are hashed, not its id and not other columns.
         self._schema: Any = LanceSchema.from_pyarrow(pa.schema([pa.field(field.name, field.type, nullable=False)]))
         self._binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
         self._spec = _bucket_spec(self._schema, field.name, buckets)
 
     def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """Bucket of every row, int32 in row order."""
+        """Return the bucket of every row, int32 in row order."""
         if not rows.num_rows or self._buckets == 1:
             return np.zeros(rows.num_rows, dtype=np.int32)
         column = rows.column(self._column)
@@ -93,27 +94,27 @@ class RowHash:
     """Rows to buckets 0 .. buckets-1 by several columns. Thread safety: any thread; immutable."""
 
     def __init__(self, by: Sequence[tuple[int, str]], buckets: int) -> None:
-        """`by`: field id and name of each column that counts."""
+        """`by`: field id and name of each hashed column."""
         self._fields, self._buckets = by, buckets
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that count, as they are called now."""
+        """The hashed columns by their present names."""
         return tuple(name for _, name in self._fields)
 
     def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """Bucket of every row, int32 in row order. A column that `rows` lacks counts as null."""
-        found = np.zeros(rows.num_rows, dtype=np.int32)
+        """Return the bucket of every row, int32 in row order. A column that `rows` lacks counts as null."""
+        buckets = np.zeros(rows.num_rows, dtype=np.int32)
         if self._buckets == 1 or not rows.num_rows:
-            return found
+            return buckets
         fields = [(number, name) for number, name in self._fields if name in rows.schema.names]
         named = rows.select([name for _, name in fields])
         batches, at = (named.to_batches(_ROWS_AT_ONCE) if isinstance(named, pa.Table) else _parts(named)), 0
         for batch in batches:
             columns = zip((number for number, _ in fields), batch.columns, strict=True)
-            found[at : at + batch.num_rows] = _scaled(row_hashes(columns, batch.num_rows), self._buckets)
+            buckets[at : at + batch.num_rows] = _scaled(row_hashes(columns, batch.num_rows), self._buckets)
             at += batch.num_rows
-        return found
+        return buckets
 
 
 def _parts(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -121,7 +122,7 @@ def _parts(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _scaled(hashes: npt.NDArray[np.uint64], buckets: int) -> Buckets:
-    """Hashes to 0 .. buckets-1, by their upper half."""
+    """Map hashes to 0 .. buckets-1 by their upper half."""
     return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int32)
 
 
@@ -132,19 +133,19 @@ def _bucket_spec(schema: Any, column: str, buckets: int) -> ShardingSpec:
 
 
 Regions = tuple[UUID, ...]
-"""Ids of a table's regions: that of bucket n at n."""
+"""Ids of a table's regions: bucket n at index n."""
 
 
 def bucket_regions(buckets: int) -> Regions:
-    """The regions of `buckets` buckets of the first key column."""
+    """Return the regions of `buckets` buckets of the first key column."""
     return tuple(map(bucket_region, range(buckets)))
 
 
 def published_regions(uri: str, details: Mapping[str, Any], key: str, key_field_id: int) -> Regions:
-    """The regions of the table at `uri` by the sharding spec in the `details` of its MemWAL index.
+    """Return the regions of the table at `uri` by the sharding spec in the `details` of its MemWAL index.
 
-    `key`: its first key column, which has the field id `key_field_id`. Raises UnsupportedTable where rows are not
-    sharded by buckets of that column, and not unsharded.
+    `key`: its first key column, with the field id `key_field_id`. Raises UnsupportedTable where rows are neither
+    unsharded nor sharded by buckets of that column.
     """
     specs = details["sharding_specs"]
     if len(specs) != 1 or len(specs[0]["fields"]) != 1:

@@ -1,12 +1,11 @@
 """SipHash-1-3 with the key 0, 0 over many byte strings at once.
 
-The hash under Lance's bloom filters: Rust's `DefaultHasher`. Source: Aumasson and Bernstein, "SipHash: a fast
+Lance's bloom filters use it: it is Rust's `DefaultHasher`. Source: Aumasson and Bernstein, "SipHash: a fast
 short-input PRF" (2012), with one compression and three finalisation rounds.
 
-Vectorised over the strings, not along them: word j of every string that has one is mixed in one NumPy step.
-The strings are ordered by their length, so that those still running are always a prefix and the work is
-proportional to the bytes. Once few are left running, each of them is finished by itself: a NumPy step costs the same
-for one string as for hundreds.
+Vectorised over the strings, not along them: one NumPy step mixes word j of all strings that have one. The strings are
+sorted by length, so that unfinished strings are always a prefix and the work is proportional to the bytes. Once few are
+unfinished, each is completed by itself: a NumPy step costs the same for one string as for hundreds.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _FINALISATION_ROUNDS = 3
 _WORD = 8
 _MASK = (1 << 64) - 1
 _BLOCK = 16_384
-"""Strings at a time: the four words of state of each stay in the processor's cache."""
+"""Strings hashed at a time: their four words of state fit into the processor's cache."""
 _FEW = 20
-"""A NumPy step takes as long as a word of so many strings one after the other: 30 µs, and 1.5 µs each."""
+"""A NumPy step (30 µs) takes as long as one word of this many strings, one after the other (1.5 µs each)."""
 
 
 def siphash13(strings: pa.BinaryArray) -> Hashes:
-    """Hash of every string, uint64 in the order given. `strings`: pa.binary(), no nulls. Pure."""
+    """Return the hash of every string, uint64 in the order given. `strings`: pa.binary(), no nulls. Pure."""
     starts, lengths, words = _layout(strings)
     blocks = [slice(at, at + _BLOCK) for at in range(0, len(strings), _BLOCK)]
     hashes = [_hashes(starts[block], lengths[block], words) for block in blocks]
@@ -38,7 +37,7 @@ def siphash13(strings: pa.BinaryArray) -> Hashes:
 
 
 def _hashes(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], words: Hashes) -> Hashes:
-    """Hashes of the strings of one block."""
+    """Return the hashes of the strings of one block."""
     whole = lengths // _WORD
     order = np.argsort(-whole, kind="stable")
     starts, lengths, whole = starts[order], lengths[order], whole[order]
@@ -50,7 +49,7 @@ def _hashes(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], words
     for row in range(int(np.searchsorted(-whole, -together, side="left"))):
         start = int(starts[row])
         rest = words[start + together * _WORD : start + int(whole[row]) * _WORD : _WORD]
-        for part, value in zip(state, _alone([int(part[row]) for part in state], rest.tolist()), strict=True):
+        for part, value in zip(state, _mix_one([int(part[row]) for part in state], rest.tolist()), strict=True):
             part[row] = value
     _mix(state, _last_word(words, starts + whole * _WORD, lengths))
     state[2] ^= np.uint64(0xFF)
@@ -62,12 +61,12 @@ def _hashes(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], words
 
 
 def _layout(strings: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Hashes]:
-    """Start and length of every string, and the bytes as one little-endian word *per byte offset*."""
+    """Return start and length of every string, and the bytes as one little-endian word *per byte offset*."""
     _, offsets_buffer, data = strings.buffers()
     stored = np.frombuffer(offsets_buffer, dtype=np.int32)
     offsets = stored[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
     begin, end = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-    # A word more of zeros, so that the last word of the last string can be read whole.
+    # One more word of zeros, so that the last word of the last string can be read whole.
     padded = np.zeros(end - begin + _WORD, dtype=np.uint8)
     if end > begin:
         padded[: end - begin] = np.frombuffer(data, dtype=np.uint8)[begin:end]
@@ -78,15 +77,15 @@ def _layout(strings: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray
 
 
 def _last_word(words: Hashes, at: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Hashes:
-    """The 0-7 bytes left over, and the length modulo 256 in the top byte."""
+    """Return the 0-7 bytes after the last whole word, with the length modulo 256 in the top byte."""
     left = (lengths % _WORD).astype(np.uint64)
     mask = (np.uint64(1) << (left * np.uint64(8))) - np.uint64(1)
     tail: Hashes = words[at] & mask
     return tail | ((lengths.astype(np.uint64) & np.uint64(0xFF)) << np.uint64(56))
 
 
-def _alone(state: Sequence[int], words: Sequence[int]) -> tuple[int, int, int, int]:
-    """The state of one string after more of its words: `_mix` of each, in plain integers."""
+def _mix_one(state: Sequence[int], words: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the state of one string after more of its words: `_mix` of each, in plain integers."""
     a, b, c, d = state
     for word in words:
         d ^= word
@@ -105,7 +104,7 @@ def _alone(state: Sequence[int], words: Sequence[int]) -> tuple[int, int, int, i
 
 
 def _mix(state: list[Hashes], message: Hashes) -> None:
-    """One message word into the state, in place."""
+    """Mix one message word into the state, in place."""
     state[3] ^= message
     _round(state)
     state[0] ^= message

@@ -1,7 +1,7 @@
-"""What one version of a Lance table consists of, read from its manifest file and its transaction; no row is read.
+"""Reads what one version of a Lance table consists of from its manifest file and its transaction; reads no row.
 
-    _versions/….manifest                                      flush.base.manifest says how it is laid out
-    _transactions/{read version}-{uuid}.txn                   Transaction: what the version was made to do
+    _versions/….manifest                                      layout: flush.base.manifest
+    _transactions/{read version}-{uuid}.txn                   Transaction: the operation that made the version
 
     Manifest.fields = 1, .fragments = 2, .schema_metadata = 5, .index_section = 6, .timestamp = 7,
         .transaction_file = 12, .config = 16, .table_metadata = 19
@@ -13,7 +13,7 @@
     Transaction.read_version = 1, .transaction_properties = 4; its operation is one of the fields 100 to 114
 
 pylance shows most of this, but its `read_transaction` fails for some operations (a compaction with an index, 14.0.2).
-A map field is read as what it is on the wire: repeated entries of key = 1, value = 2.
+A map field is read in its wire form: repeated entries of key = 1, value = 2.
 Source: table.proto and transaction.proto of Lance, checked against pylance 14.0.2.
 """
 
@@ -107,9 +107,9 @@ class Fragment:
     """Rows in its files, deleted ones too."""
     deleted: int
     files: Mapping[str, int]
-    """Key of each data file and its size in bytes, 0 where not recorded; files of another table are left out."""
+    """Key of each data file -> its size in bytes, 0 where not recorded; files of another table are left out."""
     deletion_file: str | None
-    """Key of the file that says which rows are deleted."""
+    """Key of the file that lists the deleted rows."""
 
     @property
     def live(self) -> int:
@@ -119,16 +119,16 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Transaction:
-    """What a version was made to do, as its writer wrote it down."""
+    """The operation that made a version, as recorded by its writer."""
 
     operation: str
-    """Lance's name for it, such as "update" or "rewrite"; "unknown" where this version does not know it."""
+    """Lance's name for it, such as "update" or "rewrite"; "unknown" where this version of memwal does not know it."""
     read_version: int
-    """The version it was planned on."""
+    """The version that the operation was planned on."""
     restored: int | None = None
     """The version that a "restore" brings back."""
     message: str = ""
-    """What its writer says about it."""
+    """The commit message of its writer."""
 
 
 @dataclass(frozen=True)
@@ -145,40 +145,40 @@ class TableState:
     """Field id -> name and Lance's type, of the top-level columns."""
     fragments: Mapping[int, Fragment]
     indexes: Mapping[str, frozenset[UUID]]
-    """Name -> the segments it consists of; Lance's own (`__lance_…`) too."""
+    """Name -> its segments; Lance's own indexes (`__lance_…`) included."""
     settings: Mapping[str, bytes]
-    """The table's config and metadata, and that of its schema."""
+    """The table's config and metadata, and the metadata of its schema."""
     committed: Mapping[UUID, int]
-    """Per region the highest generation that it holds."""
+    """Per region the highest generation whose rows it holds."""
     transaction: Transaction | None
-    """None where its file is gone."""
+    """None where its file is missing."""
     marked: Mapping[UUID, int] = field(default_factory=dict)
-    """The same by Lance's own marker, which a commit into a table without a key moves in a version of its own."""
+    """The same by Lance's own marker; a commit into a table without a key moves that in a separate version."""
 
     @property
     def rows(self) -> int:
         """Rows that a reader sees."""
-        return sum(each.live for each in self.fragments.values())
+        return sum(fragment.live for fragment in self.fragments.values())
 
     @property
     def bytes(self) -> int:
-        """Size of its data files; 0 is counted where a size is not recorded."""
-        return sum(size for each in self.fragments.values() for size in each.files.values())
+        """Size of its data files; a file without a recorded size counts as 0."""
+        return sum(size for fragment in self.fragments.values() for size in fragment.files.values())
 
 
 def versions(store: ObjectStore) -> list[int]:
-    """Numbers of the versions that the table at the root of `store` has now, ascending.
+    """Return the numbers of the versions that the table at the root of `store` has now, ascending.
 
     Raises StoreUnavailable, StoreRefused.
     """
-    found = (manifest_version(key) for key in store.list("_versions/"))
-    return sorted(version for version in found if version is not None)
+    numbers = (manifest_version(key) for key in store.list("_versions/"))
+    return sorted(version for version in numbers if version is not None)
 
 
 def read_state(store: ObjectStore, version: int) -> TableState:
-    """`version` of the table at the root of `store`. Two or three small objects are read.
+    """Return `version` of the table at the root of `store`. Reads two or three small objects.
 
-    Raises Corrupt where its manifest is not there or cannot be parsed; StoreUnavailable, StoreRefused.
+    Raises Corrupt where its manifest is missing or cannot be parsed; StoreUnavailable, StoreRefused.
     """
     key, data = manifest_file(store, "", version)
     with named_errors(key):
@@ -188,10 +188,10 @@ def read_state(store: ObjectStore, version: int) -> TableState:
     return TableState(
         version=version,
         seconds=manifest.timestamp.seconds + manifest.timestamp.nanos / 1e9,
-        columns={each.id: (each.name, each.logical_type) for each in manifest.fields if each.parent_id < 0},
-        fragments={each.id: _fragment(each) for each in manifest.fragments},
+        columns={column.id: (column.name, column.logical_type) for column in manifest.fields if column.parent_id < 0},
+        fragments={fragment.id: _fragment(fragment) for fragment in manifest.fragments},
         indexes=indexes,
-        settings={each.key: each.value for each in settings},
+        settings={entry.key: entry.value for entry in settings},
         committed=committed,
         transaction=_transaction(store, manifest.transaction_file),
         marked=marked,
@@ -206,7 +206,7 @@ def _fragment(message: Any) -> Fragment:
         id=message.id,
         rows=message.physical_rows,
         deleted=deletion.num_deleted_rows if has_deletion else 0,
-        files={f"data/{each.path}": each.file_size_bytes for each in message.files if not each.HasField("base_id")},
+        files={f"data/{file.path}": file.file_size_bytes for file in message.files if not file.HasField("base_id")},
         deletion_file=key if has_deletion and not deletion.HasField("base_id") else None,
     )
 
@@ -214,10 +214,10 @@ def _fragment(message: Any) -> Fragment:
 def _indexes(manifest: Any, data: bytes) -> dict[str, frozenset[UUID]]:
     if not manifest.HasField("index_section"):
         return {}
-    found: dict[str, frozenset[UUID]] = {}
+    indexes: dict[str, frozenset[UUID]] = {}
     for index in message_at(_INDEX_SECTION, data, manifest.index_section).indices:
-        found[index.name] = found.get(index.name, frozenset()) | {UUID(bytes=index.uuid.uuid)}
-    return found
+        indexes[index.name] = indexes.get(index.name, frozenset()) | {UUID(bytes=index.uuid.uuid)}
+    return indexes
 
 
 def _transaction(store: ObjectStore, name: str) -> Transaction | None:
@@ -228,9 +228,9 @@ def _transaction(store: ObjectStore, name: str) -> Transaction | None:
     with named_errors(key):
         message = _TRANSACTION.FromString(data)
     operation = next((name for name in _OPERATIONS.values() if message.HasField(name)), "unknown")
-    said = {each.key: each.value.decode(errors="replace") for each in message.properties}
+    properties = {entry.key: entry.value.decode(errors="replace") for entry in message.properties}
     restored = message.restore.version if operation == "restore" else None
-    return Transaction(operation, message.read_version, restored, said.get("__lance_commit_message", ""))
+    return Transaction(operation, message.read_version, restored, properties.get("__lance_commit_message", ""))
 
 
 _MANIFEST, _INDEX_SECTION, _TRANSACTION = message_classes(

@@ -1,9 +1,9 @@
-"""A compare-and-swap on a Lance table: rows are appended, and metadata changed, only where nobody came in between.
+"""A compare-and-swap on a Lance table: append rows and change metadata only if nobody else has made a version since.
 
-Two transactions of the kind Append never conflict, so two writers of the same rows would double them. One of the kind
-that Lance calls Merge, which lists every fragment of the version read and the new ones, passes only where nobody
-appended, deleted, updated, compacted, restored, or changed the schema or its metadata since that version. What it puts
-into the schema's metadata is in the version with the rows, or in none.
+Two transactions of the kind Append never conflict, so two writers of the same rows would double them. A transaction
+that Lance calls Merge lists every fragment of the version read and the new ones. It passes only if nobody appended,
+deleted, updated, compacted, restored, or changed the schema or its metadata since that version. The metadata that it
+sets is in the same version as the rows, or in none.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import lance
 from lance.fragment import FragmentMetadata
 
 _NEW = 0
-"""Id of a fragment to which Lance gives one when it is committed."""
+"""Id of a new fragment; Lance replaces it by the next free one at the commit."""
 
 
 def unborn(written: Sequence[FragmentMetadata]) -> list[FragmentMetadata]:
-    """What `write_fragments` wrote, as a transaction takes it that lists other fragments too."""
-    return [FragmentMetadata.from_json(json.dumps({**each.to_json(), "id": _NEW})) for each in written]
+    """Return the fragments `written` by `write_fragments` with the id of new ones, as a Merge transaction needs."""
+    return [FragmentMetadata.from_json(json.dumps({**fragment.to_json(), "id": _NEW})) for fragment in written]
 
 
 def swapped(
@@ -30,22 +30,22 @@ def swapped(
     metadata: Mapping[str, bytes],
     storage_options: Mapping[str, str],
 ) -> lance.LanceDataset:
-    """The version above that of `dataset`, with `fragments` appended (none is fine) and `metadata` set in the schema.
+    """Make the version above that of `dataset`, with `fragments` appended (may be none) and schema `metadata` set.
 
-    Raises OSError (CommitConflictError is one) where another version is there already; nothing was changed then.
+    Raises OSError (CommitConflictError is one) where that version exists already; nothing was changed then.
     """
     operation = lance.LanceOperation.Merge(
-        [*(each.metadata for each in dataset.get_fragments()), *fragments], _with_metadata(dataset, metadata)
+        [*(fragment.metadata for fragment in dataset.get_fragments()), *fragments], _with_metadata(dataset, metadata)
     )
     transaction = lance.Transaction(read_version=dataset.version, operation=operation)
     return lance.LanceDataset.commit(dataset, transaction, storage_options=dict(storage_options), max_retries=0)
 
 
 def _with_metadata(dataset: lance.LanceDataset, metadata: Mapping[str, bytes]) -> Any:
-    """The dataset's schema, field ids and all, with `metadata` over its own.
+    """Return the dataset's schema with its field ids, and `metadata` added to its own.
 
-    A schema made of an Arrow one would be numbered anew, and be refused where columns were dropped; Lance's own is
-    taken apart by its way of being pickled, which keeps everything: the metadata as JSON, then a message per field.
+    A schema made from an Arrow one would get new field ids, and be refused where columns were dropped. So Lance's
+    schema object is taken apart the way pickle does, which keeps everything: metadata as JSON, a message per field.
     """
     taken_apart: Any = dataset.lance_schema.__reduce__()
     make, (present, *fields) = taken_apart

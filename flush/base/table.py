@@ -1,4 +1,4 @@
-"""The base Lance table as one immutable view: schema, key, buckets, indexes, and what is committed."""
+"""One version of the base Lance table as an immutable view: schema, key, regions, indexes, committed generations."""
 
 from __future__ import annotations
 
@@ -27,56 +27,54 @@ from memwal.wal.layout import ROOT, manifest_prefix
 from memwal.wal.panics import panics_as_errors
 
 _LOOK_BACK = 1_000
-"""Versions among which the one with the set-up is looked for, where the newest has none."""
+"""Newest versions that are searched for the set-up, where the newest one lacks it."""
 _OPENINGS = 10
-"""Tries to open the newest version; each but the first takes a commit and a clean-up within milliseconds."""
+"""Attempts to open the newest version; one fails only where a commit and a clean-up come within milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class BaseTable:
     """One version of the base table.
 
-    Thread safety. Any thread. Read from `dataset`, do not write through it: pylance would move it to the new
-    version.
-    Invariants. Everything here is of `version`; `latest()` gives a newer view.
+    Thread safety. Any thread. Read from `dataset`, do not write through it: pylance would move it to the new version.
+    Invariants. All attributes are of `version`; `latest()` returns a newer view.
     """
 
     uri: str
-    """Absolute, so that it names this table from whatever directory it is used later."""
+    """Absolute, so that it stays valid after a change of the working directory."""
     dataset: lance.LanceDataset
     version: int
     schema: pa.Schema
-    """Base schema, the key's field metadata included, schema metadata left out."""
+    """Base schema with the key's field metadata, without schema metadata."""
     key: tuple[str, ...]
-    """Its columns; () where the table has none and rows are only appended."""
+    """Key columns; () where the table has no key and rows are only appended."""
     append_by: tuple[str, ...] | None
-    """None where there is a key. Else the columns that rows are routed by, () for all that there were at its set-up."""
+    """None where the table has a key. Else the columns that rows are routed by; () = all columns at the set-up."""
     indexes: tuple[IndexSpec, ...]
     regions: Regions
     """Ids of the regions; rows of bucket n go to region n."""
     routing_version: int
-    """Version of the routing of rows to regions: 1, and one more with every resize."""
+    """Version of the routing of rows to regions: 1, plus one for every resize."""
     wal_format: WalFormat
-    """How the entries of its log are written, fixed when it was set up."""
+    """Format of its WAL entries, fixed at the set-up."""
     rules: WriteRules
-    """What its puts do to keys that are there, fixed when it was set up; the version column by its name of now."""
+    """What a put does to an existing key, fixed at the set-up; with the present name of the version column."""
     committed: Mapping[UUID, int]
-    """Per region the highest generation this version holds; absent = none."""
+    """Per region the highest generation whose rows this version holds; absent = none."""
     marked: Mapping[UUID, int]
-    """The same by Lance's own marker, which is behind for a moment where there is no key
-    (flush.commits.append_pass)."""
+    """The same by Lance's own marker, which lags for a moment where there is no key (flush.commits.append_pass)."""
     storage_version: str
     """Lance file version of new data files, such as "2.2"; SSTs use the same."""
     storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
     routing: Routing
-    """What tells the bucket of a row."""
+    """What determines the bucket of a row."""
     routes_alike: bool
-    """Whether rows are sent where they always were; a column that was dropped may have had its part in it."""
+    """Whether a row goes to the same region as ever; False where a hashed column was dropped."""
     _hash: BucketHash | RowHash
     caches: LanceCaches = field(default_factory=LanceCaches, repr=False)
-    """What the views that follow this one are opened with."""
+    """Caches of the views that follow this one."""
     session: Session | None = field(default=None, repr=False)
-    """What this one was opened with; None for a session of its own, which ends with it."""
+    """The Lance session of this view; None for one of its own, which ends with it."""
 
     @staticmethod
     @panics_as_errors
@@ -95,9 +93,8 @@ class BaseTable:
 
         `append_by`: for a table without a key, whose rows are only appended (`key` is empty then): the columns they are
         routed by, () for all.
-        The vector indexes among `indexes` are built by the first commit that has rows enough for them.
-        Raises TableExists; NotALanceTable where something else is there; InvalidRows for schema, key, or
-        indexes.
+        The vector indexes among `indexes` are built by the first commit that has enough rows for them.
+        Raises TableExists; NotALanceTable where the path holds something else; InvalidRows for schema, key, or indexes.
         """
         setup = _setup(buckets, indexes, wal_format, append_by, rules)
         create(open_store(uri, storage_options), uri, schema, key, setup)
@@ -115,11 +112,11 @@ class BaseTable:
         append_by: Sequence[str] | None = None,
         rules: WriteRules | None = None,
     ) -> BaseTable:
-        """Set up a Lance table that is there for ingestion, and build its indexes; its rows stay as they are.
+        """Set up an existing Lance table for ingestion, and build its indexes; its rows stay as they are.
 
         `wal_format`: None for lance, or arrow where another program initialised the table's MemWAL; such a table
-        keeps its key and its regions, whatever `buckets` says. Also completes a set-up that crashed; a complete one
-        is returned as it is. The key must be without nulls and duplicates, which is checked by reading its columns.
+        keeps its key and its regions, whatever `buckets` is. Also completes a set-up that crashed; a table that is set
+        up is returned unchanged. The key must have no nulls and no duplicates; its columns are read to check that.
         `append_by`: as for `create`; the table must not have a primary key.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """
@@ -137,12 +134,12 @@ class BaseTable:
     @staticmethod
     @panics_as_errors
     def find(uri: str, storage_options: Mapping[str, str] | None = None) -> BaseTable | None:
-        """The table at `uri`, or None where nothing is there. Completes a creation that crashed half way.
+        """Return the table at `uri`, or None where the path is empty. Completes a creation that crashed half way.
 
-        Raises NotALanceTable where something else is there; NotInitialised; UnsupportedTable.
+        Raises NotALanceTable where the path holds something else; NotInitialised; UnsupportedTable.
         """
         store = open_store(uri, storage_options)
-        store.children("")  # Our client first: it says at once, in one line, what is wrong; Lance's tries for seconds.
+        store.children("")  # Our client first: it fails at once, with one line; Lance retries for seconds.
         dataset = existing(store, uri)
         if dataset is None:
             return None
@@ -162,9 +159,9 @@ class BaseTable:
         version: int | None = None,
         caches: LanceCaches | None = None,
     ) -> BaseTable:
-        """The table at its newest version, or at `version`. Writes nothing.
+        """Open the table at its newest version, or at `version`. Writes nothing.
 
-        `caches`: those of a process that opens the table again and again; None for its own.
+        `caches`: shared by a process that opens the table repeatedly; None for its own.
         Raises NotALanceTable; NotInitialised; UnsupportedTable; Corrupt where its manifest cannot be parsed.
         """
         store = open_store(uri, storage_options)
@@ -174,7 +171,7 @@ class BaseTable:
 
     @property
     def table_id(self) -> str:
-        """Random id that the table got at its creation: a table made anew at the same path has another one."""
+        """Random id from the table's creation: a table that is recreated at the same path has another one."""
         return metadata_of(self.dataset).get(TABLE, b"").decode()
 
     @property
@@ -184,12 +181,12 @@ class BaseTable:
 
     @property
     def routed_by(self) -> tuple[str, ...]:
-        """The columns that tell the region of a row."""
+        """The columns that determine the region of a row."""
         return self.key or self._hash.columns
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns outside the key which every row that is put must give a value."""
+        """Columns outside the key that must not be null in any row that is put."""
         declared, version = required_columns(self.schema, self.key), self.rules.version
         return (*declared, version) if version and version not in declared else declared
 
@@ -200,44 +197,45 @@ class BaseTable:
 
     @cached_property
     def shape(self) -> Shape:
-        """Its columns and indexes, which may be others in another version."""
+        """Columns and indexes, which may differ between versions."""
         return shape_of(self.dataset, self.key, self.indexes)
 
     @property
     def row_field_ids(self) -> tuple[int, ...] | None:
-        """Field ids that its SSTs must have, None where they count from 0 without a gap, as Lance numbers them."""
+        """Field ids that its SSTs must have; None where they count from 0 without a gap, as Lance numbers them."""
         ids = row_field_ids(self.dataset)
         return None if ids == tuple(range(len(ids))) else ids
 
     @panics_as_errors
     def latest(self) -> BaseTable:
-        """The newest version: this very object where it still is. It and those that follow share their caches.
+        """Return the newest version: this object where it still is. All views that follow share the caches.
 
-        Raises UnsupportedTable where another table was made at its path meanwhile; what `open` raises.
+        Raises UnsupportedTable where another table was created at its path meanwhile; what `open` raises.
         """
         if self.session is self.caches.session and self.dataset.latest_version == self.version:
             return self
         store = open_store(self.uri, self.storage_options)
-        # Not by Lance alone: what it says where storage does not answer is no more than a ValueError.
+        # Not by Lance alone: where storage does not answer, it raises just a ValueError.
         newest = _shared_view(self.uri, store, self.caches, lambda session: _existing(store, self.uri, None, session))
         if newest.table_id != self.table_id:
             raise UnsupportedTable(f"{self.uri}: another table was made here while this one was open; open it again")
         if newest.shape == self.shape:
-            vars(newest)["shape"] = self.shape  # reads compare shapes, which takes nothing where they are one object
+            vars(newest)["shape"] = self.shape  # reads compare shapes; the same object makes that free
         return newest
 
     def vector_models(self) -> dict[str, VectorModel]:
-        """By column, what its vector indexes were trained to; columns without an index that serves are absent."""
+        """Return the trained model of each column's vector index; columns without a usable index are absent."""
         return vector_models(self.dataset, self.indexes, self.storage_options)
 
     def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """Bucket of every row, int32 in row order: a pure function of the key, or of the row where there is none.
-        `rows` need hold the columns only by which that is told.
+        """Return the bucket of every row, int32 in row order: a pure function of the key, or of the row without one.
+
+        `rows` need only the columns in `routed_by`.
         """
         return self._hash(rows)
 
     def route_into(self, buckets: int, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """As `route`, where the table had so many regions: before a resize, or after it."""
+        """As `route`, for a table with `buckets` regions: before a resize, or after it."""
         return self.routing._replace(buckets=buckets).hash(self.schema)(rows)
 
 
@@ -253,8 +251,9 @@ def _setup(
 
 
 def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
-    """A view of the newest version. Another program may supersede it and clean it up before its manifest is read, which
-    is no damage: the version after it is there.
+    """Return a view of the newest version.
+
+    Another program may supersede it and clean it up before its manifest is read; then the newer version is opened.
     """
     for _ in range(_OPENINGS):
         dataset = opened()
@@ -269,7 +268,7 @@ def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceD
 def _shared_view(
     uri: str, store: ObjectStore, caches: LanceCaches, opened: Callable[[Session], lance.LanceDataset]
 ) -> BaseTable:
-    """As `_newest_view`, opened with the session of `caches`."""
+    """Return `_newest_view`, opened with the session of `caches`."""
     session = caches.session
     newest = replace(_newest_view(uri, store, lambda: opened(session)), caches=caches, session=session)
     caches.opened(newest.dataset)
@@ -285,10 +284,10 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
             _refuse_wiped(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
     setup, schema, columns = read_setup(metadata), pa.schema(list(dataset.schema)), column_ids(dataset)
-    # What is said of a primary key later means nothing to a table that was set up without one.
+    # A primary key that is declared later does not change a table that was set up without a key.
     key = key_columns(schema) if setup.append_by is None else ()
-    whole = set(setup.append_ids) <= set(columns.values())
-    _expect_routed_columns(uri, dataset, setup, there=bool(key) if setup.append_by is None else whole)
+    complete_columns = set(setup.append_ids) <= set(columns.values())
+    _expect_routed_columns(uri, dataset, setup, present=bool(key) if setup.append_by is None else complete_columns)
     rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
     regions, version = bucket_regions(setup.buckets), setup.routing
     if setup.wal_format == "arrow":
@@ -313,16 +312,16 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
         routing=routing,
-        routes_alike=whole,
+        routes_alike=complete_columns,
         _hash=routing.hash(schema),
     )
 
 
-def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, there: bool) -> None:
-    """Refuse a version in which the columns that tell the region of a row are not `there`; () is all, whichever."""
-    if not there and setup.append_by != ():
+def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, present: bool) -> None:
+    """Refuse a version without the columns that rows are routed by, unless rows are routed by all columns, ()."""
+    if not present and setup.append_by != ():
         raise UnsupportedTable(
-            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are gone from version "
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are missing in version "
             f"{dataset.version}; restore a version that has them"
         )
 
@@ -334,15 +333,15 @@ def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | Non
         if number == version_id:
             return name
     raise UnsupportedTable(
-        f"{uri}: its version column is gone from version {dataset.version}; restore a version that has it"
+        f"{uri}: its version column is missing in version {dataset.version}; restore a version that has it"
     )
 
 
 def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
-    """A table without Lance's MemWAL index whose regions were claimed: by the protocol they never are before it exists.
+    """Refuse a table without Lance's MemWAL index whose regions were claimed: no region is claimed before it exists.
 
-    What is committed went with the index, so nobody can tell which SSTs the rows that are there hold. Where the index
-    was made and a region claimed since `dataset` was opened, it is moved to the newest version, and nothing is refused.
+    The committed generations were dropped with the index, so the rows of the SSTs that the table holds are unknown.
+    Where the index was made and a region claimed after `dataset` was opened, `dataset` moves to the newest version.
     """
     if not _has_claims(store):
         return
@@ -351,31 +350,31 @@ def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectSto
         return
     raise UnsupportedTable(
         f"{uri}: version {dataset.version} was written over by another program, and the progress of its regions is "
-        "gone; restore the version before that (LanceDataset.restore), or, to keep its rows as they are and give up "
+        "lost; restore the version before that (LanceDataset.restore), or, to keep its rows as they are and give up "
         f"those that were not committed, move {store.url(ROOT.rstrip('/'))} away and run `memwal init`"
     )
 
 
 def _has_claims(store: ObjectStore) -> bool:
-    """Whether a region on storage was ever claimed."""
+    """Return whether any region on storage was ever claimed."""
     return any(list(store.list(manifest_prefix(region))) for region in regions_of(store))
 
 
 def _refuse_wiped(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
-    """A table whose set-up another program wiped out of the schema's metadata: an older version still has it.
+    """Refuse a table whose set-up another program removed from the schema's metadata, while an older version has it.
 
-    Its regions may hold rows that are acknowledged and not committed, which only the table with its set-up finds. Where
-    there are no regions any more, the table was left on purpose (`flush/beside_lancedb.md`).
+    Its regions may hold acknowledged rows that are not committed; only the table with its set-up finds them. A table
+    without regions was left on purpose (`flush/beside_lancedb.md`).
     """
     if not _has_claims(store):
         return
-    older = sorted((each["version"] for each in dataset.version_refs()), reverse=True)
+    older = sorted((ref["version"] for ref in dataset.version_refs()), reverse=True)
     for version in older[:_LOOK_BACK]:
         try:
-            before = version < dataset.version and REGIONS in metadata_of(dataset.checkout_version(version))
+            had_setup = version < dataset.version and REGIONS in metadata_of(dataset.checkout_version(version))
         except (OSError, ValueError):  # cleaned up meanwhile
             continue
-        if before:
+        if had_setup:
             raise UnsupportedTable(
                 f"{uri}: another program wiped the metadata of the schema, and with it the table's set-up, in version "
                 f"{version + 1}; restore version {version} (LanceDataset.restore) and open it again. Do not copy its "

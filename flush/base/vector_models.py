@@ -1,7 +1,7 @@
-"""What the base table's vector indexes were trained to, for memtables to begin with.
+"""Reads the trained centroids and codebooks of the base table's vector indexes, which memtables start with.
 
-pylance tells the centroids of an index but not its codebook, and reads the whole index for them. So its two files are
-read, of `_indices/{uuid}/`, both Lance files, and of them the metadata and one buffer each:
+pylance returns the centroids of an index but not its codebook, and reads the whole index for them. So the two Lance
+files in `_indices/{uuid}/` are read directly, of each the metadata and one buffer:
 
     index.idx       schema metadata lance:index = {"type": "IVF_PQ", "distance_type"}, lance:ivf = number of the buffer
                     with IVF.centroids_tensor = 4
@@ -9,9 +9,9 @@ read, of `_indices/{uuid}/`, both Lance files, and of them the metadata and one 
                     "dimension", ...}: number of the buffer with the codebook, a Tensor
     Tensor          data_type = 1 (1: float16, 2: float32, 3: float64), shape = 2 (packed), data = 3
 
-Codes of sub-vector m are the m-th part of the codebook, whatever its shape says. Under l2 they are of the residuals to
-the nearest centroid, under cosine of those of unit vectors, under dot of the vectors themselves. Found by decoding the
-rows of indexes that pylance 14.0.2 built; a test does so again.
+The codes of sub-vector m are the m-th part of the codebook, whatever shape is recorded. They encode residuals to the
+nearest centroid under l2, residuals of unit vectors under cosine, and the vectors themselves under dot. Found by
+decoding the rows of indexes that pylance 14.0.2 built; a test repeats it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NUMBERS: Mapping[int, str] = {1: "<f2", 2: "<f4", 3: "<f8"}
 
 
 class _Unusable(Exception):
-    """An index which is no model for ours; the text says why."""
+    """An index that memtables cannot use as a model; the text has the reason."""
 
 
 _INDEX, _CODES = "index.idx", "auxiliary.idx"
@@ -52,10 +52,10 @@ _INDEX, _CODES = "index.idx", "auxiliary.idx"
 def vector_models(
     dataset: lance.LanceDataset, indexes: Sequence[IndexSpec], storage_options: Mapping[str, str]
 ) -> dict[str, VectorModel]:
-    """By column, the model of each ivf_pq index among `indexes` that is built and of the kind and metric it should be.
+    """Return by column the model of each ivf_pq index in `indexes` that is built with the declared kind and metric.
 
-    Reads some kilobytes of two files per index. Never raises for an index that cannot be read or used: it is left out,
-    and the reason logged, since whoever has no model trains one.
+    Reads some kilobytes of two files per index. Never raises for an index that cannot be read or used: it is left out
+    and the reason logged, since a memtable without a model trains one.
     """
     models: dict[str, VectorModel] = {}
     wanted = {spec.name: spec for spec in indexes if spec.kind == "ivf_pq"}
@@ -65,7 +65,7 @@ def vector_models(
             continue
         segment = next(filter(has_files, index.segments), None)
         if segment is None:
-            continue  # built over nulls only, so there is nothing that it was trained to
+            continue  # built over nulls only: not trained
         try:
             directory = f"{dataset.uri}/_indices/{segment.uuid}"
             width = dataset.schema.field(spec.column).type.list_size
@@ -84,8 +84,8 @@ def _model(directory: str, spec: IndexSpec, width: int, storage_options: Mapping
     described = json.loads(metadata.get(b"lance:index", b"{}"))
     metric = spec.parameters.get("metric", "l2")
     if (described.get("type"), described.get("distance_type")) != ("IVF_PQ", metric):
-        found = f"{described.get('type')} with the metric {described.get('distance_type')}"
-        raise _Unusable(f"it is {found}, not IVF_PQ with {metric}")
+        kind = f"{described.get('type')} with the metric {described.get('distance_type')}"
+        raise _Unusable(f"it is {kind}, not IVF_PQ with {metric}")
     codes = session.open_reader(_CODES)
     storage = json.loads(json.loads((codes.metadata().schema.metadata or {})[b"storage_metadata"])[0])
     ivf = _IVF.FromString(_buffer(session, _INDEX, index, int(metadata[b"lance:ivf"])))
@@ -101,8 +101,10 @@ def _model(directory: str, spec: IndexSpec, width: int, storage_options: Mapping
 
 
 def _buffer(session: LanceFileSession, name: str, file: LanceFileReader, number: int) -> bytes:
-    """A global buffer of a file. Not by `read_global_buffer`: it holds the GIL while it waits for Lance's threads, and
-    these wait for ours that scan, which want the GIL.
+    """Return a global buffer of a file.
+
+    Not by `read_global_buffer`: it holds the GIL while it waits for Lance's threads, which may wait for a scanning
+    thread of ours that needs the GIL.
     """
     place = file.metadata().global_buffers[number]
     return bytes(session.read_range(name, place.position, place.size))

@@ -1,20 +1,22 @@
-"""The two writes of a commit into a table without a key: its rows are appended, none is looked for.
+"""The two writes of a commit into a table without a key: rows are appended, and no stored row is read.
 
-    invariant: the rows of a range of generations, and that the range is committed, are in one version, or in none.
+    invariant: the rows of a range of generations, and the record that the range is committed, are in one version, or in
+    none.
 
- 1. **Write** the rows of the SSTs into data files of the base, streamed: some batches are in memory, never a whole SST.
+ 1. **Write** the rows of the SSTs into data files of the base, streamed: memory holds some batches, never a whole SST.
     No version refers to the files. *Crash here: orphans, see flush.garbage.orphans.*
- 2. **Append** by a compare-and-swap (`flush.base.swap`), which carries `memwal:committed` in the schema's metadata:
-    whoever commits the same range at the same time fails, whatever files he wrote. (A merge-insert carries Lance's own
-    marker, but has to match rows.) *Crash here: there or not. The next commit reads `memwal:committed` in the
+ 2. **Append** by a compare-and-swap (`flush.base.swap`), which sets `memwal:committed` in the schema's metadata: a
+    commit of the same range at the same time fails, whatever files it wrote. (A merge-insert carries Lance's own
+    marker, but has to match rows.) *Crash here: appended or not. The next commit reads `memwal:committed` in the
     manifest.*
- 3. **Mark**: an empty merge-insert carries Lance's own marker of the same generations, by which Lance records how far
-    its indexes are. *Crash before: the next commit does it. Refused, with nothing lost, where somebody wrote it first.*
+ 3. **Mark**: an empty merge-insert moves Lance's own marker up to the same generations; Lance records by it how far its
+    indexes are. *Crash before: the next commit does it. Refused, with nothing lost, where another commit set it first.*
 
-No row of the base is read, so a commit costs as much as what it appends (and one list of the base's fragments).
-Index builds and changes of the table's config may come in between; Lance puts 2 on top of them, and keeps them.
+The cost of a commit depends on the rows that it appends (and on one list of the base's fragments). Index builds and
+changes of the table's config may come in between; Lance puts 2 on top of them, and keeps them.
 
-What others meet: an append or compaction of theirs that was planned below ours fails with Lance's "please retry".
+Other programs: an append or compaction that was planned below our commit fails with Lance's "Retryable commit
+conflict"; a delete or an update is put on top of it.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ from memwal.wal.panics import panics_as_errors
 class AppendedRows:
     """Steps 1 and 2 for the SSTs of `plans`.
 
-    What is written once serves as often as it takes, since at most one append of a range ever passes: after a conflict
-    with a stranger the files are not written again.
+    After a conflict with another program the same files are appended, not written again: only one append of a range
+    ever passes. A committer that loses a race, or crashes, leaves its files as orphans.
     Thread safety. One thread.
     """
 
@@ -58,23 +60,23 @@ class AppendedRows:
         self._fragments: list[FragmentMetadata] | None = None
 
     def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
-        """Whether all rows of `plans` are written, in the columns of `base`; False where `write` raised."""
+        """Return whether all rows of `plans` are written, in the columns of `base`; False where `write` raised."""
 
-        def ssts(each: Sequence[RegionPlan]) -> list[object]:
-            return [(plan.region, plan.ssts) for plan in each]
+        def ssts(plans: Sequence[RegionPlan]) -> list[object]:
+            return [(plan.region, plan.ssts) for plan in plans]
 
-        def form(each: BaseTable) -> tuple[object, ...]:
-            return each.schema, tuple(row_field_ids(each.dataset)), each.storage_version
+        def form(table: BaseTable) -> tuple[object, ...]:
+            return table.schema, tuple(row_field_ids(table.dataset)), table.storage_version
 
         return self._fragments is not None and ssts(plans) == ssts(self._plans) and form(base) == form(self._base)
 
     def write(self) -> None:
-        """Step 1: files that no version refers to yet.
+        """Step 1: write files that no version refers to yet.
 
         Raises Corrupt where an SST is missing or short; StoreUnavailable, StoreRefused, OSError of storage.
         """
         base, version = self._base, self._base.storage_version
-        version_of_files: Any = version  # any string there, a list of literals here
+        version_of_files: Any = version  # pylance's type is a list of literals
         try:
             with panics_as_errors:
                 written = write_fragments(
@@ -86,34 +88,34 @@ class AppendedRows:
                     storage_options=dict(base.storage_options),
                 )
         except Exception as error:
-            # Lance hands on the text of what reading raised, not the exception.
+            # Lance passes on only the text of an exception raised while reading.
             raise self._error or error from error
         assert not isinstance(written, lance.Transaction)
-        found = sum(each.physical_rows for each in written)
-        if found != self._rows:
+        rows = sum(fragment.physical_rows for fragment in written)
+        if rows != self._rows:
             raise CountMismatch(
-                f"{base.uri}: {found} rows were written of {self._rows}; nothing was appended, commit again"
+                f"{base.uri}: {rows} rows were written of {self._rows}; nothing was appended, commit again"
             )
         self._fragments = unborn(written)
 
     def append(self, base: BaseTable) -> Written:
         """Step 2, on top of the version of `base`, whose dataset stays there. Requires: `write`.
 
-        Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the deed, where the new version
-        does not hold these rows more than the one below it.
+        Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the append, where the new
+        version does not hold exactly these rows more than the one below it.
         """
         if self._fragments is None:
             raise RuntimeError("the rows to append are not written")
         done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
-        said = json.dumps({str(region): generation for region, generation in sorted(done.items())})
-        made = swapped(base.dataset, self._fragments, {COMMITTED: said.encode()}, base.storage_options)
-        before = base.dataset.count_rows()  # nobody may have changed rows since
+        committed = json.dumps({str(region): generation for region, generation in sorted(done.items())})
+        made = swapped(base.dataset, self._fragments, {COMMITTED: committed.encode()}, base.storage_options)
+        before = base.dataset.count_rows()  # the swap passed, so no row has changed since
         if made.count_rows() != before + self._rows:
             raise CountMismatch(
                 f"{base.uri}: version {made.version} holds {made.count_rows()} rows; {before} before and {self._rows} "
                 f"appended make another number; compare it with version {base.version}, and stop other writers"
             )
-        sizes = [file.file_size_bytes or 0 for each in self._fragments for file in each.files]
+        sizes = [file.file_size_bytes or 0 for fragment in self._fragments for file in fragment.files]
         return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
 
     def _reader(self) -> pa.RecordBatchReader:
@@ -128,7 +130,7 @@ class AppendedRows:
                     for batch in sst_batches(self._store, plan.region, sst, self._base.schema, self._base.shape.rows):
                         self._rows += batch.num_rows
                         yield batch
-        except GeneratorExit:  # it is no longer wanted: Lance has failed by itself
+        except GeneratorExit:  # Lance has failed by itself and reads no further
             raise
         except BaseException as error:
             self._error, self.failed_at = error, region
@@ -136,14 +138,14 @@ class AppendedRows:
 
 
 def unmarked(base: BaseTable) -> dict[UUID, int]:
-    """The generations that `base` holds and Lance's own marker does not say yet; {} where there is a key."""
+    """Return the generations that `base` holds above Lance's own marker; {} for a table with a key."""
     return {region: done for region, done in base.committed.items() if base.marked.get(region, 0) < done}
 
 
 def mark(dataset: lance.LanceDataset, generations: Mapping[UUID, int]) -> None:
     """Step 3. Moves `dataset` to the new version. Raises OSError on a conflict.
 
-    Which column it names is of no account: there is nothing to match.
+    The merge matches no rows, so any column may be its key.
     """
     done = [CompactedSsTable(str(region), generation) for region, generation in generations.items()]
     builder = dataset.merge_insert([dataset.schema.names[0]]).when_not_matched_insert_all().use_index(False)

@@ -1,4 +1,4 @@
-"""What a commit does to the base table, read from the SSTs it takes."""
+"""Reads the SSTs that a commit takes, and reduces them to keys to delete and rows to upsert."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from memwal.memtable import TOMBSTONE
 from memwal.wal import ObjectStore, SsTable
 
 _READERS = 4
-"""SSTs read side by side: on an object store opening one is a few round trips; on a disk Lance uses all cores for
-each, and more readers than these are no faster."""
+"""SSTs read at once: on an object store opening one takes a few round trips; on a disk Lance uses all cores for each,
+and more readers are no faster."""
 
 
 @dataclass(frozen=True)
 class Changes:
     """Keys to delete and rows to upsert, each key at most once in the two together.
 
-    `deletes` has the key columns, `upserts` the base schema with its nullability and field metadata, no
-    `_tombstone`. `taken`: rows of the SSTs, the superseded ones too. `failed`: regions of which nothing is
-    among them, since an SST cannot be read, or does not fit the base table, and why.
+    `deletes` has the key columns, `upserts` the base schema with its nullability and field metadata, without
+    `_tombstone`. `taken`: rows of the SSTs, superseded ones included. `failed`: regions without any changes here,
+    because an SST cannot be read or does not fit the base table, and the error.
     """
 
     deletes: pa.Table
@@ -37,7 +37,7 @@ class Changes:
     failed: Mapping[UUID, BaseException] = field(default_factory=dict)
 
     def keys(self, key: Sequence[str]) -> pa.Table:
-        """The key columns of both."""
+        """Return the key columns of both."""
         return pa.concat_tables([self.deletes, self.upserts.select(list(key))])
 
 
@@ -48,15 +48,15 @@ def read_changes(
     key: Sequence[str],
     rows: pa.Schema | None = None,
 ) -> Changes:
-    """The newest row of each key over the SSTs of `plans`, tombstones apart. One key never is in two regions.
+    """Return the newest row of each key over the SSTs of `plans`, tombstones as deletes. No key is in two regions.
 
-    `rows`: the row schema with field ids (`Shape.rows`), by which columns that were renamed since an SST was written
-    are found; None matches them by name.
+    `rows`: the row schema with field ids (`Shape.rows`), which finds columns that were renamed since an SST was
+    written; None matches columns by name.
 
-    Every SST is opened and read once, whole. To read keys first and then the newest rows only would spare the rows
-    that a later generation replaces, and cost every other commit a second opening. In `failed`: Corrupt where an SST is
-    missing or short; ValueError where a row is null in a column that the base table declares not null; errors of
-    storage.
+    Every SST is opened once and read whole. Reading keys first and then the newest rows alone would skip the rows that
+    a later generation replaces, but would cost every other commit a second opening. Errors in `failed`: Corrupt where
+    an SST is missing or short; ValueError where a row is null in a column that the base table declares not null; errors
+    of storage.
     """
     key_schema = pa.schema([base_schema.field(name) for name in key])
     deletes, upserts = [key_schema.empty_table()], [base_schema.empty_table()]
@@ -64,29 +64,29 @@ def read_changes(
     tables = _read_all(store, [(plan.region, sst) for plan in plans for sst in plan.ssts], columns)
     taken, failed = 0, dict[UUID, BaseException]()
     for plan in plans:
-        own, tables = tables[: len(plan.ssts)], tables[len(plan.ssts) :]
+        of_region, tables = tables[: len(plan.ssts)], tables[len(plan.ssts) :]
         try:
-            gone, put = _of_region(own, key_schema, base_schema)
+            region_deletes, region_upserts = _of_region(of_region, key_schema, base_schema)
         except BaseException as error:
             if not is_failure(error):
                 raise
             failed[plan.region] = error
             continue
-        deletes += gone
-        upserts += put
-        taken += sum(table.num_rows for table in own if isinstance(table, pa.Table))
+        deletes += region_deletes
+        upserts += region_upserts
+        taken += sum(table.num_rows for table in of_region if isinstance(table, pa.Table))
     return Changes(pa.concat_tables(deletes), pa.concat_tables(upserts), taken, failed)
 
 
 def _of_region(
     read: Sequence[pa.Table | BaseException], key_schema: pa.Schema, base_schema: pa.Schema
 ) -> tuple[list[pa.Table], list[pa.Table]]:
-    """Keys to delete and rows to upsert, by SST. Raises the first error among `read`."""
+    """Return keys to delete and rows to upsert, by SST. Raises the first error in `read`."""
     key, deletes, upserts = key_schema.names, list[pa.Table](), list[pa.Table]()
-    own = [_table(each) for each in read]
-    # An SST by itself holds every key once: ours by how it is written, Lance's by its deletion vector.
-    kept = newest_per_key(own, key) if len(own) > 1 else [all_newest(own[0])]
-    for sst, newest in zip(own, kept, strict=True):
+    ssts = [_table(result) for result in read]
+    # A single SST holds every key once: ours by how it is written, Lance's by its deletion vector.
+    kept = newest_per_key(ssts, key) if len(ssts) > 1 else [all_newest(ssts[0])]
+    for sst, newest in zip(ssts, kept, strict=True):
         deletes.append(_kept(sst.select(key), newest.deletes).cast(key_schema))
         upserts.append(_kept(sst.select(base_schema.names), newest.upserts).cast(base_schema))
     return deletes, upserts
@@ -101,8 +101,8 @@ def _table(read: pa.Table | BaseException) -> pa.Table:
 def _read_all(
     store: ObjectStore, ssts: Sequence[tuple[UUID, SsTable]], columns: Sequence[str] | pa.Schema
 ) -> list[pa.Table | BaseException]:
-    def read(each: tuple[UUID, SsTable]) -> pa.Table | BaseException:
-        region, sst = each
+    def read(region_sst: tuple[UUID, SsTable]) -> pa.Table | BaseException:
+        region, sst = region_sst
         try:
             return read_sst(store, region, sst, columns)
         except BaseException as error:
@@ -111,13 +111,13 @@ def _read_all(
             return error
 
     if len(ssts) < 2 or _READERS < 2:
-        return [read(each) for each in ssts]
+        return [read(region_sst) for region_sst in ssts]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="commit-read") as readers:
         return list(readers.map(read, ssts))
 
 
 def _kept(rows: pa.Table, mask: Mask) -> pa.Table:
-    """Most SSTs are taken whole or give no deletes: neither copies a row."""
+    """Return the rows in `mask`. Copies no row where it has all of them (most SSTs) or none."""
     if mask.all():
         return rows
     return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
@@ -129,17 +129,17 @@ Codes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Newest:
-    """Which rows of one SST count. `deletes` and `upserts` are disjoint masks over its rows."""
+    """The current rows of one SST. `deletes` and `upserts` are disjoint masks over its rows."""
 
     deletes: Mask
     upserts: Mask
 
 
 def newest_per_key(generations: Sequence[pa.Table], key: Sequence[str]) -> list[Newest]:
-    """For each table the rows that no later row, in it or in a later table, replaces.
+    """Return for each table the rows that no later row, in it or in a later table, replaces.
 
-    `generations`: ascending, each with the key columns and `_tombstone`. A newest row that is a tombstone is
-    a delete, any other an upsert; keys of distinct tables never count twice.
+    `generations`: ascending, each with the key columns and `_tombstone`. A newest row that is a tombstone is a delete,
+    any other an upsert; a key that is in several tables counts in one.
     """
     if not generations:
         return []
@@ -153,32 +153,32 @@ def newest_per_key(generations: Sequence[pa.Table], key: Sequence[str]) -> list[
 
 
 def all_newest(generation: pa.Table) -> Newest:
-    """As `newest_per_key` of one table that holds every key once, without a look at its keys."""
+    """Return `newest_per_key` of one table that holds every key once, without reading its keys."""
     tombstone = generation.column(TOMBSTONE).to_numpy().astype(bool)
     return Newest(tombstone, ~tombstone)
 
 
 def _last_of_each(keys: pa.Table) -> Mask:
-    """True at the last row of each distinct key."""
+    """Return a mask that is True at the last row of each distinct key."""
     mask = np.zeros(keys.num_rows, dtype=bool)
     if keys.num_rows:
         codes, count = _coded(keys)
         last = np.empty(count, dtype=np.int64)
-        last[codes] = np.arange(keys.num_rows)  # of several with one code NumPy keeps the last
+        last[codes] = np.arange(keys.num_rows)  # of several rows with one code NumPy keeps the last
         mask[last] = True
     return mask
 
 
 def _coded(keys: pa.Table) -> tuple[Codes, int]:
-    """A number below the count for every row, the same for equal keys. At least one row.
+    """Return a code per row, the same for equal keys, and the number of codes. At least one row.
 
-    Arrow's hash of one column takes a third of the time of its `group_by`; further columns are folded in one by one,
-    the numbers coded anew each time, so that they stay below rows squared.
+    Arrow's hash of one column takes a third of the time of its `group_by`. Further columns are added one by one, with
+    the codes renumbered each time, so that they stay below rows squared.
     """
     first, *others = (_codes(column) for column in keys.columns)
     codes, count = first
-    for more, width in others:
-        codes, count = _codes(pa.chunked_array([pa.array(codes * width + more)]))
+    for column_codes, width in others:
+        codes, count = _codes(pa.chunked_array([pa.array(codes * width + column_codes)]))
     return codes, count
 
 

@@ -1,16 +1,15 @@
-"""Keeping the base table's indexes up with its rows, after each commit.
+"""Builds and extends the base table's indexes after each commit, so that they cover its rows.
 
-Decided from what the table says and not from what the commit did, so that a commit which crashed before this
-step, or rows that strangers appended, are caught up with by the next one.
+Decided from the state of the table and not from what the commit did, so that the next commit also covers rows of a
+commit that crashed before this step, or rows that other programs appended. *Crash here: the next commit does it.*
 
-What lags goes into a segment of its own per index, in one version for all of them: what that costs depends on the rows
-that are new, 15 to 45 ms per index for 3,000 of them. Merging with what is there, as Lance does unless told not to,
-writes full-text and scalar indexes anew each time (0.1 to 0.2 s for 200,000 short texts); `flush.commits.maintenance`
-merges.
+What an index lacks goes into a new segment, in one version for all indexes: the cost depends on the number of new rows,
+15 to 45 ms per index for 3,000 of them. Merging with the existing segments, Lance's default, rewrites full-text and
+scalar indexes each time (0.1 to 0.2 s for 200,000 short texts); `flush.commits.maintenance` merges.
 
-An index that cannot be built or extended (vectors of length 0 by their angle, a file of it that is damaged) is logged
-and left to the next commit; Lance searches what it does not cover row by row. The rows are in the base table already,
-and a commit that failed here would never prune the SSTs that it has committed.
+An index that cannot be built or extended (vectors of length 0 under cosine, a damaged index file) is logged and left to
+the next commit; Lance searches rows that it does not cover one by one. The rows are in the base table already, and a
+commit that failed here would never prune the SSTs that it has committed.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from memwal.wal.panics import as_exception
 _LOG = logging.getLogger("memwal.flush")
 
 PQ_ROWS_MIN = 256
-"""Lance trains 2**8 centroids per sub-vector and refuses fewer rows."""
+"""Rows with a vector. Lance trains 2**8 centroids per sub-vector and refuses fewer rows."""
 _SUB_VECTOR_WIDTHS = (16, 8, 4, 2, 1)
 _SUB_VECTORS_MIN = 4
-"""One 8-bit code for a whole small vector finds little: with 4 codes recall@10 of 4,000 random vectors, not
+"""One 8-bit code for a whole small vector gives low recall: with 4 codes recall@10 of 4,000 random vectors, not
 re-ranked, rises from 0.29 to 0.89 (8 wide), from 0.20 to 0.67 (16) and from 0.28 to 0.45 (32)."""
 
 
 def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
-    """Build the indexes that are missing, extend those that lag. True where a new version was made.
+    """Build the indexes that are missing, extend those that lag. Return whether a new version was made.
 
-    Moves `dataset` to the newest version. A vector index is built once PQ_ROWS_MIN rows have a vector; until
-    then Lance searches the column exactly. Raises what Lance raises on a conflict with another writer, and nothing for
-    an index that it cannot build.
+    Moves `dataset` to the newest version. A vector index is built once PQ_ROWS_MIN rows have a vector; until then Lance
+    searches the column exactly. Raises what Lance raises on a conflict with another writer; an index that Lance cannot
+    build raises nothing.
     """
     before = dataset.version
     for spec in indexes:
@@ -66,13 +65,13 @@ def _extend(dataset: lance.LanceDataset, names: list[str]) -> None:
 
 
 def _attempted(dataset: lance.LanceDataset, what: str, act: Callable[[], object]) -> bool:
-    """Whether `act` did its work on the indexes `what`; False, and logged, where Lance cannot do it.
+    """Run `act` on the indexes `what`; return whether it succeeded, and log it where Lance cannot do it.
 
-    Raises what `act` raises where the table has moved on meanwhile: a conflict is known by that.
+    Raises what `act` raises where the table has a newer version by now: only that makes it a conflict.
     """
     try:
         act()
-    except BaseException as raised:  # noqa: BLE001 - pylance raises what it likes
+    except BaseException as raised:  # noqa: BLE001 - pylance raises any class
         error = as_exception(raised)
         if dataset.latest_version != dataset.version:
             raise error from None
@@ -83,7 +82,7 @@ def _attempted(dataset: lance.LanceDataset, what: str, act: Callable[[], object]
 
 
 def ivf_pq_parameters(spec: IndexSpec, schema: pa.Schema) -> Mapping[str, Any]:
-    """Lance's arguments for a vector index: as given, else the metric l2 and `sub_vectors` of the width."""
+    """Return Lance's arguments for a vector index: as given, else the metric l2 and `sub_vectors` of the width."""
     given: dict[str, Any] = {
         "metric": spec.parameters.get("metric", "l2"),
         "num_sub_vectors": spec.parameters.get(
@@ -96,7 +95,7 @@ def ivf_pq_parameters(spec: IndexSpec, schema: pa.Schema) -> Mapping[str, Any]:
 
 
 def sub_vectors(width: int) -> int:
-    """Codes per vector: equal parts up to 16 wide, at least 4 of them (width 384: 24 of 16)."""
+    """Return the codes per vector: equal parts of up to 16 dimensions, at least 4 of them (width 384: 24 of 16)."""
     counts = (width // part for part in _SUB_VECTOR_WIDTHS if width % part == 0)
     return next((count for count in counts if count >= _SUB_VECTORS_MIN), width)
 
@@ -108,6 +107,6 @@ def _enough_vectors(dataset: lance.LanceDataset, column: str) -> bool:
 
 
 def _lags(dataset: lance.LanceDataset, index: Any) -> bool:
-    """Whether a fragment is in no segment of the index. Not by index_stats: it reads the index, and warns."""
+    """Return whether a fragment is in no segment of the index. Not by index_stats: it reads the index, and warns."""
     covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
     return not covered.issuperset(fragment.fragment_id for fragment in dataset.get_fragments())

@@ -1,25 +1,25 @@
-"""Keeping the base table in shape after commits: few index segments, few fragments, no versions that nobody wants.
+"""Merges index segments, compacts fragments and deletes old versions of the base table after commits.
 
 A commit adds a fragment and, per index, a segment (`flush.commits.index_catchup`), and leaves deleted rows behind in
-older fragments. In this order, each step at its own interval, by the one who commits and never beside a commit of its
-own:
+older fragments. The steps run in this order, each at its own interval, in the process that commits and never during a
+commit of its own:
 
 1. **Merge** the newest segments of an index once at least `segments_min` belong together.
 2. **Compact** fragments that are in the same segments (Lance puts no others together) once at least `fragments_min` of
-   them belong together, and any fragment of which `deleted_min` of the rows are deleted.
-3. **Clean up** versions that are older than `versions_age_min` and not among the newest `versions_min`. Tagged
-   versions stay, and those from before the table was set up: they are somebody else's history. The age is no matter of
-   disk space alone: Lance refuses a write from an old handle by the versions since, where they are there. From a
-   handle that is older than all of them rows come back that were deleted (`flush.verification.history`).
+   them belong together, and any fragment with more than `deleted_min` of its rows deleted.
+3. **Clean up** versions that are older than `versions_age_min` and not among the newest `versions_min`. Tagged versions
+   stay, and so do versions from before the table was set up: they are another program's history. The minimum age does
+   more than save disk space: Lance checks a write from an old handle against the versions since, as far as they exist.
+   From a handle that is older than all of them deleted rows come back (`flush.verification.history`).
 
-What belongs together is decided by size (`together`): as many as there are while the largest is no larger than all the
-others. So what is rewritten at least doubles, a row is rewritten no more than log2(rows / rows of a batch of
-`fragments_min` commits) times, fragments of `rows_max` and more never for their size, and no more than `fragments_min`
-and that logarithm are left behind.
+What belongs together is decided by size (`together`): as many as possible while the largest is no larger than the sum
+of the others. So a rewrite at least doubles the size, and a row is rewritten at most log2(rows / rows of a batch of
+`fragments_min` commits) times. Fragments of `rows_max` rows and more are never rewritten for their size. At most
+`fragments_min` plus that logarithm of fragments are left unmerged.
 
-Crash points. Each of 1 and 2 is one version of Lance's: there or not. 3 deletes what no version refers to that is kept,
-manifests first; the next one deletes what is left. Everything is decided from the table, so the next one begins anew.
-A conflict with another writer costs the step, which is tried again at its next interval.
+Crash points. 1 and 2 each make one version of Lance's: it exists or not. 3 deletes what no kept version refers to,
+manifests first; the next run deletes the rest. Every run decides from the state of the table. After a conflict with
+another writer the step is tried again at its next interval.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from memwal.flush.base.manifest import MEM_WAL_INDEX
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceRules:
-    """When which step is worth its while. Intervals and ages in seconds, 0 = never."""
+    """When to run which step. Intervals and ages in seconds, 0 = never."""
 
     optimize_interval: float = 10.0
     segments_min: int = 8
@@ -51,25 +51,27 @@ class MaintenanceRules:
 
 
 def together(sizes: Sequence[int]) -> int:
-    """How many of `sizes`, from the first on, belong together: the most of which the last is no larger than the sum of
-    those before it; 1 where none do, 0 of none. Pure.
+    """Return how many of `sizes`, from the first on, belong together.
+
+    That is the largest count whose last size is no larger than the sum of those before it; 1 where there is no such
+    count, 0 for no sizes. Pure.
     """
-    total, found = 0, min(len(sizes), 1)
+    total, most = 0, min(len(sizes), 1)
     for count, size in enumerate(sizes, 1):
         if count > 1 and size <= total:
-            found = count
+            most = count
         total += size
-    return found
+    return most
 
 
 def merge_segments(dataset: lance.LanceDataset, names: Iterable[str], segments_min: int) -> list[str]:
-    """Step 1 for the indexes `names`; returns those it merged. Moves `dataset` to the newest version.
+    """Step 1 for the indexes `names`; returns those merged. Moves `dataset` to the newest version.
 
-    Raises OSError, RuntimeError of Lance, on a conflict with another writer too.
+    Raises OSError, RuntimeError of Lance, also on a conflict with another writer.
     """
     wanted = set(names)
     merged: dict[int, list[str]] = defaultdict(list)
-    rows = {each.fragment_id: each.metadata.physical_rows for each in dataset.get_fragments()}
+    rows = {fragment.fragment_id: fragment.metadata.physical_rows for fragment in dataset.get_fragments()}
     for index in dataset.describe_indices():
         if index.name in wanted:
             sizes = [sum(rows.get(fragment, 0) for fragment in segment.fragment_ids) for segment in index.segments]
@@ -81,13 +83,13 @@ def merge_segments(dataset: lance.LanceDataset, names: Iterable[str], segments_m
 
 
 def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, deleted_min: float) -> tuple[int, int]:
-    """Step 2; returns how many fragments were replaced, and by how many. Moves `dataset` to the newest version.
+    """Step 2; returns the numbers of fragments removed and added. Moves `dataset` to the newest version.
 
     Raises as `merge_segments`.
     """
-    fragments = {each.fragment_id: each.metadata for each in dataset.get_fragments()}
-    live = {number: each.physical_rows - each.num_deletions for number, each in fragments.items()}
-    chosen = {n for n, each in fragments.items() if each.num_deletions > deleted_min * each.physical_rows}
+    fragments = {fragment.fragment_id: fragment.metadata for fragment in dataset.get_fragments()}
+    live = {number: one.physical_rows - one.num_deletions for number, one in fragments.items()}
+    chosen = {number for number, one in fragments.items() if one.num_deletions > deleted_min * one.physical_rows}
     for group in _same_segments(dataset, fragments):
         small = sorted((n for n in group if live[n] < rows_max), key=live.__getitem__)
         count = together([live[number] for number in small])
@@ -104,12 +106,12 @@ def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, dele
 
 
 def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int) -> int:
-    """Step 3; returns how many versions went. `age_min` in seconds. Reads the manifest of every version.
+    """Step 3; returns the number of versions deleted. `age_min` in seconds. Reads the manifest of every version.
 
     Raises OSError, RuntimeError, ValueError of Lance.
     """
-    present = sorted(each["version"] for each in dataset.version_refs())
-    # Version numbers ascend with time, and no version loses the MemWAL index again.
+    present = sorted(ref["version"] for ref in dataset.version_refs())
+    # Version numbers ascend with time, and no later version lacks the MemWAL index.
     own = present[bisect_left(present, True, key=lambda version: _is_set_up(dataset, version)) :]
     if len(own) <= versions_min:
         return 0
@@ -127,7 +129,7 @@ def _is_set_up(dataset: lance.LanceDataset, version: int) -> bool:
 
 
 def _same_segments(dataset: lance.LanceDataset, fragments: Mapping[int, object]) -> Iterable[Sequence[int]]:
-    """The fragments in groups of those which every index has in one segment, or has not at all."""
+    """Group the fragments: two are together where every index has both in the same segments, or neither."""
     segments: dict[int, list[str]] = {number: [] for number in fragments}
     for index in dataset.describe_indices():
         if index.name == MEM_WAL_INDEX:
@@ -137,6 +139,6 @@ def _same_segments(dataset: lance.LanceDataset, fragments: Mapping[int, object])
                 if number in segments:
                     segments[number].append(str(segment.uuid))
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for number, found in segments.items():
-        groups[tuple(found)].append(number)
+    for number, covered_by in segments.items():
+        groups[tuple(covered_by)].append(number)
     return groups.values()

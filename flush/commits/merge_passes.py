@@ -1,14 +1,14 @@
-"""The two writes of a commit. `when_matched_delete` takes no condition, so deletes and upserts are two
-versions.
+"""The two writes of a commit into a table with a key: a version of deletes, then one of upserts.
 
-Both run from the version read and are never retried inside Lance: a retry there would apply rows planned for
-an older state. A conflict surfaces as OSError, and the committer plans anew.
+They are two versions because Lance's `when_matched_delete` takes no condition. Both run from the version read and are
+never retried inside Lance: a retry there would apply rows planned for an older state. A conflict surfaces as OSError,
+and the committer plans again.
 
-What Lance says it did is checked twice over, at the price of metadata: against the keys that were handed to it, and
-against the rows that its new version holds more or fewer than the version below it.
+The counts that Lance reports are checked twice, by metadata only: against the keys given to the pass, and against the
+difference in rows between the new version and the one below it.
 
-`use_index(False)`: the probe for an index on the key trips over the MemWAL index, which has no columns, and
-prints "Index __lance_mem_wal has no fields"; the key has no index here, so nothing is lost.
+`use_index(False)`: the probe for an index on the key trips over the MemWAL index, which has no columns, and prints
+"Index __lance_mem_wal has no fields"; the key has no index here, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Written(NamedTuple):
 def delete_pass(dataset: lance.LanceDataset, keys: pa.Table, marker: Mapping[UUID, int] | None = None) -> Written:
     """Delete the rows of `keys`. Moves `dataset` to the new version.
 
-    `marker`: set where no upserts follow. Raises OSError on a conflict; CountMismatch, after the deed, where
-    more rows went than there are keys, or the version does not hold the rows that it should.
+    `marker`: given where no upserts follow. Raises OSError on a conflict; CountMismatch, after the write, where more
+    rows were deleted than `keys` has, or the version does not hold the expected number of rows.
     """
     builder = dataset.merge_insert(keys.column_names).when_matched_delete()
     done = _execute(dataset, builder, keys, marker)
@@ -53,9 +53,9 @@ def delete_pass(dataset: lance.LanceDataset, keys: pa.Table, marker: Mapping[UUI
 
 
 def rows_to_delete(dataset: lance.LanceDataset, keys: pa.Table) -> int:
-    """How many rows `delete_pass` would delete; commits nothing.
+    """Return how many rows `delete_pass` would delete; commits nothing.
 
-    Raises OSError. Deletion files it wrote are left to Lance's clean-up.
+    Raises OSError. Lance's clean-up removes the deletion files that it wrote.
     """
     builder = dataset.merge_insert(keys.column_names).when_matched_delete()
     _, counts = builder.use_index(False).conflict_retries(0).execute_uncommitted(keys)
@@ -65,8 +65,8 @@ def rows_to_delete(dataset: lance.LanceDataset, keys: pa.Table) -> int:
 def upsert_pass(dataset: lance.LanceDataset, rows: pa.Table, key: Sequence[str], marker: Mapping[UUID, int]) -> Written:
     """Insert or replace `rows` (base schema, one per key) and record the marker.
 
-    Moves `dataset` to the new version. Raises OSError on a conflict; CountMismatch, after the deed, where the
-    table did not change by exactly these rows.
+    Moves `dataset` to the new version. Raises OSError on a conflict; CountMismatch, after the write, where the table
+    did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()
     done = _execute(dataset, builder, importable_table(rows), marker)
@@ -102,11 +102,11 @@ def _execute(
 
 
 def _rows_of(dataset: lance.LanceDataset, version: int) -> int | None:
-    """Rows of an older version; None where it was cleaned up, and there is nothing to hold the pass against."""
+    """Return the rows of an older version; None where it was cleaned up and there is nothing to check against."""
     try:
         return int(dataset.checkout_version(version).count_rows())
     except (OSError, ValueError):
-        if version in {each["version"] for each in dataset.version_refs()}:
+        if version in {ref["version"] for ref in dataset.version_refs()}:
             raise
         return None
 

@@ -1,17 +1,17 @@
-"""What the next commit takes from each region, agreed once for all committers.
+"""Which generations the next commit takes from each region, agreed once between all committers.
 
     {table}/_mem_wal/{region}/commits/{rev(first)}.json = {"first": 4, "last": 6, "by": "1f3a90cc…"}
 
-Two committers that see different numbers of SSTs would commit different ranges from the same start, and then
-a slow one could put an old row back after a newer tombstone was committed: Lance refuses a marker that is not
-above the recorded one, but accepts two overlapping ranges in ascending order. So the end of the range that
-starts at generation `first` is decided by a conditional create: the first committer proposes, everybody
-commits that range. With it the marker is a compare-and-swap: of any number of commits of one range exactly
-one is accepted. A commit that crashed between its two passes is repeated with the same range too.
+Lance refuses a marker that is not above the recorded one, but accepts two overlapping ranges in ascending order: a
+committer that saw generations 1-2 and one that saw 1-3 have different markers, and where their rows touch different
+keys both would pass. A slow committer could so put a key inserted by 2 back after 3 has deleted it. So the end of the
+range that starts at generation `first` is decided by a conditional create: the first committer proposes, and every
+committer commits that range. With it the marker is a compare-and-swap: of any number of commits of one range exactly
+one is accepted. A commit that crashed between its two passes is also repeated with the same range.
 
-The objects are tiny and are never deleted by a commit: a committer asleep since before the plan was made
-could otherwise make another one for the same start. Once every retained base version has committed that start they are
-garbage (`flush.garbage.plans`), and a committer looks at the newest version between its plan and its first write.
+The objects are tiny, and a commit never deletes one: a committer asleep since before the plan was made could then make
+another one for the same start. Once every retained base version has committed that start they are garbage
+(`flush.garbage.plans`), and a committer reads the newest version between its plan and its first write.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RegionPlan:
     region: UUID
     ssts: tuple[SsTable, ...]
     by_other: bool = False
-    """Whether another committer agreed on it first: it is at work, or crashed."""
+    """Whether another committer planned it first: that one is at work, or crashed."""
 
     @property
     def first(self) -> int:
@@ -51,25 +51,23 @@ class RegionPlan:
 
 
 class PlanBehind(Exception):
-    """Another committer agreed on SSTs that our manifest does not show yet: read again. Never leaves this
-    package.
-    """
+    """Another committer planned SSTs that our manifest does not list yet: read again. Never leaves this package."""
 
 
 def plan_prefix(region: UUID) -> str:
-    """What the keys of a region's plans begin with."""
+    """Return the prefix of the keys of a region's plans."""
     return f"{region_prefix(region)}commits/"
 
 
 def plan_key(region: UUID, first: int) -> str:
-    """Key of the plan of the range that starts at generation `first`."""
+    """Return the key of the plan of the range that starts at generation `first`."""
     return f"{plan_prefix(region)}{rev(first)}.json"
 
 
 def parse_plan_key(key: str) -> tuple[UUID, int] | None:
-    """Region and first generation of a plan's key; None where `key` is no such key."""
-    found = _KEY.fullmatch(key)
-    return (UUID(found["region"]), parse_rev(found["rev"])) if found else None
+    """Return region and first generation of a plan's key; None for any other key."""
+    match = _KEY.fullmatch(key)
+    return (UUID(match["region"]), parse_rev(match["rev"])) if match else None
 
 
 def uncommitted(
@@ -77,11 +75,11 @@ def uncommitted(
     committed: Mapping[UUID, int],
     taken_back: Callable[[], Mapping[UUID, int]] = dict,
 ) -> list[RegionPlan]:
-    """Per region everything above what is committed.
+    """Return per region all published generations above the committed one.
 
-    `committed` must be read *after* the manifests: a committer beside us prunes them only after its commit.
-    `taken_back`: asked only where generations are missing between the two; see `flush.commits.plan`.
-    Raises Corrupt where some are missing that nobody took back.
+    `committed` must be read *after* the manifests: another committer prunes them only after its commit.
+    `taken_back`: as the function below; called only where generations are missing between the two.
+    Raises Corrupt where generations are missing that no restore took back.
     """
     plans = []
     for manifest in manifests:
@@ -96,9 +94,9 @@ def uncommitted(
 
 
 def within(plans: Sequence[RegionPlan], memory_max: int) -> list[RegionPlan]:
-    """As many SSTs of `plans` as `memory_max` bytes hold, oldest first in every region by turns, at least one. Pure.
+    """Return as many SSTs of `plans` as `memory_max` bytes hold, at least one: oldest first, regions by turns. Pure.
 
-    An SST of unknown size is taken by itself. What is left out is for the next round.
+    An SST of unknown size is taken by itself. The next round takes the rest.
     """
     taken = [0] * len(plans)
     free = memory_max
@@ -127,27 +125,27 @@ def agree(
     by: str = "",
     options: WalOptions | None = None,
 ) -> RegionPlan:
-    """The range every committer commits from `plan.first`: ours where we are the first to say so.
+    """Return the range that every committer commits from `plan.first`: ours where we plan it first.
 
-    `plan`: everything uncommitted; `last`: where to end, by default at its end; `by`: who we are, the same over all
-    rounds of one commit. A range that another agreed on is taken as it is, however long.
+    `plan`: everything uncommitted; `last`: where to end, by default at its end; `by`: name of this committer, the same
+    in all rounds of one commit. A range that another committer planned is taken as it is, however long.
     Raises PlanBehind; Corrupt where the stored plan cannot be read; OutcomeUnknown, StoreUnavailable,
     StoreRefused (harmless: agree again).
     """
     key, last = plan_key(plan.region, plan.first), plan.last if last is None else last
     proposal = json.dumps({"first": plan.first, "last": last, "by": by}).encode()
-    taken = settle(store, key, proposal, clock=clock, options=options or WalOptions())
-    other = False
-    if taken is not None:
-        last, owner = _agreed(key, plan.first, taken)
-        other = owner != by
+    existing = settle(store, key, proposal, clock=clock, options=options or WalOptions())
+    by_other = False
+    if existing is not None:
+        last, owner = _agreed(key, plan.first, existing)
+        by_other = owner != by
     if last > plan.last:
-        raise PlanBehind(f"{key}: generations up to {last} are planned, our manifest shows {plan.last}")
-    return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last), other)
+        raise PlanBehind(f"{key}: generations up to {last} are planned, our manifest ends at {plan.last}")
+    return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last), by_other)
 
 
 def _agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
-    """Where the stored plan ends, and whose it is; "" in plans of committers that did not say."""
+    """Return the end of the stored plan and its committer; "" in old plans without a committer."""
     try:
         stored = json.loads(data)
         if stored["first"] == first and stored["last"] >= first:
@@ -158,22 +156,22 @@ def _agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
 
 
 def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: int) -> None:
-    found = [sst.generation for sst in ssts]
-    wanted = list(range(done + 1, done + 1 + len(found)))
-    if found != wanted:
+    published = [sst.generation for sst in ssts]
+    wanted = list(range(done + 1, done + 1 + len(published)))
+    if published != wanted:
         raise Corrupt(
-            f"region {manifest.region_id}: generation {done} is committed, published next are {found}, "
-            f"generation {min(set(wanted) - set(found))} is missing; restore its manifest from a backup, or the base "
-            "table if that lost its newest versions"
+            f"region {manifest.region_id}: generation {done} is committed, published next are {published}, "
+            f"generation {min(set(wanted) - set(published))} is missing; restore its manifest from a backup, or the "
+            "base table if that lost its newest versions"
         )
 
 
 def taken_back(store: ObjectStore, newest: int) -> Mapping[UUID, int]:
-    """Per region the highest generation that a restore up to version `newest` took away; absent = none.
+    """Return per region the highest generation that restores up to version `newest` took back; absent = none.
 
     Reads the manifests of all versions. Raises StoreUnavailable, StoreRefused.
     """
-    found: dict[UUID, int] = {}
+    generations: dict[UUID, int] = {}
     for version in versions(store):
         if version > newest:
             break
@@ -186,5 +184,5 @@ def taken_back(store: ObjectStore, newest: int) -> Mapping[UUID, int]:
             continue
         for region, generation in before.committed.items():
             if generation > made.committed.get(region, 0):
-                found[region] = max(generation, found.get(region, 0))
-    return found
+                generations[region] = max(generation, generations.get(region, 0))
+    return generations

@@ -1,1 +1,1 @@
-"""What nobody can need any more: SSTs, plans, files of the base. Imports base and commits."""
+"""Deletes what nothing needs any more: SSTs, plans, files of the base. Imports base, sst and commits."""

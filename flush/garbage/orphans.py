@@ -1,19 +1,19 @@
-"""Files that nobody refers to: what writers left of the base table's versions that never came to be, and of puts.
+"""Deletes files that no base-table version refers to, and small files that killed puts and probes have left.
 
 A commit writes its data files, deletion files, index files and its transaction first, then the version that refers to
-them. One that crashed in between, or lost against another, leaves files that no version knows. Which these are, Lance
-says (`explain_cleanup_old_versions` with versions of every age kept): it alone knows what branches and other tables
-refer to. It counts a deletion file or a transaction only once it is older than the oldest version kept.
+them. A commit that crashed in between, or lost against another one, leaves files without a version. Lance lists them
+(`explain_cleanup_old_versions` with versions of every age kept): only Lance knows what branches and other tables refer
+to. It lists a deletion file or a transaction only once it is older than the oldest version kept.
 
-A commit that is under way looks just the same, so here, and nowhere else, age decides: `gc.orphan_age_min` must be
-longer than any commit or index build takes. Lance's own clean-up has the same rule with 7 days, which is the default.
+The files of a commit under way look the same, so here, and nowhere else, age decides: `gc.orphan_age_min` must be
+longer than any commit or index build takes. Lance's own clean-up has the same rule with 7 days, which is our default.
 
-Two kinds of small objects of ours are treated the same: temporary files of a local disk, left by a process that was
-killed inside a put, and start-up probes. Of these neither content nor absence matters to anybody; the writer of a
-temporary file that was stopped for so long is told that its put failed.
+Two kinds of small files of our own are treated the same: temporary files on a local disk, left by a process that was
+killed inside a put, and start-up probes. Nothing reads them; a writer that slept so long that its temporary file was
+deleted gets an error from its put.
 
-Deleting is one call per file, in any order; a crash in between and two collectors at once do no harm. Nothing below
-`_mem_wal` is touched but what the last paragraph but one names.
+Deleting is one call per file, in any order; a crash in between and two collectors at once do no harm. Below `_mem_wal`
+only the small files above are touched.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from memwal.wal import Clock, ObjectInfo, ObjectStore
 from memwal.wal.layout import PROBE_PREFIX, ROOT
 
 _EVERY_VERSION = timedelta(days=36_500)
-"""Versions younger than this are kept: all."""
+"""Versions younger than this are kept, which is all of them."""
 _FILES_MAX = 100_000
-"""In one collection; the next one takes the rest."""
+"""Files per collection; the next one takes the rest."""
 _FOLDERS: Mapping[str, str] = {
     "data": "data/",
     "deletion": "_deletions/",
     "index": "_indices/",
     "transaction": "_transactions/",
 }
-"""Lance's kinds of files, and where each lies below the table's root."""
+"""Lance's kinds of files -> their directory below the table's root."""
 
 
 @dataclass(frozen=True)
 class OrphanGarbage:
-    """What one collection of orphan files found, and deleted unless `dry_run`."""
+    """What one collection of orphan files deleted; with `dry_run`, would delete."""
 
     files: tuple[str, ...] = ()
     """Keys of the files deleted, ascending."""
     bytes: int = 0
-    """Their size together."""
+    """Total size of these files."""
     too_young: int = 0
-    """Files nobody refers to that have not reached the minimum age: most belong to commits under way."""
+    """Unreferenced files below the minimum age: most belong to commits under way."""
     dry_run: bool = False
 
 
 def collect_orphans(
     store: ObjectStore, dataset: lance.LanceDataset, clock: Clock, min_age: float, *, dry_run: bool = False
 ) -> OrphanGarbage:
-    """Delete what nobody refers to and is at least `min_age` seconds old; with `dry_run` only say what that is.
+    """Delete unreferenced files that are at least `min_age` seconds old; with `dry_run` only report them.
 
     `dataset`: the base table, at any version. Reads the manifest of every version. Thread safety. Any number of
     threads and processes. Raises StoreUnavailable, StoreRefused, OSError (what was deleted by then is deleted).
@@ -75,7 +75,7 @@ def collect_orphans(
 
 
 def _unreferenced(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[ObjectInfo]:
-    """The orphans of every age, with what the storage says of each."""
+    """Yield the unreferenced files of every age, with size and time from storage."""
     explained = dataset.explain_cleanup_old_versions(
         older_than=_EVERY_VERSION,
         delete_unverified=True,
@@ -89,7 +89,7 @@ def _unreferenced(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[O
 
 
 def _keys(candidates: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Keys below the table's root of files that Lance names by their path from the root of the storage."""
+    """Yield keys below the table's root for files that Lance names by path from the root of the storage."""
     for kind, path in candidates:
         folder = _FOLDERS.get(kind)
         if folder is not None and f"/{ROOT}" not in path:

@@ -1,42 +1,42 @@
-"""Deleting SST directories that nobody can need again.
+"""Deletes SST directories that no reader or writer can need again.
 
-A collection looks first and judges then: it lists the directories, *then* reads the newest region manifest, *then*
-opens the base table. What is published, committed or pruned in between is seen in that order too, so that nothing which
-is kept is given a wrong reason. Safety does not rest on it: whatever is a reason to delete below, once true, stays
-true.
+A collection lists the directories, *then* reads the newest region manifest, *then* opens the base table. SSTs that are
+published, committed or pruned in between are seen in that order too, so that nothing is kept for a wrong reason. Safety
+does not depend on the order: every reason to delete below, once true, stays true.
 
-What stays and what goes, and why. The name alone, `{8 hex}_gen_{generation}`, decides, never the content:
+The rules. Only the name, `{8 hex}_gen_{generation}`, decides, never the content:
 
- 1. In the manifest: stays, for every reader.
- 2. Not there, of the current generation or a later one: a flush that may be under way. Stays, however old: the flush
-    may sleep. It becomes 3 once its generation is published under another name. It also goes when the region was
-    claimed since the directory was seen: its writer is older than the claim, and the edit that publishes is refused
-    to it (`SstCollector.outlived`). Without this a region whose flush always kills its process would fill the disk
-    with what it left, and never get so far as to publish.
- 3. Not there, but another one of the same generation is, and that one is not committed: left by a flush that crashed or
-    was refused. Nobody can publish it: the edit wants the current generation, which is past, and the slot of the
-    manifest version that a late edit aims at is taken. Goes.
-    No other one there: no protocol leads here. The base table was put back to an older version, and the directory
-    may be the only copy of its rows. Stays, and is reported.
- 4. Committed, so pruned, or a double of one that was. Goes when no reader under way, no index that lags and no tagged
-    version needs it (`flush.garbage.retained`). A tagged version needs what was published while it was the newest,
-    which is what had been published when the first generation above it was pruned: that is in the old region manifests,
-    and it never grows. A bound on time alone would not do, and "everything above a tag" would be all SSTs ever after.
- 5. Whatever goes waits for a minimum age, counted from its newest object. Time delays here; it decides nothing.
+ 1. In the manifest: kept, for every reader.
+ 2. Not in the manifest, of the current generation or a later one: a flush that may be under way. Kept, however old: the
+    flush may sleep. Rule 3 holds once its generation is published under another name. It is also deleted when the
+    region was claimed after the directory was seen: its writer is older than the claim, and the manifest refuses its
+    publishing edit (`SstCollector.outlived`). Otherwise a region whose flush always kills its process would fill the
+    disk with leftovers, and never publish.
+ 3. Not in the manifest, but another directory of the same generation is, and that generation is not committed: left by
+    a flush that crashed or was refused. It can no longer be published: the edit requires the current generation, which
+    is higher by now, and the manifest version that a late edit aims at exists. Deleted.
+    No other directory of the generation in the manifest: no protocol leads here. The base table was put back to an
+    older version, and the directory may be the only copy of its rows. Kept and reported.
+ 4. Committed, so pruned, or a double of one that was. Deleted when no read under way, no index that lags and no tagged
+    version needs it (`flush.garbage.retained`). A tagged version needs what was published while it was the newest; that
+    is what had been published when the first generation above it was pruned. The old region manifests have it, and it
+    never grows. A time limit alone would not be safe, and "everything above a tag" would be all later SSTs.
+ 5. Garbage waits for a minimum age, counted from its newest object. Time only delays; it decides nothing.
 
 Deleting one directory, in steps:
 
  1. The dataset's manifests in `_versions/`, oldest version first. From the first deletion on the directory is either a
-    whole dataset of its newest version or none at all. The newest first would leave one of Lance's SSTs at the version
-    before its deletion vector, with rows that it hides; data first, one that opens and then fails.
- 2. Everything else, in any order; on a local disk what killed puts left there, then the empty directories.
+    whole dataset of its newest version or no dataset. With the newest first, one of Lance's SSTs would fall back to the
+    version before its deletion vector, with rows that it masks; with data first, it would open and then fail.
+ 2. Everything else, in any order; on a local disk temporary files of killed puts, then the empty directories.
 
 A crash in between leaves a directory of the same name, which the next collection judges the same. Two collectors at
-once delete what is gone already, which is no error. A collector owns nothing and fences nobody.
+once may delete the same object, which is no error. A collector owns nothing and fences no writer.
 
-Old region manifests and commit plans (`flush.commits.plan`) are slots that are taken once and for all: a writer or a
-committer that sleeps since before may still aim at one, and would find it free. Their collectors say why that does no
-harm: `wal.manifest_garbage`, `flush.garbage.plans`. Rule 4 asks old manifests; `asks_for` says which stay for it.
+Old region manifests and commit plans (`flush.commits.plan`) are slots that are taken once for all: a writer or
+committer that has slept may still aim at one, and would find it free. Their collectors explain why that is safe:
+`wal.manifest_garbage`, `flush.garbage.plans`. Rule 4 reads old manifests; `asks_for` selects those that are kept for
+it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _VERSIONS = "/_versions/"
 
 
 class Verdict(Enum):
-    """What a directory is, by the rules of this module's text."""
+    """State of a directory by the rules of the module docstring."""
 
     LISTED = "listed"
     UNPUBLISHED = "unpublished"
@@ -72,7 +72,7 @@ _GARBAGE = (Verdict.COMMITTED, Verdict.ABANDONED, Verdict.OUTLIVED)
 
 @dataclass(frozen=True)
 class SstGarbage:
-    """What one collection of a region's SST directories found, and deleted unless `dry_run`."""
+    """What one collection of a region's SST directories deleted and kept; with `dry_run`, would delete."""
 
     region: UUID
     committed: int = 0
@@ -80,35 +80,35 @@ class SstGarbage:
     abandoned: int = 0
     """Directories deleted that were never published."""
     bytes: int = 0
-    """Size of all that was deleted."""
+    """Total size of what was deleted."""
     abandoned_bytes: int = 0
-    """What of that the abandoned ones had."""
+    """Size of the abandoned directories among it."""
     listed: int = 0
     """Directories kept because the newest manifest lists them."""
     unpublished: int = 0
-    """Kept because a flush may still publish them."""
+    """Directories kept because a flush may still publish them."""
     needed: int = 0
-    """Committed ones kept for readers under way, for an index that lags, or for a tagged version."""
+    """Committed directories kept for a read under way, an index that lags, or a tagged version."""
     unaccounted: int = 0
-    """Kept because their generation is neither published nor committed; memwal leaves none such."""
+    """Directories kept because their generation is neither published nor committed; memwal itself leaves none."""
     too_young: int = 0
-    """Garbage that has not reached the minimum age."""
+    """Garbage below the minimum age."""
     dry_run: bool = False
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a region looked like: its SST directories, and its newest manifest, read after they were listed."""
+    """A listing of a region: its SST directories, and its newest manifest, read after the directories were listed."""
 
     names: tuple[str, ...]
     manifest: RegionManifest | None
 
 
 class SstCollector:
-    """Collects the SST directories of one region, as often as it is asked.
+    """Collects the SST directories of one region; may be called repeatedly.
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
-    Invariants. See the module's text. What a tagged version needs is looked up once.
+    Invariants. See the module docstring. What a tagged version needs is looked up once.
     """
 
     def __init__(
@@ -129,26 +129,26 @@ class SstCollector:
         self._published_under: dict[int, int] = {}
 
     def names(self) -> tuple[str, ...]:
-        """The SST directories there are, published or not. Raises StoreUnavailable, StoreRefused."""
-        found = self._store.children(region_prefix(self._region_id))
-        return tuple(name for name in found if parse_sst_dir(name) is not None)
+        """Return the region's SST directories, published or not. Raises StoreUnavailable, StoreRefused."""
+        children = self._store.children(region_prefix(self._region_id))
+        return tuple(name for name in children if parse_sst_dir(name) is not None)
 
     def outlived(self, names: Iterable[str], epoch: int) -> None:
-        """Remember that the directories `names` were there before writer epoch `epoch` was claimed."""
+        """Remember that the directories `names` existed before writer epoch `epoch` was claimed."""
         self._outlived |= dict.fromkeys(names, epoch)
 
     def look(self) -> Sight:
-        """The first two parts of step 0; the base table is to be opened after this.
+        """List the directories, then read the newest manifest; open the base table after this.
 
         Raises Corrupt, StoreUnavailable, StoreRefused.
         """
         return Sight(self.names(), self._manifests.latest())
 
     def collect(self, sight: Sight, needs: BaseNeeds, min_age: float, *, dry_run: bool = False) -> SstGarbage:
-        """Delete what is garbage and at least `min_age` seconds old; with `dry_run` only say what that is.
+        """Delete garbage that is at least `min_age` seconds old; with `dry_run` only report it.
 
-        `needs`: of a base version opened after `sight` was taken. Raises StoreUnavailable, StoreRefused (what was
-        deleted by then is deleted; collect again), Corrupt where an old manifest cannot be decoded.
+        `needs`: of a base version opened after `sight` was taken. Raises StoreUnavailable, StoreRefused (some
+        directories may be deleted by then; collect again), Corrupt where an old manifest cannot be decoded.
         """
         verdicts = self._verdicts(sight, needs)
         counts = Counter(verdicts.values())
@@ -156,10 +156,10 @@ class SstCollector:
         freed: Counter[Verdict] = Counter()
         for name in (name for name, verdict in verdicts.items() if verdict in _GARBAGE):
             objects = self._store.describe(sst_key(self._region_id, name) + "/")
-            if max((each.modified for each in objects), default=0.0) > self._clock.now() - min_age:
+            if max((info.modified for info in objects), default=0.0) > self._clock.now() - min_age:
                 young[verdicts[name]] += 1
                 continue
-            freed[verdicts[name]] += sum(each.size for each in objects)
+            freed[verdicts[name]] += sum(info.size for info in objects)
             if not dry_run:
                 self._remove(name, objects)
         counts -= young
@@ -205,20 +205,20 @@ class SstCollector:
         return any(below < generation <= self._published_while(below, manifest) for below in held)
 
     def _published_while(self, committed: int, manifest: RegionManifest) -> int:
-        """At least the highest generation that was published while `committed` was the highest one committed.
+        """Return at least the highest generation that was published while `committed` was the highest committed one.
 
-        By bisection of the manifest versions up to `manifest`: the first without generation `committed` + 1 was written
-        after the commit of that one.
+        By bisection of the manifest versions up to `manifest`: the first version without generation `committed` + 1 was
+        written after the commit of that generation.
         """
         if committed not in self._published_under:
             low, high, first = 1, manifest.version, manifest
             while low < high:
                 middle = (low + high) // 2
-                found = self._manifests.read(middle)
-                if found is None:  # pruned, so older than any version that can be the answer: see `asks_for`
+                version = self._manifests.read(middle)
+                if version is None:  # pruned, so older than any version that can be the answer: see `asks_for`
                     low = middle + 1
-                elif _dropped(found, committed + 1):
-                    high, first = middle, found
+                elif _dropped(version, committed + 1):
+                    high, first = middle, version
                 else:
                     low = middle + 1
             if not _dropped(first, committed + 1):
@@ -229,14 +229,14 @@ class SstCollector:
     # ---- deleting ------------------------------------------------------------------------------------------------
 
     def _remove(self, name: str, objects: Sequence[ObjectInfo]) -> None:
-        keys = [each.key for each in objects]
+        keys = [info.key for info in objects]
         manifests = [key for key in keys if _VERSIONS in key]
         for key in sorted(manifests, key=_age_of_version):
             self._store.delete(key)
-        self._each(self._store.delete, [key for key in keys if _VERSIONS not in key])
+        self._for_all(self._store.delete, [key for key in keys if _VERSIONS not in key])
         self._store.remove_leftovers(f"{sst_key(self._region_id, name)}/")
 
-    def _each(self, work: Callable[[str], None], items: Sequence[str]) -> None:
+    def _for_all(self, work: Callable[[str], None], items: Sequence[str]) -> None:
         if self._workers == 1 or len(items) < 2:
             for item in items:
                 work(item)
@@ -246,21 +246,24 @@ class SstCollector:
 
 
 def asks_for(settled: int) -> Callable[[RegionManifest], bool]:
-    """Which manifest versions rule 4 may ask: where every retained base version holds generation `settled`, those from
-    the first on that dropped the one above it. All that were published earlier are below every answer."""
+    """Return which manifest versions rule 4 may read, where every retained base version holds generation `settled`.
+
+    Those are the versions from the first one on that dropped the generation above it. Anything published earlier is
+    below every answer.
+    """
     return lambda manifest: _dropped(manifest, settled + 1)
 
 
 def _dropped(manifest: RegionManifest, generation: int) -> bool:
-    """Whether `generation` was published and is not listed any more."""
+    """Return whether `generation` was published and is no longer listed."""
     lowest = manifest.ssts[0].generation if manifest.ssts else manifest.current_generation
     return lowest > generation
 
 
 def _age_of_version(key: str) -> tuple[int, int]:
-    """Sorts the objects of `_versions/`: hints, then manifests from the oldest version to the newest.
+    """Return the sort key of an object in `_versions/`: hints first, then manifests from oldest to newest.
 
-    Lance names them so that the newest comes first, by 20 digits that count down; older releases counted up.
+    Lance names manifests by 20 digits that count down, so that the newest lists first; older releases counted up.
     """
     number = key.rpartition("/")[2].partition(".")[0]
     if not number.isdigit():

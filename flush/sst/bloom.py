@@ -3,7 +3,7 @@
     block 0 | block 1 | ...      a block is 8 little-endian u32; no header: the number of blocks is size / 32
 
 A split-block bloom filter as in Parquet, with Parquet's salts, over SipHash-1-3 of the key's hash form
-(flush.sst.key_encoding). For a hash h: block (h >> 32) * blocks >> 32; in word i of it the bit (u32(h) * salt[i])
+(flush.sst.key_encoding). A hash h sets, in block (h >> 32) * blocks >> 32, one bit of each word i: (u32(h) * salt[i])
 >> 27. Source: Apache Parquet, "Parquet Bloom Filter"; Lance's `ShardWriter`, byte for byte at 1,024 blocks.
 """
 
@@ -20,11 +20,9 @@ from memwal.flush.sst.key_encoding import hash_form
 
 BLOOM_NAME = "bloom_filter.bin"
 UPSTREAM_BLOCKS = 1024
-"""What Lance's writer always uses: 32,768 bytes, whatever the number of keys."""
+"""Blocks that Lance's writer always uses: 32,768 bytes, for any number of keys."""
 BITS_PER_KEY = 10
-"""1.2 % false positives for a split-block filter. Lance's fixed size passes 68 % of absent keys at 100,000
-keys.
-"""
+"""1.2 % false positives for a split-block filter. At 100,000 keys Lance's fixed size passes 68 % of absent keys."""
 
 _BLOCK_BITS = 256
 _WORD_BITS = 32
@@ -35,41 +33,41 @@ _SALTS = np.array(
 
 
 def blocks_for(keys: int) -> int:
-    """Blocks for a filter of `keys` keys: Lance's number, more where that would be too few."""
+    """Return the blocks for a filter of `keys` keys: Lance's number, more where that is too few."""
     return max(UPSTREAM_BLOCKS, -(-keys * BITS_PER_KEY // _BLOCK_BITS))
 
 
 def bloom_bytes(keys: pa.Table, nblocks: int | None = None) -> bytes:
-    """The filter over all rows of `keys` (the key columns, in key order, no nulls). `nblocks`: None for
-    blocks_for(rows).
+    """Return the filter over all rows of `keys` (the key columns, in key order, no nulls).
 
-    Pure. Holds one byte per bit of the filter while it works.
+    `nblocks`: None for blocks_for(rows). Pure. Holds one byte of memory per bit of the filter.
     """
     blocks = blocks_for(keys.num_rows) if nblocks is None else nblocks
     bits = np.zeros(blocks * _BLOCK_BITS, dtype=np.uint8)
     if keys.num_rows:
         for positions in _bit_positions(siphash13(hash_form(keys)), blocks):
             bits[positions] = 1
-    # Little-endian u32 words with bit 0 lowest are, byte by byte, just bits in little order.
+    # The bytes of little-endian u32 words, bit 0 lowest, are the bits in little order.
     return np.packbits(bits, bitorder="little").tobytes()
 
 
 def contains(data: bytes, keys: pa.Table) -> npt.NDArray[np.bool_]:
-    """For each row of `keys` whether the filter may hold it (False: certainly not). Raises ValueError on a
-    bad size.
+    """Return for each row of `keys` whether the filter may hold it (False: certainly not).
+
+    Raises ValueError for a bad size of `data`.
     """
     if not data or len(data) % (_BLOCK_BITS // 8):
         raise ValueError(f"a bloom filter of {len(data)} bytes: its size must be a multiple of {_BLOCK_BITS // 8}")
     if not keys.num_rows:
         return np.zeros(0, dtype=bool)
-    raw, found = np.frombuffer(data, dtype=np.uint8), np.ones(keys.num_rows, dtype=bool)
+    raw, held = np.frombuffer(data, dtype=np.uint8), np.ones(keys.num_rows, dtype=bool)
     for positions in _bit_positions(siphash13(hash_form(keys)), len(data) * 8 // _BLOCK_BITS):
-        found &= (raw[positions >> 3] >> (positions & 7).astype(np.uint8)) & 1 == 1
-    return found
+        held &= (raw[positions >> 3] >> (positions & 7).astype(np.uint8)) & 1 == 1
+    return held
 
 
 def _bit_positions(hashes: Hashes, blocks: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Word by word, the position of the bit that each hash has there: 8 arrays, int64 of shape (hashes,)."""
+    """Yield for each of the 8 words the bit position of every hash: int64 of shape (hashes,)."""
     block = ((hashes >> np.uint64(32)) * np.uint64(blocks)) >> np.uint64(32)
     first, low = block.astype(np.int64) * _BLOCK_BITS, hashes.astype(np.uint32)
     for word, salt in enumerate(_SALTS):

@@ -1,12 +1,12 @@
-"""The data file of an SST: the newest rows of a frozen memtable, handed to Lance as they lie in it.
+"""Writes the data file of an SST: the newest rows of a frozen memtable, passed to Lance without needless copies.
 
-Where no row was superseded nothing is copied. Else batches that hold superseded rows beside others are, one at a time:
-a flush needs the memory of one batch and of Lance's pages, not of all rows once more. Large batches are handed over in
-slices (SLICE_BYTES): each is then still in the processor's cache when Lance writes it, which halves the time. Columns
+Where no row was superseded nothing is copied. Otherwise batches that mix superseded and current rows are copied, one at
+a time: a flush needs the memory of one batch and of Lance's pages, not of all rows again. Large batches are passed in
+slices (SLICE_BYTES): a slice is still in the processor's cache when Lance writes it, which halves the time. Columns
 that Lance cannot import as slices (`wal.codec.lance_arrays`) are copied slice by slice.
 
 On a local disk the file is synced while it grows, so that `sync_tree` at the end of the flush, which alone makes it
-durable, finds little left to write.
+durable, has little left to write.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from memwal.wal.codec.lance_arrays import delicate_columns, importable
 
 SLICE_BYTES = 4 << 20
 SYNC_EVERY = 0.003
-"""Seconds. A flush of 51 MB takes 62 ms unsynced, synced 64 at intervals of 4 ms, 68 at 10 ms, 80 at its end only."""
+"""Seconds. A flush of 51 MB takes 62 ms unsynced; synced every 4 ms 64, every 10 ms 68, only at its end 80."""
 
 _ROWS_OF_A_FILE, _BYTES_OF_A_FILE = 2**31 - 1, 2**62
-"""More than any memtable has: an SST has exactly one fragment. Lance keeps 32 bits of the rows."""
+"""More than any memtable has, since an SST has exactly one fragment. Lance keeps 32 bits of the row limit."""
 
 
 def write_data(
@@ -43,30 +43,31 @@ def write_data(
     storage_version: str | None,
     beside: Executor,
 ) -> tuple[int, int]:
-    """Version 1 of the dataset at `directory`: the rows of `mask`, at least one, as one fragment; rows and their bytes.
+    """Write the rows of `mask`, at least one, as version 1 of the dataset at `directory`, in one fragment.
 
-    `storage_version`: the base table's. `beside`: one thread for syncing. Raises OSError; what Lance cannot write.
+    Returns the number of rows and their bytes. `storage_version`: the base table's. `beside`: one thread for syncing.
+    Raises OSError; what Lance raises for rows that it cannot write.
     """
-    handing = _Handing(snapshot, mask, options.schema(snapshot.schema))
-    version: Any = options.version(storage_version)  # any string here, a list of literals there
+    handed = _HandedRows(snapshot, mask, options.schema(snapshot.schema))
+    version: Any = options.version(storage_version)  # pylance's type is a list of literals
     done = Event()
     syncing = beside.submit(_sync_until, done, f"{directory}/data")
     try:
         lance.write_dataset(
-            handing.reader(),
+            handed.reader(),
             directory,
-            schema=handing.schema,
+            schema=handed.schema,
             mode="create",
             max_rows_per_file=_ROWS_OF_A_FILE,
             max_bytes_per_file=_BYTES_OF_A_FILE,
-            data_cache_bytes=options.page_size * len(handing.schema),
+            data_cache_bytes=options.page_size * len(handed.schema),
             data_storage_version=version,
             storage_options=store.storage_options,
         )
     finally:
         done.set()
-    syncing.result()  # its error counts: the system tells it once, to whoever syncs first
-    return handing.rows, handing.bytes
+    syncing.result()  # raise its error: the system reports a write error only to the first fsync
+    return handed.rows, handed.bytes
 
 
 def _sync_until(done: Event, path: str) -> None:
@@ -74,27 +75,27 @@ def _sync_until(done: Event, path: str) -> None:
         sync_files(path)
 
 
-class _Handing:
-    """Hands rows to Lance and counts them: `rows`, `bytes`. Thread safety. One thread at a time."""
+class _HandedRows:
+    """Passes rows to Lance and counts them: `rows`, `bytes`. Thread safety. One thread at a time."""
 
     def __init__(self, snapshot: Snapshot, mask: Mask, schema: pa.Schema) -> None:
         self.schema, self.rows, self.bytes = schema, 0, 0
         self._snapshot, self._mask, self._delicate = snapshot, mask, delicate_columns(schema)
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows, to be read once."""
+        """Return a reader of the rows; it can be read once."""
         if self._delicate or not self._mask.all():
             return pa.RecordBatchReader.from_batches(self.schema, self._batches())
-        # Arrow's own reader: it asks nothing of the interpreter, which computes the bloom filter meanwhile.
+        # Arrow's own reader does not need the interpreter, which computes the bloom filter meanwhile.
         rows = pa.Table.from_batches(self._snapshot.batches(self._mask), schema=self._snapshot.schema)
         self.rows, self.bytes = rows.num_rows, rows.nbytes
         rows = pa.Table.from_arrays(rows.columns, schema=self.schema)
         return rows.to_reader(max_chunksize=_slice_rows(self.rows, self.bytes))
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        for held in self._snapshot.batches(self._mask):
-            rows, size = held.num_rows, held.nbytes
-            batch = pa.RecordBatch.from_arrays(held.columns, schema=self.schema)
+        for stored in self._snapshot.batches(self._mask):
+            rows, size = stored.num_rows, stored.nbytes
+            batch = pa.RecordBatch.from_arrays(stored.columns, schema=self.schema)
             self.rows, self.bytes, step = self.rows + rows, self.bytes + size, _slice_rows(rows, size)
             for start in range(0, rows, step):
                 yield importable(batch.slice(start, step), self._delicate)

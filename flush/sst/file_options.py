@@ -1,12 +1,12 @@
 """How Lance writes the data file of an SST: format version, page size, compression, schema metadata.
 
-Compression is asked for as Lance asks for it, by metadata of the field:
+Compression is set by Lance's field metadata:
 
-    lance-encoding:compression         zstd | lz4 | fsst | none; without it Lance chooses by what the column holds
+    lance-encoding:compression         zstd | lz4 | fsst | none; without it Lance chooses by the column's values
     lance-encoding:compression-level   zstd: 1 to 22
 
-Fields keep that metadata in the file; readers look neither at it nor at the schema's, so an SST may be written
-otherwise than the base table and than other SSTs.
+The file keeps that metadata; readers use neither it nor the schema's, so an SST may differ in it from the base table
+and from other SSTs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from memwal.flush.errors import InvalidFileOptions
 STORAGE_VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMES = ("zstd", "lz4", "fsst", "none")
 PAGE_SIZE = 256 << 10
-"""With Lance's own 8 MiB pages, which leave the processor's cache between being gathered and written, a file of vectors
-takes 1.4 times as long to write."""
+"""Bytes. A page of Lance's own 8 MiB leaves the processor's cache before it is written: a file of vectors takes 1.35
+times as long."""
 PAGE_SIZE_MIN = 4 << 10
 
 _SCHEME, _LEVEL = b"lance-encoding:compression", b"lance-encoding:compression-level"
@@ -36,15 +36,15 @@ _TAKEN = ("memwal:", "lance:", "lance-")
 class FileOptions:
     """Settings of the file writer.
 
-    Invariants. Immutable, checked when made: InvalidFileOptions in one line.
+    Invariants. Immutable; checked when made, which raises InvalidFileOptions with one line.
     """
 
     storage_version: str | None = None
     """One of STORAGE_VERSIONS; None: the base table's."""
     page_size: int = PAGE_SIZE
-    """Bytes of a column that are gathered before they become a page; larger batches become larger pages."""
+    """Bytes of a column that are gathered into one page; larger batches become larger pages."""
     compression: Mapping[str, str] = field(default_factory=dict)
-    """Column patterns ("body", "*_text"), the first that fits counts; values: a scheme, or "zstd:9" with its level."""
+    """Column pattern ("body", "*_text") -> scheme, or "zstd:9" with its level; the first match counts."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Schema metadata of the SST."""
 
@@ -58,35 +58,35 @@ class FileOptions:
         check_metadata(self.metadata)
 
     def version(self, base: str | None) -> str | None:
-        """The format version of an SST whose base table has the version `base`."""
+        """Return the format version of an SST whose base table has the version `base`."""
         return self.storage_version or base
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        """The row schema `rows` as the file gets it: fields with their compression, and the schema's metadata."""
+        """Return `rows` as the schema of the file: fields with their compression, and the schema's metadata."""
         if not (self.compression or self.metadata):
             return rows
-        fields = [self._compressed(each) for each in rows]
+        fields = [self._compressed(column) for column in rows]
         return pa.schema(fields, metadata=dict(self.metadata) or None)
 
-    def _compressed(self, one: pa.Field) -> pa.Field:
+    def _compressed(self, column: pa.Field) -> pa.Field:
         for pattern, wanted in self.compression.items():
-            if fnmatch.fnmatchcase(one.name, pattern):
-                return one.with_metadata({**(one.metadata or {}), **_field_metadata(pattern, wanted)})
-        return one
+            if fnmatch.fnmatchcase(column.name, pattern):
+                return column.with_metadata({**(column.metadata or {}), **_field_metadata(pattern, wanted)})
+        return column
 
 
 T = TypeVar("T", bound=Mapping[str, str])
 
 
 def check_compression(compression: T) -> T:
-    """The same. Raises InvalidFileOptions for a value that is no compression."""
+    """Return `compression`. Raises InvalidFileOptions for a value that is not a compression."""
     for pattern, wanted in compression.items():
         _field_metadata(pattern, wanted)
     return compression
 
 
 def check_metadata(metadata: T) -> T:
-    """The same. Raises InvalidFileOptions for a name that has a meaning to Lance or to us."""
+    """Return `metadata`. Raises InvalidFileOptions for a name that Lance or memwal reserves."""
     for name in metadata:
         if name.startswith(_TAKEN):
             raise InvalidFileOptions(f"metadata {name!r}: names that begin with {', '.join(_TAKEN)} are taken")

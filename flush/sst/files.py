@@ -1,21 +1,22 @@
-"""Writing and reading one SST: an immutable Lance dataset with the newest row of each key of one memtable.
+"""Writes, checks and reads one SST: an immutable Lance dataset with the newest row of each key of one memtable.
 
     {table}/_mem_wal/{region}/{8 hex}_gen_{generation}/
-        _versions/  _transactions/  data/{one file}        a Lance dataset of one fragment, in the row schema
+        _versions/  _transactions/  data/{one file}        a Lance dataset of one fragment: the row schema, in the base
+                                                           table's storage version, rows in order of arrival
         _indices/{uuid}/                                   flush.sst.indexes; each is one more version
         bloom_filter.bin                                   flush.sst.bloom
         _pk_index/page_data.lance, page_lookup.lance       flush.sst.key_sidecar
 
- 1. Data (flush.sst.data); beside it, in a thread, bloom filter and sorted keys are computed, where there is a key.
- 2. The base table's field ids, put into the manifest.
- 3. Bloom filter, key sidecar; neither where the table has no key (Lance's readers take no such table).
- 4. Indexes. They alone may be missing.
+ 1. Data (flush.sst.data); in parallel threads compute bloom filter and sorted keys, where the table has a key.
+ 2. The base table's field ids, written into the manifest.
+ 3. Bloom filter, key sidecar; neither where the table has no key (Lance's readers accept no such table).
+ 4. Indexes. Only they may be missing.
  5. Fsync of everything; read back and compare the counts.
- *Crash anywhere: a directory that nothing refers to.*
+ *Crash anywhere: a directory that no manifest lists.*
 
-Superseded rows are left out instead of being masked by a deletion vector: no reader can see them either way,
-and row offsets, sidecar and row count are then the same thing. Tombstones are rows like any other. Nothing
-here makes an SST visible; see flush.sst.flusher.
+Superseded rows are left out instead of being masked by a deletion vector: no reader can see them either way, and row
+offsets, sidecar and row count then agree. Tombstones are rows like any other. Nothing here makes an SST visible; see
+flush.sst.flusher.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ from memwal.wal.panics import RustPanic, panics_as_errors
 
 _BATCH_ROWS, _BATCH_BYTES = 8192, 4 << 20
 _NOT_WRITTEN = (pa.ArrowException, ValueError, TypeError, RuntimeError)
-"""What Lance raises for rows that it cannot write: of its own, they are fine by our checks. A RustPanic is one."""
+"""What Lance raises for rows that pass our checks but that it cannot write. A RustPanic is a RuntimeError."""
 _READ_AHEAD, _READ_BUFFER = 4, 64 << 20
-"""Batches, and bytes of files, that Lance reads ahead of who takes them; of its own accord 16 batches and 2 GiB."""
+"""Batches, and bytes of files, that Lance reads ahead; its defaults are 16 batches and 2 GiB."""
 
 
 def write_sst(
@@ -67,14 +68,16 @@ def write_sst(
     indexes: SstIndexes | None = None,
     name: str | None = None,
 ) -> SsTable:
-    """Write and verify the SST of a frozen memtable under a fresh random name; nothing refers to it yet.
+    """Write and verify the SST of a frozen memtable under a fresh random name; no manifest lists it yet.
 
-    `name`: that of its directory, never used before; None: one is drawn. `snapshot` holds at least one row. `key`: ()
-    where there is none. `storage_version`: the base table's ("2.1").
-    `field_ids`: those of the row schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap.
-    `files`, `indexes`: None for the defaults, and for none. Thread safety: any thread. Durability. Survives a power cut
-    once it returns. Raises SstInvalid where Lance cannot write it or what was written does not read back; OSError,
-    StoreUnavailable, StoreRefused of storage.
+    `name`: of its directory, never used before; None for a random one. `snapshot` holds at least one row. `key`: ()
+    for a table without a key. `storage_version`: the base table's ("2.1").
+    `field_ids`: of the row schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap.
+    `files`: None for the defaults. `indexes`: None for no indexes.
+    Thread safety. Any thread.
+    Durability. The SST survives a power cut once the call returns.
+    Raises SstInvalid where Lance cannot write it or its rows cannot be read back; OSError, StoreUnavailable,
+    StoreRefused of storage.
     """
     sst = SsTable(generation, name or sst_name(ids.token(), generation))
     directory, options = sst_key(region_id, sst.path), files or FileOptions()
@@ -117,10 +120,10 @@ class _Keys:
 
 
 def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
-    """Remove an SST that no manifest lists, nor can: its objects, and on a local disk its directories.
+    """Remove an SST that no manifest lists or can list: its objects, and on a local disk its directories.
 
-    False where storage did not let us; what is left is for the next attempt, or for the collector. A flush that is
-    tried again writes another SST, and the leftovers would fill the disk that it waits for.
+    Returns False where storage failed; the next attempt, or the collector, removes the rest. A repeated flush writes
+    another SST, and the leftovers could fill the disk.
     """
     directory = f"{sst_key(region_id, sst.path)}/"  # with the slash: without it "…_gen_4" is a prefix of "…_gen_41"
     try:
@@ -133,15 +136,16 @@ def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
 
 
 def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = True) -> None:
-    """Check that data and, where the table has a key, bloom filter and sidecar exist and hold the rows the entry `sst`
-    promises. Raises SstInvalid.
+    """Check that data and, where `keyed`, bloom filter and sidecar exist and hold `sst.physical_rows` rows.
+
+    Raises SstInvalid.
     """
     directory = sst_key(region_id, sst.path)
     try:
         with panics_as_errors:
-            found = lance.dataset(store.url(directory), storage_options=store.storage_options)
-            fragments = len(found.get_fragments())
-            rows = found.to_table(columns=[TOMBSTONE]).num_rows  # read, not counted from the manifest
+            dataset = lance.dataset(store.url(directory), storage_options=store.storage_options)
+            fragments = len(dataset.get_fragments())
+            rows = dataset.to_table(columns=[TOMBSTONE]).num_rows  # read, not counted from the manifest
             indexed = sidecar_rows(store.url(directory), store.storage_options) if keyed else rows
     except (OSError, ValueError, RustPanic) as error:
         raise SstInvalid(f"{directory}: cannot be read back: {first_line(error)}; flush again") from error
@@ -157,25 +161,25 @@ def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = T
 def read_sst(
     store: ObjectStore, region_id: UUID, sst: SsTable, columns: Sequence[str] | pa.Schema | None = None
 ) -> pa.Table:
-    """The SST's rows in order of arrival, tombstones included; `columns` None for the whole row schema.
+    """Return the SST's rows in order of arrival, tombstones included, without schema metadata.
 
-    `columns`: names as the SST has them; or the table's row schema with field ids (`Shape.rows`), and columns that were
-    renamed since the SST was written are found by their ids. Schema metadata is left out. SSTs of Lance's own writer,
-    which hide superseded rows behind a deletion vector, are read too. A column that was added to the base table after
-    the SST was written is null, of Arrow's null type, as Lance has it. Raises Corrupt where the SST is missing,
-    unreadable or short of rows; StoreUnavailable, StoreRefused, OSError of storage.
+    `columns`: None for the whole row schema; names as in the SST; or the table's row schema with field ids
+    (`Shape.rows`), which also finds columns that were renamed since the SST was written. A column that was added to the
+    base table later is null, of Arrow's null type, as in Lance. SSTs of Lance's own writer, which mask superseded rows
+    by a deletion vector, are read too. Raises Corrupt where the SST is missing, unreadable or short of rows;
+    StoreUnavailable, StoreRefused, OSError of storage.
     """
     directory = sst_key(region_id, sst.path)
 
     def read() -> tuple[int, list[str], pa.Table]:
-        found = lance.dataset(store.url(directory), storage_options=store.storage_options)
-        physical = sum(fragment.physical_rows for fragment in found.get_fragments())
+        dataset = lance.dataset(store.url(directory), storage_options=store.storage_options)
+        physical = sum(fragment.physical_rows for fragment in dataset.get_fragments())
         if isinstance(columns, pa.Schema):
-            from_columns = sources(columns, field_ids(columns), found.schema, column_ids(found))
-            rows = found.to_table(columns=list(dict.fromkeys(from_columns.values())))
+            from_columns = sources(columns, field_ids(columns), dataset.schema, column_ids(dataset))
+            rows = dataset.to_table(columns=list(dict.fromkeys(from_columns.values())))
             return physical, columns.names, rows.select(list(from_columns.values())).rename_columns(list(from_columns))
-        wanted = found.schema.names if columns is None else list(columns)
-        return physical, wanted, found.to_table(columns=[name for name in wanted if name in found.schema.names])
+        wanted = dataset.schema.names if columns is None else list(columns)
+        return physical, wanted, dataset.to_table(columns=[name for name in wanted if name in dataset.schema.names])
 
     try:
         physical, wanted, rows = read_again(store, f"{directory}/", read)
@@ -192,22 +196,21 @@ def read_sst(
 def sst_batches(
     store: ObjectStore, region_id: UUID, sst: SsTable, schema: pa.Schema, rows: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The SST's rows but tombstones in order of arrival, in batches of `schema` (base schema); columns that it lacks
-    are null.
+    """Yield the SST's rows without tombstones, in order of arrival, in batches of `schema` (the base schema).
 
-    `rows`: the row schema with field ids (`Shape.rows`), by which renamed columns are found. Holds about _READ_BUFFER
-    and some batches in memory, not the SST. Raises as `read_sst`, before the first batch; Corrupt behind the last where
-    rows are missing.
+    Columns that the SST lacks are null. `rows`: the row schema with field ids (`Shape.rows`), which finds renamed
+    columns. Memory holds about _READ_BUFFER bytes and some batches, not the SST. Raises as `read_sst` before the first
+    batch; Corrupt after the last one where rows are missing.
     """
     directory, count = sst_key(region_id, sst.path), 0
     scan = _Scan(store, directory, rows, _rows_at_once(sst))
     try:
         while (read := read_again(store, f"{directory}/", scan.following)) is not None:
             count += read.num_rows
-            there = scan.columns
-            deletes = read.column(there[TOMBSTONE])
+            names = scan.columns
+            deletes = read.column(names[TOMBSTONE])
             batch = read.filter(pc.invert(deletes)) if pc.any(deletes).as_py() else read
-            columns = [batch.column(there[f.name]) if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
+            columns = [batch.column(names[f.name]) if f.name in names else pa.nulls(len(batch), f.type) for f in schema]
             yield pa.RecordBatch.from_arrays(columns, names=schema.names).cast(schema)
     except ValueError as error:
         raise _unreadable(directory, sst, error) from error
@@ -216,17 +219,17 @@ def sst_batches(
 
 
 class _Scan:
-    """The batches of one SST, in order; a batch that cannot be read is read again by a new scan that begins with it."""
+    """The batches of one SST, in order. After a failed read a new scan begins with the batch that failed."""
 
     def __init__(self, store: ObjectStore, directory: str, rows: pa.Schema, batch_size: int) -> None:
         self._store, self._directory, self._rows, self._batch_size = store, directory, rows, batch_size
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._done = 0
         self.columns: dict[str, str] = {}
-        """Names in the SST of the columns that it has, by their names in the table."""
+        """Name in the table -> name in the SST, of the columns that the SST has."""
 
     def following(self) -> pa.RecordBatch | None:
-        """The next batch, None behind the last. Raises ValueError, OSError of Lance; then it may be called again."""
+        """Return the next batch, None after the last. Raises ValueError, OSError of Lance; then call it again."""
         if self._batches is None:
             self._batches = self._opened()
         try:
@@ -238,9 +241,9 @@ class _Scan:
         return read
 
     def _opened(self) -> Iterator[pa.RecordBatch]:
-        found = lance.dataset(self._store.url(self._directory), storage_options=self._store.storage_options)
-        self.columns = sources(self._rows, field_ids(self._rows), found.schema, column_ids(found))
-        scanner = found.scanner(
+        dataset = lance.dataset(self._store.url(self._directory), storage_options=self._store.storage_options)
+        self.columns = sources(self._rows, field_ids(self._rows), dataset.schema, column_ids(dataset))
+        scanner = dataset.scanner(
             columns=list(dict.fromkeys(self.columns.values())),
             offset=self._done or None,
             scan_in_order=True,
@@ -252,7 +255,7 @@ class _Scan:
 
 
 def _rows_at_once(sst: SsTable) -> int:
-    """Rows of a batch of _BATCH_BYTES, by what the manifest says of the SST."""
+    """Return the rows in a batch of _BATCH_BYTES, by the SST's size in the manifest."""
     rows, size = sst.physical_rows or 1, sst.in_memory_bytes or 0
     return max(1, min(_BATCH_ROWS, rows * _BATCH_BYTES // max(size, 1)))
 
@@ -271,9 +274,7 @@ def _short(directory: str, sst: SsTable, rows: int) -> Corrupt:
 
 
 def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:
-    """The directory's name is fresh and random, so the key is ours: another outcome than CREATED is storage's
-    fault.
-    """
+    """Put the bloom filter. The directory's name is fresh and random: any outcome but CREATED is a storage failure."""
     outcome = store.put_if_absent(key, data)
     if outcome is not PutOutcome.CREATED:
         raise StoreUnavailable(f"{key}: {outcome.value}; the SST was not published, flush again")

@@ -1,20 +1,20 @@
-"""Flush: a frozen memtable becomes a published SST.
+"""Flush: writes a frozen memtable as an SST and publishes it.
 
- 1. Fence: has a higher epoch been seen, in memory or in the newest manifest?
- 2. Order: the generation must be the region's current one. One below it that covers the position is our own
-    flush whose answer was lost: done.
+ 1. Fence: raise Fenced where a higher epoch has been seen, in memory or in the newest manifest.
+ 2. Order: the generation must be the region's current one. A published generation one below the current one, with the
+    same covered position, is our own flush whose answer was lost: done. An empty memtable publishes nothing.
  3. Write the SST under a fresh random name: data, bloom filter, key sidecar, indexes; fsync; read back and compare the
-    counts. An attempt before this one may have left a whole SST: that one is taken.
- 4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and makes
-    the current generation one more. The edit is refused where the epoch is not ours any more.
+    counts (flush.sst.files). A whole SST that an earlier attempt has left is used instead. *Crash here: a directory
+    that no manifest lists; the log replays its rows.*
+ 4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and adds one to
+    the current generation. The edit is refused where the epoch is no longer ours. *Crash here: published or not, never
+    half. Calling `flush` again with the same arguments finds its own edit.*
 
-A crash before 4 leaves a directory nobody refers to, and the log replays its rows. A crash after 4 leaves
-nothing to do. The order within 3 and before 4 is the whole point: an SST published before its sidecar exists
-breaks every reader.
+An SST that was published before its sidecar exists would break every reader; hence the order within 3, and 3 before 4.
 
-An error in 4 says nothing of whether the SST is published: storage may have lost the answer, or given a wrong one, or
-the edit may land later. So nothing is removed on the word of an error. An SST that was never offered to the manifest
-may go at once; afterwards it goes only when the manifest says that it was not published and cannot be any more
+An error in 4 does not tell whether the SST is published: storage may have lost the answer, or given a wrong one, or the
+edit may land later. So nothing is removed because of an error alone. An SST that was never offered to the manifest may
+be removed at once; later it is removed only when the manifest shows that it was not published and cannot be any more
 (`FlushAttempts.discard_unpublished`).
 """
 
@@ -50,25 +50,25 @@ class FlushAttempts:
 
     Thread safety. One flush at a time.
     Invariants. (1) At most one whole SST is kept, however often its publication fails. (2) An SST that was offered to
-    the manifest is removed only when no manifest version lists it, nor can.
+    the manifest is removed only when no manifest version lists it or can list it.
     """
 
     sst: SsTable | None = None
-    """Written and verified; not known to be published."""
+    """The SST that is written and verified, and not known to be published."""
     offered: int = 0
-    """The newest manifest version that was to publish it; 0: none yet."""
+    """The newest manifest version that would have published it; 0: none yet."""
     abandoned: list[SsTable] = field(default_factory=list)
-    """Not written to their end, and perhaps not removed either."""
+    """SSTs whose writing failed; some may not be removed yet."""
 
     def discard_abandoned(self, store: ObjectStore, region: UUID) -> None:
-        """Remove what failed attempts could not remove when they failed, as far as storage lets us."""
-        self.abandoned = [each for each in self.abandoned if not discard(store, region, each)]
+        """Remove what failed attempts could not remove when they failed, as far as storage works."""
+        self.abandoned = [sst for sst in self.abandoned if not discard(store, region, sst)]
 
     def discard_unpublished(self, store: ObjectStore, manifests: ManifestStore) -> None:
-        """Remove the SST where nobody will use it: no attempt will follow.
+        """Remove the SST if it can no longer be published. Call it when no attempt follows.
 
-        Once it was offered as version v that is so only when the newest manifest is v or a later one (the slot of a
-        late edit is taken) and its generation is still to be published. Otherwise it stays, for the collector.
+        An SST that was offered as version v is removed only when the newest manifest is v or later (so a late edit
+        finds its slot taken) and its generation is not published yet. Otherwise it stays, for the collector.
         """
         sst = self.sst
         if sst is None:
@@ -101,11 +101,11 @@ def flush(
     """Publish the frozen memtable `snapshot` as `generation`; returns the newest manifest.
 
     `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
-    `field_ids`, `files`, `indexes`: as for `write_sst`. An empty memtable publishes nothing. May be called again with
-    the same arguments after any error; with the same `attempts` what was written is used again. Without it nothing is
-    kept, and what is known to be unpublished is removed.
-    Thread safety. One flush per region at a time, in generation order; the appender may work beside it.
-    Raises Fenced; FlushOutOfOrder; SstInvalid; Corrupt; OutcomeUnknown (the edit may be there: call again);
+    `field_ids`, `files`, `indexes`: as for `write_sst`. May be called again with the same arguments after any error;
+    with the same `attempts` the SST that was written is used again. Without `attempts` an SST that is known to be
+    unpublished is removed.
+    Thread safety. One flush per region at a time, in generation order; the appender may work meanwhile.
+    Raises Fenced; FlushOutOfOrder; SstInvalid; Corrupt; OutcomeUnknown (the edit may have landed: call again);
     StoreUnavailable, StoreRefused, OSError of storage.
     """
     kept = attempts or FlushAttempts()
@@ -154,7 +154,7 @@ def _publish(
 
 
 def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
-    """Step 1. Saves the writing of an SST that could not be published; the edit itself decides."""
+    """Step 1. Avoids writing an SST that could not be published; the edit of step 4 decides."""
     guard.check()
     manifest = manifests.latest()
     if manifest is None:
@@ -171,16 +171,16 @@ def _is_published(manifest: RegionManifest, generation: int, covers_position: in
 def _expect_next(manifest: RegionManifest, generation: int) -> None:
     if generation != manifest.current_generation:
         raise FlushOutOfOrder(
-            f"region {manifest.region_id}: generation {generation} was to be flushed, but the next one is "
+            f"region {manifest.region_id}: generation {generation} cannot be flushed, the next one is "
             f"{manifest.current_generation}; flush memtables in the order they were frozen"
         )
 
 
 def _published(current: RegionManifest, sst: SsTable, covers_position: int) -> RegionManifest:
-    """Step 4 as a pure edit; returns `current` itself where an edit of ours that landed late has published it.
+    """Step 4 as a pure edit; returns `current` itself where a late edit of ours has already published the generation.
 
-    Under one epoch only its owner publishes, and in order. So the generation's rows are ours, whatever the name of its
-    SST, and though the committer may have pruned it by now.
+    Under one epoch only its owner publishes, in order. So the generation has our rows, whatever the name of its SST,
+    even where the committer has pruned it by now.
     """
     if _is_published(current, sst.generation, covers_position):
         return current

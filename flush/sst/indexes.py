@@ -1,13 +1,13 @@
-"""The indexes inside an SST, each under the name of the base table's: what Lance's own readers search an SST by.
+"""Builds the indexes inside an SST, under the names of the base table's indexes; Lance's own readers search them.
 
  1. ivf_pq: with the centroids and the codebook of the base table's index, so nothing is trained, and distances from
-    base and SST are made alike. While the base has no such index (too few rows) its SSTs get none, and Lance's vector
+    base and SST are comparable. While the base has no such index (too few rows) its SSTs get none, and Lance's vector
     planner does not see their rows.
- 2. fts, btree: with the parameters of the base's.
+ 2. fts, btree: with the parameters of the base's index.
 
-Built once the fields have the base table's ids, since an index names its column by the id. Each is one more version of
-the SST's dataset. *Crash at any point: an SST that nothing refers to.* An SST is complete without them: our own readers
-index its rows in memory, Lance's scans and lookups need none. So a failure to build one fails no flush.
+Built after the fields have the base table's ids, since an index refers to its column by id. Each is one more version of
+the SST's dataset. *Crash at any point: an SST that no manifest lists.* An SST is complete without indexes: our own
+readers index its rows in memory, Lance's scans and lookups need none. So a failure to build one fails no flush.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memwal.wal.panics import as_exception
 _LOG = logging.getLogger("memwal.flush")
 
 Models = Callable[[], Mapping[str, VectorModel]]
-"""Gives, at each flush, the models of the base table's vector indexes by column."""
+"""Returns, at each flush, the models of the base table's vector indexes by column."""
 
 
 class SstIndexes:
@@ -38,16 +38,16 @@ class SstIndexes:
     """
 
     def __init__(self, specs: Sequence[IndexSpec] = (), models: Models = dict, *, wanted: bool = True) -> None:
-        """`specs`: the table's indexes. None, or not `wanted`: SSTs get none."""
+        """`specs`: the table's indexes; SSTs get none where it is empty or `wanted` is False."""
         self._specs, self._models, self._wanted = tuple(specs) if wanted else (), models, wanted
         self._failing: set[str] = set()
 
     def over(self, specs: Sequence[IndexSpec]) -> SstIndexes:
-        """The same for a table whose indexes are `specs` by now."""
+        """Return the same builder for a table whose indexes are `specs` now."""
         return SstIndexes(specs, self._models, wanted=self._wanted)
 
     def build(self, directory: str, storage_options: Mapping[str, str]) -> None:
-        """Build them in the SST at `directory` (what pylance opens), whose fields have their ids."""
+        """Build the indexes in the SST at `directory` (what pylance opens), after its fields got their ids."""
         if not self._specs:
             return
         models = self._models()
@@ -71,12 +71,12 @@ class SstIndexes:
 def _build(dataset: lance.LanceDataset, spec: IndexSpec, model: VectorModel | None) -> None:
     if model is None:
         dataset.create_scalar_index(spec.column, SCALAR_KINDS[spec.kind], name=spec.name, **spec.parameters)
-    elif dataset.count_rows(f"`{spec.column}` IS NOT NULL"):  # Lance indexes no column of nulls
-        dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **_of(model, spec, dataset.schema))
+    elif dataset.count_rows(f"`{spec.column}` IS NOT NULL"):  # Lance cannot index a column of nulls only
+        dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **_ivf_pq_arguments(model, spec, dataset.schema))
 
 
-def _of(model: VectorModel, spec: IndexSpec, schema: pa.Schema) -> dict[str, Any]:
-    """Lance's arguments for an index with this model; both arrays in the type of the column's numbers."""
+def _ivf_pq_arguments(model: VectorModel, spec: IndexSpec, schema: pa.Schema) -> dict[str, Any]:
+    """Return Lance's arguments for an index with this model; both arrays in the column's number type."""
     number = schema.field(spec.column).type.value_type.to_pandas_dtype()
     codes, values, _ = model.codebook.shape
     return {

@@ -1,9 +1,9 @@
-"""Two byte forms of a key: one that hashes as Lance hashes, one that sorts as Lance sorts.
+"""Two byte forms of a key: one for Lance's hash, one for Lance's sort order.
 
 Hash form (bloom filter), the key columns one after the other:
     00 | int32 or int64, little-endian          00 | utf8 bytes | FF          00 | u64 LE length | bytes
-    any other type (smaller integers, unsigned, bool, large_string, large_binary, date32): 00 alone. So does
-    Lance's reader, whose filter then passes every key; one that told them apart would lose rows for it.
+    any other type (smaller integers, unsigned, bool, large_string, large_binary, date32): 00 alone, as in Lance's
+    reader. The filter then passes every key; one that told such keys apart would hide rows from that reader.
 
 Sort form (key sidecar of a composite key), the key columns one after the other:
     01 | signed integer or date: 8 bytes big-endian, sign bit flipped
@@ -11,9 +11,8 @@ Sort form (key sidecar of a composite key), the key columns one after the other:
     01 | bool: 1 byte
     01 | utf8 or binary: the bytes with 00 -> 00 FF, then 00 00
 
-Key columns are never null here, so the null forms (01 and 00 for the flag) do not occur. All of it is
-vectorised and pure. Source: checked byte by byte against Lance's `ShardWriter`; see
-tests/unit/test_flush_upstream_bytes.py.
+Key columns are never null here, so the null forms (01 and 00 for the flag) do not occur. Everything is vectorised and
+pure. Source: checked byte by byte against Lance's `ShardWriter`; see tests/unit/test_flush_upstream_bytes.py.
 """
 
 from __future__ import annotations
@@ -27,27 +26,23 @@ _SIGN = np.uint64(1 << 63)
 
 
 def hash_form(keys: pa.Table) -> pa.BinaryArray:
-    """The bytes that Lance's bloom filter hashes, one binary value per row. `keys`: the key columns, in key
-    order.
-    """
-    return _joined([_hashed(_one(column)) for column in keys.columns])
+    """Return the bytes that Lance's bloom filter hashes, one binary value per row. `keys`: columns in key order."""
+    return _joined([_hashed(_one_array(column)) for column in keys.columns])
 
 
 def sort_form(keys: pa.Table) -> pa.BinaryArray:
-    """The bytes by which a composite key sorts, one binary value per row. `keys`: the key columns, in key
-    order.
-    """
-    return _joined([_sorted(_short(_one(column))) for column in keys.columns])
+    """Return the bytes that sort like a composite key, one binary value per row. `keys`: columns in key order."""
+    return _joined([_sorted(_short(_one_array(column))) for column in keys.columns])
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array."""
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return the column as one array."""
     array = column.combine_chunks()
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
 
 
 def _short(array: pa.Array) -> pa.Array:
-    """Text and bytes with 32-bit offsets; anything else as it is."""
+    """Return text and bytes with 32-bit offsets, any other array unchanged."""
     if pa.types.is_large_string(array.type):
         return array.cast(pa.string())
     return array.cast(pa.binary()) if pa.types.is_large_binary(array.type) else array
@@ -85,7 +80,7 @@ def _sorted(column: pa.Array) -> pa.BinaryArray:
 
 
 def _fixed(flag: bytes, values: npt.NDArray[np.generic]) -> pa.BinaryArray:
-    """`flag` and the bytes of each value, as a binary array with equal lengths."""
+    """Return `flag` and the bytes of each value as a binary array with equal lengths."""
     raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
     rows = np.empty((len(values), 1 + raw.shape[1]), dtype=np.uint8)
     rows[:, 0] = flag[0]

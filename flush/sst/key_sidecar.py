@@ -1,5 +1,4 @@
-"""The key sidecar of an SST: its rows in key order. Without it every read by Lance's LSM planners is a hard
-error.
+"""The key sidecar of an SST: its rows in key order. Without it every read by Lance's LSM planners fails.
 
     _pk_index/page_data.lance      values: key type, nullable; ids: uint64 not null; sorted by value, then id
     _pk_index/page_lookup.lance    min, max: key type, nullable; null_count, page_idx: uint32 not null;
@@ -39,8 +38,8 @@ def write_key_sidecar(
 ) -> None:
     """Write the sidecar of an SST into `directory` (what pylance opens for the SST).
 
-    `keys`: the key columns of the SST's rows, in row order, at least one row, no nulls. `pages`: what `page_data` made
-    of them, where that was done before. Not fsynced; see flush.base.fsync. Raises OSError where storage refuses.
+    `keys`: the key columns of the SST's rows, in row order, at least one row, no nulls. `pages`: `page_data` of them;
+    None to compute it here. Not fsynced; see flush.base.fsync. Raises OSError where storage refuses.
     """
     data = page_data(keys, key) if pages is None else pages
     options = dict(storage_options or {})
@@ -50,7 +49,7 @@ def write_key_sidecar(
 
 
 def page_data(keys: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The rows of page_data.lance: each key with its row, in key order. Pure; `keys` as for `write_key_sidecar`."""
+    """Return the rows of page_data.lance: each key with its row, in key order. Pure. `keys`: as above."""
     columns = keys.select(list(key))
     values = columns.column(0).combine_chunks() if len(key) == 1 else sort_form(columns)
     order = _order(values)
@@ -59,13 +58,13 @@ def page_data(keys: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _order(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Rows by value; equal keys keep their row order, as Lance sorts."""
+    """Return row numbers sorted by value; equal keys keep their row order, as in Lance."""
     kind = values.type
     if not pa.types.is_integer(kind) and not pa.types.is_boolean(kind):
         rows = pc.sort_indices(values).to_numpy()  # a stable sort
         return rows.astype(np.int64)  # type: ignore[no-any-return]
     numbers = values.to_numpy(zero_copy_only=False)
-    rows = np.argsort(numbers)  # five times as fast as a stable sort, and in an SST no key comes twice
+    rows = np.argsort(numbers)  # five times as fast as a stable sort, and an SST has each key once
     sorted_numbers = numbers[rows]
     if (sorted_numbers[1:] == sorted_numbers[:-1]).any():
         rows = np.argsort(numbers, kind="stable")
@@ -73,10 +72,9 @@ def _order(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def sidecar_rows(directory: str, storage_options: Mapping[str, str] | None = None) -> int:
-    """Rows in the sidecar of the SST in `directory`, by its file metadata.
+    """Return the rows in the sidecar of the SST in `directory`, by its file metadata.
 
-    Raises OSError or ValueError where a file is missing or no Lance file, ValueError where the two do not
-    fit.
+    Raises OSError or ValueError where a file is missing or no Lance file, ValueError where the two do not match.
     """
     options = dict(storage_options or {})
     data, lookup = (

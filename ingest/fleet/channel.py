@@ -1,12 +1,12 @@
-"""The line between the driver of `serve --on-spark` and its barrier tasks: a TCP connection from each task.
+"""The channel between the driver of `serve --on-spark` and its barrier tasks: a TCP connection from each task.
 
-Spark lets a task say nothing to its driver before it ends, nor the driver to a task but "be killed". So each task calls
-the driver's desk, shows the secret that came with its code, and says when its daemons serve. The line is a lifeline as
-well: its end, however it came about, tells the task to drain its daemons. Lines of JSON; nothing of the table and no
-secret of the user's passes here, and what the driver is told it uses as addresses only.
+Through Spark a task can report nothing before it ends, and the driver can tell a task nothing but "be killed". So each
+task connects to the driver, shows the secret that came with its code, and reports when its daemons serve. The
+connection is also a lifeline: when it ends, for any reason, the task drains its daemons. Messages are lines of JSON;
+they hold no rows and no secret of the user, and the driver uses what they say as addresses only.
 
-task to driver      {"secret", "attempt", "task"}, then {"endpoints": […]} once they serve
-driver to task      nothing, until it hangs up
+task to driver      {"secret", "attempt", "task"}, then {"endpoints": […]} once the daemons serve
+driver to task      nothing; the end of the connection
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 from memwal.ingest.errors import Unavailable
 
 HELLO_WITHIN = 10.0
-"""Seconds that a caller has to say who it is."""
+"""Seconds in which a task must show its secret after it has connected."""
 _LONGEST = 1 << 16
 
 
-class Desk:
-    """The driver's end of all lines.
+class DriverChannel:
+    """The driver's end of the connections of all tasks.
 
-    Thread safety. Any thread. Invariants. Only tasks of the attempt that is expected are listened to; where the line of
-    one of them ends all are hung up on, since its daemons drain, and nobody else would start them again.
+    Thread safety. Any thread. Invariants. Only tasks of the expected attempt are heard. If the connection of one of
+    them ends, all are closed: its daemons drain, and only a new attempt starts them again.
     """
 
     def __init__(self, host: str, bind: str, secret: str) -> None:
-        """`host`: by which executors reach the driver; `bind`: what it listens on. Raises: Unavailable."""
+        """`host`: by which executors reach the driver; `bind`: where it listens. Raises: Unavailable."""
         try:
             family = socket.getaddrinfo(bind, 0, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((bind, 0), family=family)
@@ -43,32 +43,35 @@ class Desk:
         self.address = (host, int(self._socket.getsockname()[1]))
         self._secret = secret
         self._lock = threading.Lock()
-        self._lines: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
         self._attempt, self._ready = 0, dict[int, list[str]]()
         self._tasks = 0
-        self._told: Callable[[list[str]], None] = _nobody
-        threading.Thread(target=self._accept, name="desk", daemon=True).start()
+        self._told: Callable[[list[str]], None] = _ignore
+        threading.Thread(target=self._accept, name="driver-channel", daemon=True).start()
 
     def expect(self, attempt: int, tasks: int, told: Callable[[list[str]], None]) -> None:
-        """Hang up, and listen to the tasks of `attempt` from now on; `told`: the endpoints of all once all serve."""
+        """Close all connections, and hear the tasks of `attempt` from now on.
+
+        `told`: called with the endpoints of all daemons once all serve.
+        """
         with self._lock:
             self._attempt, self._tasks, self._told, self._ready = attempt, tasks, told, {}
         self.hang_up()
 
     def forget(self) -> None:
-        """Hang up, and on whoever calls from now on."""
-        self.expect(0, 0, _nobody)
+        """Close all connections, and refuse new ones."""
+        self.expect(0, 0, _ignore)
 
     def hang_up(self) -> None:
-        """End every line: the tasks drain their daemons."""
+        """Close all connections, so that the tasks drain their daemons."""
         with self._lock:
-            lines, self._lines = self._lines, set()
-        for line in lines:
+            connections, self._connections = self._connections, set()
+        for connection in connections:
             with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up and listen no more."""
+        """Close all connections and stop listening."""
         self.forget()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -79,34 +82,34 @@ class Desk:
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                line, _ = self._socket.accept()
-                threading.Thread(target=self._listen, args=(line,), name="line", daemon=True).start()
+                connection, _ = self._socket.accept()
+                threading.Thread(target=self._listen, args=(connection,), name="task", daemon=True).start()
 
-    def _listen(self, line: socket.socket) -> None:
-        with line, suppress(OSError, ValueError, KeyError, TypeError), line.makefile("r") as said:
-            line.settimeout(HELLO_WITHIN)
-            hello = json.loads(said.readline(_LONGEST))
-            if not self._admits(hello, line):
+    def _listen(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, ValueError, KeyError, TypeError), connection.makefile("r") as messages:
+            connection.settimeout(HELLO_WITHIN)
+            hello = json.loads(messages.readline(_LONGEST))
+            if not self._admits(hello, connection):
                 return
-            line.settimeout(None)
+            connection.settimeout(None)
             try:
-                while text := said.readline(_LONGEST):
+                while text := messages.readline(_LONGEST):
                     self._serves(hello, [str(each) for each in json.loads(text)["endpoints"]])
             finally:
                 self._lost(hello["attempt"])
 
-    def _admits(self, hello: Mapping[str, Any], line: socket.socket) -> bool:
+    def _admits(self, hello: Mapping[str, Any], connection: socket.socket) -> bool:
         if not hmac.compare_digest(str(hello["secret"]).encode(), self._secret.encode()):
             return False
         with self._lock:
             if hello["attempt"] != self._attempt or not self._attempt:
                 return False
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._lines.add(line)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._connections.add(connection)
             return True
 
     def _lost(self, attempt: int) -> None:
-        """A line has ended: so does the attempt, for tasks that call later too."""
+        """End the attempt, whose tasks that connect later are refused too: a connection of it has ended."""
         with self._lock:
             over = attempt == self._attempt
             self._attempt = 0 if over else self._attempt
@@ -124,15 +127,16 @@ class Desk:
             told([each for task in sorted(ready) for each in ready[task]])
 
 
-class Line:
-    """A task's end of its line.
+class TaskChannel:
+    """A task's end of its connection to the driver.
 
     Thread safety. Any thread.
     """
 
     def __init__(self, address: tuple[str, int], secret: str, attempt: int, task: int) -> None:
-        """Call the desk. Raises: Unavailable where nobody answers."""
+        """Connect to the driver. Raises: Unavailable if nobody answers at `address`."""
         self.ended = threading.Event()
+        """Set when the connection has ended."""
         try:
             self._socket = socket.create_connection(address, HELLO_WITHIN)
             self._say({"secret": secret, "attempt": attempt, "task": task})
@@ -143,15 +147,15 @@ class Line:
             ) from None
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        threading.Thread(target=self._watch, name="line", daemon=True).start()
+        threading.Thread(target=self._watch, name="task-channel", daemon=True).start()
 
     def serves(self, endpoints: Sequence[str]) -> None:
-        """The daemons of this task serve at `endpoints`."""
-        with suppress(OSError):  # the line has ended: `ended` says so
+        """Report that the daemons of this task serve at `endpoints`."""
+        with suppress(OSError):  # the connection has ended: `ended` is set
             self._say({"endpoints": list(endpoints)})
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -165,5 +169,5 @@ class Line:
         self.ended.set()
 
 
-def _nobody(_endpoints: list[str]) -> None:
-    """Nobody is waited for."""
+def _ignore(_endpoints: list[str]) -> None:
+    """No task is expected."""

@@ -2,13 +2,13 @@
 
 1. There must be room for all tasks at once (`ingest.fleet.slots`).
 2. The job starts; its tasks start daemons and say where they serve (`ingest.fleet.task`, `ingest.fleet.channel`).
-3. The driver hangs up: the daemons drain side by side, the tasks end, and so does the job.
+3. To end, the driver closes the connections: the daemons drain in parallel, the tasks end, and so does the job.
 
-An executor that dies ends the job: Spark has no barrier with a task missing. The driver then hangs up on what is
-left, and runs the job again, at other ports, maybe on other hosts. *Daemons of before may still drain then: a region
-belongs to the higher epoch, whoever claims it.* Who wants to know where the daemons are reads the notes of the regions'
-owners (`ingest.rpc.owner_notes`), which each of them leaves on storage. A job that keeps ending is started less and
-less often.
+An executor that dies ends the job, because a barrier stage cannot lose a task. The driver then closes the remaining
+connections and runs the job again, at other ports, maybe on other hosts. *Daemons of the former job may still drain
+then: a region belongs to the claim with the higher epoch.* Clients find the daemons by the notes of the regions' owners
+(`ingest.rpc.owner_notes`), which each of them leaves on storage. A job that keeps ending is started less and less
+often.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from memwal import wal
 from memwal.ingest.daemon.workers import PAUSE_FIRST, PAUSE_MOST, STEADY
 from memwal.ingest.errors import Internal, MemWalError, Unavailable, from_wire
-from memwal.ingest.fleet.channel import Desk
+from memwal.ingest.fleet.channel import DriverChannel
 from memwal.ingest.fleet.slots import check_configuration, patience_of, slots_now, wait_for_slots
 from memwal.ingest.fleet.task import DaemonTask, Told
 from memwal.ingest.ops.logs import configure_logs
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("memwal.on_spark")
 LOOK_EVERY = 0.1
 TRIES = 3
-"""Jobs that end before their daemons serve until that is an error, where Spark is the reason."""
+"""Jobs in a row that Spark may end before their daemons serve; then it is an error."""
 ENDS_WITHIN = 15.0
-"""Seconds that a job has to end beyond what its daemons have to drain."""
+"""Seconds that a job has to end, in addition to `daemon.drain_timeout`."""
 _CAUSE = re.compile(r"(?:ExecutorLostFailure|SparkException: |Exception: |Error: )[^\n]*")
 
 
 class SparkDaemons:
-    """The daemons of one table on the executors of a Spark.
+    """The daemons of one table on the executors of a Spark cluster.
 
-    Thread safety. Any thread. Errors. What ends them for good is `failure`.
+    Thread safety. Any thread. Errors. `failure` is the error that ended them for good.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class SparkDaemons:
         *,
         beside: int = 0,
     ) -> None:
-        """Start them. `told`: the endpoints, whenever all daemons serve, by a thread of this object. `beside`: tasks
-        that must find room too. Raises: Invalid for a Spark that cannot.
+        """Start the daemons. `told`: called with the endpoints whenever all daemons serve, by a thread of this object.
+        `beside`: other tasks that need room too. Raises: Invalid if the cluster cannot run them.
         """
         self._spark, self._settings, self._told = spark, settings, told
         self._clock, self._beside, self._count = clock, beside, settings.daemon.on_spark
@@ -74,12 +74,12 @@ class SparkDaemons:
         check_configuration(conf, self._count, beside=beside)
         host = conf.get("spark.driver.host", "127.0.0.1")
         self._secret = ids.token()
-        self._desk = Desk(host, conf.get("spark.driver.bindAddress", host), self._secret)
-        self._group = f"memwal daemons {self._desk.address[1]}"
+        self._channel = DriverChannel(host, conf.get("spark.driver.bindAddress", host), self._secret)
+        self._group = f"memwal daemons {self._channel.address[1]}"
         self._attempts, self._unserved, self._pause = 0, 0, PAUSE_FIRST
         self._stopping = threading.Event()
         self.endpoints: tuple[str, ...] = ()
-        """Of all daemons, as they were told last; empty before."""
+        """Endpoints of all daemons, from the last time when all served; empty before."""
         self.code = 0
         self.failure: MemWalError | None = None
         self._thread = threading.Thread(target=self._run, name="daemons on Spark", daemon=True)
@@ -87,20 +87,20 @@ class SparkDaemons:
 
     @property
     def ended(self) -> bool:
-        """Whether there are none any more, nor will be."""
+        """Whether the daemons ended for good."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Drain them and wait for their end."""
+        """Drain the daemons and wait for their end."""
         self._stopping.set()
-        self._desk.forget()
+        self._channel.forget()
         self._thread.join(self._settings.daemon.drain_timeout + ENDS_WITHIN)
         if self._thread.is_alive():
-            _LOG.warning("the daemons on Spark do not end, their job is killed")
+            _LOG.warning("the daemons on Spark do not end, killing their job")
             with suppress(Exception):
                 self._spark.cancelJobGroup(self._group)
             self._thread.join(ENDS_WITHIN)
-        self._desk.close()
+        self._channel.close()
 
     # ---- the job's thread ----------------------------------------------------------------------------------------
 
@@ -117,32 +117,33 @@ class SparkDaemons:
             self.failure = of_job(error, self._spark)
 
     def _attempt(self) -> MemWalError | None:
-        """One job, from its start to its end; returns what ended it. Raises: Invalid where there is no room."""
+        """Run one job to its end; return the error that ended it. Raises: Invalid if the cluster has no room."""
         self._wait_for_room()
         self._attempts += 1
         self._unserved += 1
-        self._desk.expect(self._attempts, self._count, self._serving)
+        self._channel.expect(self._attempts, self._count, self._serving)
         if self._stopping.is_set():
-            self._desk.forget()
+            self._channel.forget()
             return None
-        task = DaemonTask(anywhere(self._settings), self._desk.address, self._secret, self._attempts)
+        task = DaemonTask(anywhere(self._settings), self._channel.address, self._secret, self._attempts)
         self._spark.setJobGroup(self._group, f"daemons of {self._settings.table.uri}", interruptOnCancel=True)
         try:
             rows = self._spark.parallelize(range(self._count), self._count)
             answers: list[Told] = rows.barrier().mapPartitions(task).collect()
-        except Exception as error:  # noqa: BLE001 - told apart by whoever looks at it
-            self._desk.forget()
+        except Exception as error:  # noqa: BLE001 - `_look_at` decides what it means
+            self._channel.forget()
             return of_job(error, self._spark)
         self.code = max(abs(int(answer.get("code", 1))) for answer in answers)
         return next((from_wire(answer) for answer in answers if "kind" in answer), None)
 
     def _wait_for_room(self) -> None:
-        """Raises: Invalid, Unavailable where there is none. Once they have served it is waited for as long as sinks
-        wait for them: a cluster whose master was started anew has forgotten this Spark, and gives it nothing any more.
+        """Wait for slots; once the daemons have served, as long as sinks wait for them: a restarted master has
+        forgotten this application and never gives it executors again. Raises: Invalid, Unavailable if no room was
+        found.
         """
         within = self._settings.sink.stream_timeout if self.endpoints else patience_of(self._spark)
         if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
-            _LOG.warning("waiting for room for %d daemons, there are %d slots", self._count, slots)
+            _LOG.warning("waiting for room for %d daemons, the cluster has %d slots", self._count, slots)
         try:
             wait_for_slots(self._spark, self._count, self._beside, self._clock, self._stopping, within)
         except MemWalError as error:
@@ -150,7 +151,7 @@ class SparkDaemons:
                 raise
             raise Unavailable(
                 f"the daemons on Spark ended, and there was no room to start them again for {within:.0f} s "
-                f"(sink.stream_timeout); start this again, what was acknowledged is in the log; {error}"
+                f"(sink.stream_timeout); start this again, acknowledged rows are in the log; {error}"
             ) from None
 
     def _serving(self, endpoints: list[str]) -> None:
@@ -160,8 +161,8 @@ class SparkDaemons:
         self._told(endpoints)
 
     def _look_at(self, error: MemWalError | None) -> None:
-        """Raises: `error`, where the same would come again. What has served once is tried for ever: its settings are
-        fine, and a port may still be held by a daemon of before.
+        """Raise `error` if the next job would end with it too. Daemons that have served once are started for ever:
+        their settings are fine, and a daemon of the former job may still hold a port.
         """
         if self._stopping.is_set():
             return
@@ -169,7 +170,7 @@ class SparkDaemons:
         if error is not None and ((hopeless and not self.endpoints) or _is_over(self._spark)):
             raise error
         _LOG.warning(
-            "the daemons on Spark ended and are started again: %s", error or "a task lost its line to the driver"
+            "the daemons on Spark ended and are started again: %s", error or "a task lost its connection to the driver"
         )
 
 
@@ -180,11 +181,11 @@ def serve_on_spark(
     *,
     take_over: bool = False,
 ) -> int:
-    """`memwal serve` with `daemon.on_spark`; returns the exit code once SIGTERM or SIGINT came and all have drained.
+    """Run `memwal serve` with `daemon.on_spark`; return the exit code after SIGTERM or SIGINT, once all have drained.
 
-    `ready`: told where they serve, again after every restart. `take_over`: as for `daemon.serve`. Raises: Invalid for a
-    Spark or a table that cannot be, what a daemon says that does not start, Unavailable for a Spark that ends and for a
-    table that somebody else serves.
+    `ready`: called with the endpoints, again after every restart. `take_over`: as for `daemon.serve`. Raises: Invalid
+    for a Spark or a table that cannot be used; the error of a daemon that does not start; Unavailable if Spark ends, or
+    if somebody else serves the table.
     """
     configure_logs(settings.log.level, settings.log.format)
     conf = session_of(settings)
@@ -194,7 +195,7 @@ def serve_on_spark(
     find_or_create(settings, environ)
     refuse_served(settings, environ, as_daemon(take_over=take_over), wal.SystemClock())
     stop = stop_event(None)
-    with ThreadPoolExecutor(1, "spark-start") as starter:  # Spark takes signals over in the main thread
+    with ThreadPoolExecutor(1, "spark-start") as starter:  # in the main thread Spark would take over the signals
         spark = starter.submit(start_context, conf).result()
     try:
         return _served(spark, settings, ready, stop)
@@ -218,18 +219,20 @@ def _served(
 
 
 def session_of(settings: Settings) -> dict[str, str]:
-    """Spark's configuration without the connectors of a source, which no daemon reads."""
+    """Return Spark's configuration without the connectors of a source, which no daemon reads."""
     plain = settings.source.model_copy(update={"format": "parquet"})
     return configuration(settings.model_copy(update={"source": plain}), 1, once=False)
 
 
 def of_job(error: BaseException, spark: Any = None) -> MemWalError:
-    """What ended a barrier job, in one line; `details["spark"]` where it was Spark, and may pass."""
+    """Return the error that ended a barrier job, in one line; `details["spark"]` is set if Spark ended it, which may
+    pass.
+    """
     if isinstance(error, MemWalError):
         return error
     if spark is not None and _is_over(spark):
         return Unavailable(
-            "Spark ended, and the daemons on its executors with it; start it again: what was acknowledged is in the log"
+            "Spark ended, and the daemons on its executors with it; start it again, acknowledged rows are in the log"
         )
     found = of_spark(error)
     if not isinstance(found, Internal):
@@ -239,7 +242,7 @@ def of_job(error: BaseException, spark: Any = None) -> MemWalError:
 
 
 def _is_over(spark: SparkContext) -> bool:
-    """Whether Spark itself has ended, or its JVM."""
+    """Return whether Spark itself, or its JVM, has ended."""
     try:
         jvm: Any = spark._jsc.sc()  # noqa: SLF001
         return bool(jvm.isStopped())

@@ -1,8 +1,8 @@
-"""Whether a Spark cluster can run a barrier job of so many tasks, found out before Spark tries for minutes.
+"""Find out whether a Spark cluster has room for a barrier job, before Spark tries for minutes.
 
-A barrier stage starts all its tasks at once or none. Spark asks forty times, fifteen seconds apart, before it says that
-there is no room, and refuses barriers under dynamic allocation. Here a master of fixed size is judged by its name,
-before anything is started; another is waited for as long as Spark waits for executors to register.
+A barrier stage starts all its tasks at once or none. Spark asks forty times, fifteen seconds apart, before it reports
+that it has no room, and refuses barriers under dynamic allocation. Here a master of fixed size is judged by its name,
+before anything is started; for another master we wait as long as Spark waits for executors to register.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0
 
 
 def slots_of(conf: Mapping[str, str]) -> int | None:
-    """Tasks that run at the same time at most, as far as Spark's configuration says; None: the cluster decides."""
+    """Return the most tasks that run at the same time by Spark's configuration; None if the cluster decides."""
     master, per_task = conf.get("spark.master", ""), _number(conf.get("spark.task.cpus"), 1)
     if local := _LOCAL.fullmatch(master):
         cores = (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
@@ -39,11 +39,11 @@ def slots_of(conf: Mapping[str, str]) -> int | None:
 
 
 def check_configuration(conf: Mapping[str, str], daemons: int, *, beside: int = 0) -> None:
-    """Refuse what no cluster could run. `beside`: tasks that must find room beside the daemons. Raises: Invalid."""
+    """Raise Invalid for daemons that the cluster can never run. `beside`: other tasks that need room too."""
     if conf.get("spark.dynamicAllocation.enabled", "").lower() == "true":
         raise Invalid(
-            "source.spark: daemons on Spark's executors need executors that stay, and Spark refuses their job where "
-            "spark.dynamicAllocation.enabled is true; set it to false, and the number of executors"
+            "source.spark: daemons on Spark's executors need executors that stay, and Spark refuses their job if "
+            "spark.dynamicAllocation.enabled is true; set it to false, and set the number of executors"
         )
     most = slots_of(conf)
     if most is not None and most < daemons + beside:
@@ -51,7 +51,7 @@ def check_configuration(conf: Mapping[str, str], daemons: int, *, beside: int = 
 
 
 def too_few(slots: int, master: str, daemons: int, beside: int) -> Invalid:
-    """What to say where the cluster has no room for so many."""
+    """Return the error of a cluster with too few slots."""
     stream = f" and {beside} for the stream" if beside else ""
     return Invalid(
         f"daemon.on_spark: {daemons} daemons need {daemons} slots{stream} at the same time, and Spark at {master} has "
@@ -60,7 +60,7 @@ def too_few(slots: int, master: str, daemons: int, beside: int) -> Invalid:
 
 
 def slots_now(spark: SparkContext) -> int:
-    """Tasks that the executors which are registered now run at the same time. Raises: Unavailable for a Spark that has
+    """Return the number of tasks that the registered executors run at the same time. Raises: Unavailable if Spark has
     ended.
     """
     jvm: Any = spark._jsc.sc()  # noqa: SLF001 - PySpark has no public way to it
@@ -71,7 +71,7 @@ def slots_now(spark: SparkContext) -> int:
 
 
 def patience_of(spark: SparkContext) -> float:
-    """Seconds for which Spark waits for executors to register."""
+    """Return the seconds for which Spark waits for executors to register."""
     jvm: Any = spark._jsc.sc()  # noqa: SLF001
     return float(jvm.conf().getTimeAsSeconds(WAIT_SETTING, WAIT_DEFAULT))
 
@@ -79,7 +79,7 @@ def patience_of(spark: SparkContext) -> float:
 def wait_for_slots(
     spark: SparkContext, daemons: int, beside: int, clock: Clock, stop: threading.Event, within: float
 ) -> None:
-    """Return once there is room, or `stop` is set. Raises: Invalid where there is none `within` seconds."""
+    """Return once the cluster has room, or `stop` is set. Raises: Invalid or Unavailable after `within` seconds."""
     ends = clock.monotonic() + within
     while (slots := slots_now(spark)) < daemons + beside and not stop.wait(LOOK_EVERY):
         if clock.monotonic() > ends:
@@ -87,7 +87,7 @@ def wait_for_slots(
 
 
 def wait_for_executors(spark: SparkContext, clock: Clock, stop: threading.Event) -> None:
-    """Return once the cluster has given an executor, or `stop` is set. Raises: Unavailable where it gives none."""
+    """Return once the cluster has given an executor, or `stop` is set. Raises: Unavailable if it gives none."""
     if spark.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         return  # they come with the first task
     within = patience_of(spark)
@@ -98,7 +98,7 @@ def wait_for_executors(spark: SparkContext, clock: Clock, stop: threading.Event)
 
 
 def no_executor(spark: SparkContext, within: float) -> Unavailable:
-    """What to say of a cluster that gives no executor."""
+    """Return the error of a cluster that gives no executor."""
     conf = dict(spark.getConf().getAll())
     cores, memory = conf.get("spark.executor.cores", "all"), conf.get("spark.executor.memory", "1g")
     return Unavailable(

@@ -1,16 +1,18 @@
-"""What runs on an executor: a barrier task that starts its daemons, keeps them running, and drains them.
+"""A barrier task on an executor: it starts its daemons, keeps them running, and drains them.
 
-1. Every task finds ports on its executor's host, and tells all others its endpoints (`allGather`). *One that cannot
-   says why instead, and all end.*
+1. Every task finds ports on its executor's host, and tells all others its endpoints (`allGather`). *A task that cannot
+   sends its error instead, and all end.*
 2. It starts its daemons as child processes that know all endpoints (`ingest.daemon.workers`), and waits until they
    serve.
-3. All tasks wait for each other (`allGather` again). *One whose daemons do not start says why, and all drain.*
-4. It tells the driver that they serve. A daemon that ends is started again at its port; the others take over meanwhile.
-5. The line to the driver ends: it drains its daemons, and is done. *Spark kills the task, or its executor dies: the
-   daemons' standard input ends with the Python worker that held it, and they drain by themselves.*
+3. All tasks wait for each other (`allGather` again). *A task whose daemons do not start sends its error, and all
+   drain.*
+4. It reports to the driver that they serve. It restarts a daemon that ends, at its port; others take over meanwhile.
+5. The connection to the driver ends: it drains its daemons, and returns. *Spark kills the task, or its executor dies:
+   the daemons' standard input ends with the Python worker that held it, and they drain by themselves.*
 
-The settings come with the task's code and go on to the daemons by a pipe; they hold references, never a secret, which
-are looked up on the executor's host. An error is returned, not raised: Spark would kill the others at once.
+The settings come with the task's code and go on to the daemons by a pipe; they hold references to secrets, never
+secrets, and the references are resolved on the executor's host. An error is returned, not raised, because Spark would
+then kill the other tasks at once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 
 from memwal.ingest.daemon.workers import Supervisor, ports_of
 from memwal.ingest.errors import Invalid, from_wire, to_wire
-from memwal.ingest.fleet.channel import Line
+from memwal.ingest.fleet.channel import TaskChannel
 from memwal.ingest.ops.logs import configure_logs, silence_grpc
 from memwal.ingest.rpc.guard import is_loopback
 from memwal.ingest.settings import endpoints as addresses
@@ -35,24 +37,26 @@ from memwal.wal.panics import as_exception
 
 Told = dict[str, Any]
 _MEETINGS = 2
-"""How often all tasks wait for each other; Spark hangs where one waits more often than another."""
+"""How often all tasks wait for each other; Spark hangs if one waits more often than another."""
 
 
 def host_of(address: str) -> str:
-    """The host of a task's address, host:port, as Spark has it."""
+    """Return the host of a task's address, host:port as Spark gives it."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def offset_of(hosts: Sequence[str], task: int, workers: int) -> int:
-    """By how much the fixed ports of `task` are above the first: tasks before it on the same host have theirs."""
+    """Return by how much the fixed ports of `task` are above the first: earlier tasks on its host have the lower
+    ones.
+    """
     return workers * list(hosts[:task]).count(hosts[task])
 
 
 def daemons_of(settings: Settings, host: str, ports: Sequence[int], every: Sequence[str], above: int) -> list[Settings]:
-    """The configuration of each daemon of a task on `host`; `above`: see `offset_of`."""
+    """Return the configuration of each daemon of a task on `host`. `above`: see `offset_of`."""
     daemon, scheme = settings.daemon, addresses.scheme_of(settings.daemon.tls_cert)
     http = daemon.http_port
-    found = []
+    configured = []
     for number, port in enumerate(ports):
         own = {
             "host": bound(daemon.host, host),
@@ -63,26 +67,26 @@ def daemons_of(settings: Settings, host: str, ports: Sequence[int], every: Seque
             "workers": 1,
             "on_spark": 0,
         }
-        found.append(settings.model_copy(update={"daemon": daemon.model_copy(update=own)}))
-    return found
+        configured.append(settings.model_copy(update={"daemon": daemon.model_copy(update=own)}))
+    return configured
 
 
 def bound(wanted: str, host: str) -> str:
-    """What daemons on `host` listen on: `daemon.host`, unless that is an address of this machine alone."""
+    """Return where daemons on `host` listen: `daemon.host`, or `host` if that is a loopback address."""
     return host if is_loopback(wanted) else wanted
 
 
 @dataclass(frozen=True)
 class DaemonTask:
-    """The function of the barrier job: takes no rows, returns one answer: {"code"}, or an error as `to_wire` has it."""
+    """The function of the barrier job: it reads no rows and returns one answer, {"code"} or an error from `to_wire`."""
 
     settings: Settings
-    desk: tuple[str, int]
+    driver: tuple[str, int]
     secret: str = field(repr=False)
     attempt: int
 
     def __call__(self, _rows: Iterable[Any]) -> Iterator[Told]:
-        """Serve until the driver hangs up."""
+        """Serve until the driver closes the connection."""
         from pyspark import BarrierTaskContext
 
         silence_grpc()
@@ -102,20 +106,20 @@ class _Serving:
         self._met = 0
 
     def run(self) -> Told:
-        line: Line | None = None
+        channel: TaskChannel | None = None
         try:
-            line = Line(self._task.desk, self._task.secret, self._task.attempt, self._number)
-            answer = self._serve(line)
+            channel = TaskChannel(self._task.driver, self._task.secret, self._task.attempt, self._number)
+            answer = self._serve(channel)
         except BaseException as error:  # noqa: BLE001 - the edge of this process
             answer = to_wire(on_executor(as_exception(error)))
         finally:
-            if line is not None:
-                line.close()
+            if channel is not None:
+                channel.close()
         while self._met < _MEETINGS:  # the others wait for this task as often
             self._meet(answer)
         return answer
 
-    def _serve(self, line: Line) -> Told:
+    def _serve(self, channel: TaskChannel) -> Told:
         ports, above = self._ports()
         host = self._hosts[self._number]
         scheme = addresses.scheme_of(self._task.settings.daemon.tls_cert)
@@ -125,9 +129,9 @@ class _Serving:
 
         def ready(_: str) -> None:
             self._agreed({})
-            line.serves(own)
+            channel.serves(own)
 
-        return {"code": Supervisor(daemons, SystemClock()).run(line.ended, ready)}
+        return {"code": Supervisor(daemons, SystemClock()).run(channel.ended, ready)}
 
     def _ports(self) -> tuple[list[int], int]:
         daemon, host = self._task.settings.daemon, self._hosts[self._number]
@@ -139,7 +143,7 @@ class _Serving:
             raise Invalid(f"daemon.host: an executor cannot listen on {host} ({error.strerror or error})") from None
 
     def _agreed(self, said: Mapping[str, Any]) -> list[Told]:
-        """What all tasks said. Raises: MemWalError where one of them cannot go on."""
+        """Return what all tasks sent. Raises: MemWalError, the error of a task that cannot go on."""
         everybody = self._meet(said)
         for told in everybody:
             if "kind" in told:

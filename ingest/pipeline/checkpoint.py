@@ -1,11 +1,6 @@
-"""The checkpoint of a stream: where it may be, whose it is, and one run at a time with it.
+"""The checkpoint of a stream: where it may lie, which table it belongs to, and one run at a time.
 
-One of another table would skip, in silence, every row that it counts as done; so it names its table.
-
-Spark looks whether a file of a checkpoint is there, and then renames its own onto that name: two runs whose triggers
-fire at the same moment, as triggers of one interval do, may both believe that the micro-batch of a number is theirs. Of
-its rows each region has those of the run that came first, and the checkpoint counts those of the other as read. So a
-run locks its checkpoint on a local disk.
+A checkpoint names its table, and a run locks a checkpoint on a local disk; *Decisions* in the README say why.
 """
 
 from __future__ import annotations
@@ -23,22 +18,22 @@ from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.paths import is_remote, local_path
 
 MARKER = "memwal-table"
-"""File in a checkpoint that holds the id of the table it belongs to; Spark leaves files it does not know alone."""
+"""File in a checkpoint with the id of its table; Spark ignores files that it does not know."""
 LOCK = "memwal-lock"
-"""File in a checkpoint that a run holds locked. The lock ends with the run, however that ends; the file stays."""
+"""File in a checkpoint that a run locks. The lock ends with the process, also after a crash; the file stays."""
 
 
 def check_checkpoint(settings: Settings) -> None:
-    """Raises: Invalid where the default would lie beside a table that only a storage URL reaches."""
+    """Raise Invalid if no checkpoint is set and the table is on object storage, where there is no default."""
     if not settings.sink.checkpoint and is_remote(settings.table.uri):
         raise Invalid(
-            "sink.checkpoint is not set, and Spark keeps none beside a table on object storage by itself; "
-            "write a local directory, or a Hadoop URL such as s3a:// for a Spark that has its file system"
+            "sink.checkpoint is not set, and there is no default for a table on object storage; "
+            "write a local directory, or a Hadoop URL such as s3a:// if your Spark has that file system"
         )
 
 
 def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
-    """Raises: Invalid where it is another table's. `base`: None when the table is to be created."""
+    """Raise Invalid if the checkpoint belongs to another table. `base`: None if the table does not exist yet."""
     if is_remote(settings.checkpoint):
         return
     checkpoint = local_path(settings.checkpoint)
@@ -46,13 +41,13 @@ def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
     begun = offsets.is_dir() and any(offsets.iterdir())
     if begun and (base is None or not marker.exists() or marker.read_text().strip() != base.table_id):
         raise Invalid(
-            f"sink.checkpoint: {settings.checkpoint} belongs to another table than the one at {settings.table.uri}; "
-            "delete it to read the source from its beginning, or put its table back"
+            f"sink.checkpoint: {settings.checkpoint} belongs to another table, not to the one at {settings.table.uri}; "
+            "delete the checkpoint to read the source from its beginning, or restore its table"
         )
 
 
 def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
-    """Note in the checkpoint which table it belongs to, before Spark writes its first offset."""
+    """Write the id of the table into the checkpoint, before Spark writes its first offset."""
     if not is_remote(settings.checkpoint):
         checkpoint = local_path(settings.checkpoint)
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -60,8 +55,8 @@ def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 
 
 def unfinished(settings: Settings) -> tuple[str, int] | None:
-    """Query and number of the micro-batch that is begun and not noted as done; None where there is none, or where only
-    Spark can read the checkpoint.
+    """Return query id and number of the micro-batch that was begun and is not noted as done; None if there is none, or
+    if only Spark can read the checkpoint.
     """
     if is_remote(settings.checkpoint):
         return None
@@ -75,13 +70,13 @@ def unfinished(settings: Settings) -> tuple[str, int] | None:
 
 
 def _numbers(directory: Path) -> list[int]:
-    """Of the micro-batches that Spark notes there."""
+    """Return the numbers of the micro-batches that Spark has noted in `directory`."""
     return [int(file.name) for file in directory.iterdir() if file.name.isdecimal()] if directory.exists() else []
 
 
 @contextmanager
 def held(checkpoints: Sequence[str]) -> Iterator[None]:
-    """Keep other runs on this host from `checkpoints`, but those on remote storage. Raises: Invalid where one runs."""
+    """Lock those of `checkpoints` that are on a local disk. Raises: Invalid if another run on this host uses one."""
     with ExitStack() as locks:
         for checkpoint in checkpoints:
             if not is_remote(checkpoint):
@@ -99,5 +94,5 @@ def _lock(file: IO[bytes], checkpoint: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Invalid(
-            f"sink.checkpoint: another run is under way with {checkpoint}; stop it, or give this one its own"
+            f"sink.checkpoint: another run uses {checkpoint}; stop it, or set another checkpoint for this one"
         ) from None

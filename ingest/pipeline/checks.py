@@ -1,4 +1,4 @@
-"""What `memwal run` and `config check` look at before anything is written: Java, secrets, addresses, source, table."""
+"""What `memwal run` and `config check` check before anything is written: Java, secrets, addresses, source, table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
-    """The table as it is, None when it is to be created. Reads only. Raises: the first problem, mostly Invalid."""
+    """Return the table, None if it does not exist yet. Reads only. Raises: the first problem, mostly Invalid."""
     base, problems = examined(settings, environ, starts=True)
     if problems:
         raise problems[0]
@@ -39,17 +39,17 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 def examined(
     settings: Settings, environ: Mapping[str, str], *, starts: bool
 ) -> tuple[BaseTable | None, list[MemWalError]]:
-    """The table as it is, None when it is to be created or cannot be read, and all that is wrong. Reads only.
+    """Return the table (None if it does not exist or cannot be read) and all problems. Reads only.
 
-    `starts`: the pipeline is to run now; else it may be running, and ports may be taken. What is wrong with one thing
-    keeps nothing else from being looked at, unless it depends on it.
+    `starts`: the pipeline is about to run; else it may be running already, and its ports may be in use. A failed check
+    skips only the checks that depend on it.
     """
     problems: list[MemWalError] = []
 
     def step(work: Callable[..., T], *args: Any) -> T | None:
         try:
             return work(*args)
-        except Exception as error:  # noqa: BLE001 - told with the others
+        except Exception as error:  # noqa: BLE001 - reported with the others
             problems.append(classify(error))
             return None
 
@@ -73,12 +73,12 @@ def examined(
 
 
 def has_source(settings: Settings) -> bool:
-    """Whether a configuration is one of a pipeline: it says where rows come from."""
+    """Return whether the configuration names a source of rows, as one of a pipeline does."""
     return bool({"format", "path", "feed"} & settings.source.model_fields_set)
 
 
 def _edges(settings: Settings, environ: Mapping[str, str], starts: bool) -> None:
-    """What our own edges ask of callers; the addresses of a child daemon are looked at too."""
+    """Check addresses, tokens and certificates of the daemons and HTTP servers; those of a child daemon too."""
     daemon, sink = settings.daemon, settings.sink
     guard = Guard.of(daemon, environ) if daemon.endpoints or daemon.on_spark else None
     if guard is None:
@@ -90,7 +90,7 @@ def _edges(settings: Settings, environ: Mapping[str, str], starts: bool) -> None
 
 
 def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Every reference points to something, those that are looked up late too."""
+    """Check that every secret reference can be resolved, also those that are resolved late."""
     source, lines = settings.source, list[str]()
     for resolved in (
         lambda: Access.of(settings).options(environ),
@@ -113,7 +113,9 @@ def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
     schema = settings.arrow_schema() if base is None else written_schema(settings, base)
     if not schema.names:
-        raise Invalid(f"{settings.table.uri}: no table is there; write its columns and key in [table] to create it")
+        raise Invalid(
+            f"{settings.table.uri}: the table does not exist; write its columns and key in [table] to create it"
+        )
     return schema
 
 
@@ -125,10 +127,10 @@ def _source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> None
 
 
 def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
-    """The columns that a file source is read with: the table's.
+    """Return the columns that a file source is read with: those of the table.
 
-    Where upserts merge, only those that [table] columns names, if it does: Spark reads a column that a file does not
-    have as null, and a null takes the place of what is stored.
+    If upserts merge and [table] columns is set, only those: Spark reads a column that a file does not have as null, and
+    a null would replace the stored value.
     """
     named = settings.table.columns
     if base.rules.upsert != "merge" or not named:

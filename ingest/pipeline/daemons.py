@@ -1,6 +1,6 @@
-"""Daemons on Spark's executors for `memwal run`: those that run already, or a barrier job beside the stream.
+"""The owners of a pipeline's regions: a child daemon, daemons on Spark executors, or configured daemons.
 
-Who owns the regions of a pipeline's table: a child daemon, those that Spark has placed, or those configured.
+Daemons on executors either run already, or are started in a barrier job beside the stream.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FOUND_WITHIN = 2.0
-"""Seconds that daemons which a note names have to answer."""
+"""Seconds in which daemons that owner notes name have to answer."""
 
 
 def check_room(pipelines: Sequence[Settings]) -> None:
-    """Refuse a Spark that cannot run the daemons of these tables and their streams. Raises: Invalid."""
+    """Raise Invalid if Spark has no room for the daemons and the streams of these pipelines."""
     for settings in (each for each in pipelines if each.daemon.on_spark):
         try:
             check_configuration(session_of(settings), settings.daemon.on_spark, beside=beside(settings, pipelines))
@@ -42,16 +42,16 @@ def check_room(pipelines: Sequence[Settings]) -> None:
 
 
 def beside(settings: Settings, pipelines: Sequence[Settings]) -> int:
-    """Slots that are needed beside the daemons of `settings`: one per stream, and other tables' daemons."""
+    """Return the slots needed beside the daemons of `settings`: one per stream, and one per daemon of another table."""
     others = {each.table.uri: each.daemon.on_spark for each in pipelines if each.table.uri != settings.table.uri}
     return len(pipelines) + sum(others.values())
 
 
 def sending_tasks(slots: int, settings: Settings, pipelines: Sequence[Settings]) -> int:
-    """Tasks of one stream that may send at the same time.
+    """Return how many tasks of one stream may send at the same time.
 
-    Where the daemons are lost, tasks that send wait for them in their slots; what is left must be enough to start the
-    daemons again. Half of it, since Spark may run a stage again beside what is left of it.
+    If the daemons are lost, sending tasks wait for them in their slots, and the other slots must be enough to start the
+    daemons again. Half of the spare slots, since Spark may rerun a stage while tasks of its first attempt remain.
     """
     streams = len(pipelines)
     spare = slots - settings.daemon.on_spark - (beside(settings, pipelines) - streams)
@@ -60,10 +60,10 @@ def sending_tasks(slots: int, settings: Settings, pipelines: Sequence[Settings])
 
 @contextmanager
 def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: Sequence[Settings]) -> Iterator[Placed]:
-    """The daemons of `settings` that run already, or those that are started in this Spark and end with the context.
+    """Yield the daemons of `settings`: those that run already, or new ones in this Spark, which end with the context.
 
-    `pipelines`: all that this Spark runs. Raises: Invalid for a Spark without room; what a daemon says that does
-    not start.
+    `pipelines`: all that this Spark runs. Raises: Invalid if Spark has no room; the error of a daemon that does not
+    start.
     """
     find, table = _finder(settings), _found(settings)
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: S
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A client of daemons on Spark; where they were started here, the daemons, and see `sending_tasks`."""
+    """A client of daemons on Spark. If they were started here: the daemons, and the result of `sending_tasks`."""
 
     table: RemoteTable
     daemons: SparkDaemons | None
@@ -100,7 +100,7 @@ def _finder(settings: Settings) -> FromNotes:
 
 
 def _found(settings: Settings) -> RemoteTable | None:
-    """A client of the daemons that serve the table; None where none answers."""
+    """Return a client of the daemons that serve the table, None if none answers."""
     options = settings.storage_options(os.environ)
     if flush.BaseTable.find(settings.table.uri, options) is None:
         return None
@@ -120,16 +120,16 @@ def _found(settings: Settings) -> RemoteTable | None:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who owns the regions of a table: a child, daemons on Spark's executors, or those that are configured."""
+    """The owner of a table's regions: a child daemon, daemons on Spark executors, or configured ones."""
 
     child: KeptChild | None
     table: RemoteTable
     on_spark: SparkDaemons | None = None
     tasks: int | None = None
-    """So many send at once at most, where they share their slots with daemons; None for no limit."""
+    """How many tasks may send at once, if they share their slots with daemons; None: no limit."""
 
     def check(self) -> None:
-        """Raises: why the child daemon, or those on Spark, are gone for good."""
+        """Raise the failure of the child daemon, or of those on Spark, if they are not restarted any more."""
         for daemons in (self.child, self.on_spark):
             if daemons is not None and daemons.failure is not None:
                 raise daemons.failure
@@ -139,8 +139,8 @@ class Owner:
 def owner_of(
     settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], every: Sequence[Settings]
 ) -> Iterator[Owner]:
-    """Start the daemon, or daemons in the Spark that is `starting`, unless some are configured or run there already;
-    stop them at the end. `replaying`: see `start_child`; `every`: the pipelines of that Spark.
+    """Start a daemon, or daemons in the Spark that is `starting`, unless some are configured or run there already; stop
+    them at the end. `replaying`: see `start_child`; `every`: the pipelines of that Spark.
     """
     with ExitStack() as stack:
         if settings.daemon.on_spark:
@@ -153,6 +153,6 @@ def owner_of(
             stack.callback(child.stop, settings.daemon.drain_timeout)
             endpoint = child.endpoint
         sink, shown = settings.sink, Access.of(settings).options()
-        # One that is not there now is told at once; one that ends later is waited for.
+        # A daemon that does not answer now is an error; one that ends later is waited for.
         table = RemoteTable(endpoint, in_flight_max=sink.in_flight_max, restarts=sink.stream_timeout, **shown)
         yield Owner(child, stack.enter_context(table))

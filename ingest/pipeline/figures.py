@@ -1,4 +1,4 @@
-"""What a run has counted so far: rows, acks and waiting times, from the receipts of its micro-batches."""
+"""The figures of a run: rows, acks and waiting times, counted from the receipts of its micro-batches."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.wal import Clock
 
 KEPT = 100_000
-"""Acks and waiting times that are kept for the percentiles: the newest so many, a few megabytes."""
+"""Number of newest acks and waiting times kept for the percentiles: a few megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A moment of a run. Times in seconds; NaN where nothing was measured.
+    """The counts of a run at one moment. Times in seconds; NaN if nothing was measured.
 
-    `rows`: rows of finished micro-batches; `repeated`: those of them that their region had applied before. `bad`: rows
-    that no region got; `letters`: dead letters written for them.
+    `rows`: rows of finished micro-batches; `repeated`: those that their region had applied before. `bad`: rows that no
+    region got; `letters`: dead letters written for them.
     `seconds`: from the start of the query to the last ack. `ack_*`: from a stream's closing message to the ack, one
-    per region and micro-batch. `queryable_*`: from a row's landing in the source to its ack; of a region's rows of a
-    micro-batch the oldest's is known and the newest's, and the median takes the middle of both.
+    value per region and micro-batch. `queryable_*`: from a row's landing in the source to its ack. These times are
+    known for the oldest and the newest row of a region in a micro-batch; the median takes the middle of both.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class Figures:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows over the time from the start of the query to the last ack."""
+        """Return rows per second from the start of the query to the last ack."""
         return self.rows / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -63,7 +63,7 @@ class Tally:
         self._waits: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of the middle, of the oldest, rows
 
     def begin(self) -> None:
-        """The query starts now."""
+        """Start the clock: the query starts now."""
         with self._lock:
             self._began = self._last = self._clock.monotonic()
 
@@ -86,7 +86,7 @@ class Tally:
                     self._waits.append(((oldest + newest) / 2, oldest, region.rows))
 
     def figures(self) -> Figures:
-        """The counts at this moment."""
+        """Return the counts at this moment."""
         with self._lock:
             waits = np.array(list(self._waits) or [(np.nan, np.nan, 1)])
             acks = np.array(list(self._acks) or [np.nan])
@@ -107,7 +107,7 @@ class Tally:
 
 
 def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
-    """The least value that at least half of the weight is at or below; both arrays float64[n], n >= 1."""
+    """Return the smallest value with at least half of the weight at or below it; both arrays float64[n], n >= 1."""
     order = np.argsort(values)
     covered = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(covered, covered[-1] / 2)])

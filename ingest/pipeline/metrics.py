@@ -1,4 +1,4 @@
-"""What `memwal run` counts on the driver: micro-batches and their rows, how far the source is ahead, dead letters."""
+"""Metrics of `memwal run`, counted on the driver: micro-batches, rows, lag behind the source, dead letters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
 
 
 class RunMeter:
-    """What one pipeline has counted since it was started.
+    """The counters of one pipeline since it was started.
 
     Thread safety. `add` from the query's thread, `progressed` from the run's; reading from any.
     """
@@ -29,7 +29,7 @@ class RunMeter:
         self.batch_id = -1
         self.ack_seconds = Histogram()
         self.queryable: dict[str, Histogram] = {}
-        """How long rows took from the source until they were queryable, by region."""
+        """Time from the source until rows were queryable, by region."""
         self.lag_seconds, self.finished_at = 0.0, 0.0
         self.rows_behind: int | None = None
         self.steps: dict[str, float] = {}
@@ -54,19 +54,22 @@ class RunMeter:
 
     def _queryable_of(self, region: str) -> Histogram:
         if region not in self.queryable:
-            self.queryable = {**self.queryable, region: Histogram(WAITS)}  # not in place: a scrape goes through it
+            self.queryable = {
+                **self.queryable,
+                region: Histogram(WAITS),
+            }  # a new dict: a scrape may iterate the old one
         return self.queryable[region]
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """Take over what Spark says of the query's last trigger."""
+        """Take over Spark's progress of the last trigger."""
         self.rows_behind = rows_behind(progress)
         self.steps = {step: float(took) / 1e3 for step, took in progress.get("durationMs", {}).items()}
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int | None:
-    """Rows that the sources held at the last trigger beyond what it took; None where a source counts no rows (files).
+    """Return how many rows the sources held at the last trigger and it did not take; None if they count none (files).
 
-    `progress`: as Spark's JSON has it. A source that counts rows gives offsets by topic and partition, as Kafka does.
+    `progress`: Spark's JSON. A source that counts rows gives offsets by topic and partition, as Kafka does.
     """
     behind: int | None = None
     for source in progress.get("sources", ()):
@@ -78,7 +81,7 @@ def rows_behind(progress: Mapping[str, Any]) -> int | None:
 
 
 def _offsets(found: Any) -> dict[tuple[str, str], int] | None:
-    """By topic and partition; None of anything else."""
+    """Return offsets by topic and partition; None for anything else."""
     try:
         topics = json.loads(found) if isinstance(found, str) else found
         return {(topic, number): int(offset) for topic, by in topics.items() for number, offset in by.items()}
@@ -125,7 +128,7 @@ RAN = (
     Declared("memwal_bad_rows", "counter", "rows that no region got: left out, or dead letters", lambda run: run.bad),
     Declared("memwal_dead_letters", "counter", "dead letters written", lambda run: run.letters),
 )
-"""Of a `RunMeter`."""
+"""Metrics of a `RunMeter`."""
 
 RAN_BY_REGION = (
     Declared(
@@ -136,7 +139,7 @@ RAN_BY_REGION = (
         lambda queryable: queryable,
     ),
 )
-"""Of what a `RunMeter` has of a region."""
+"""Metrics of one region in a `RunMeter`."""
 
 
 class RunCollector(Collector):
@@ -146,6 +149,6 @@ class RunCollector(Collector):
         self._meter = meter
 
     def collect(self) -> Iterator[Metric]:
-        """What there is at this moment."""
+        """Yield the metrics at this moment."""
         yield from families(RAN, {"": self._meter})
         yield from families(RAN_BY_REGION, self._meter.queryable, "region")

@@ -1,7 +1,7 @@
-"""A source that does not answer for a while: the query ends, and is started again from its checkpoint, for so long.
+"""An outage of the source: the query ends, and is started again from its checkpoint, for up to `outage_max`.
 
-Spark's Kafka source gives up after its client's timeouts. Nothing is lost by that, so ending the run only has somebody
-start it again; here that somebody is the run itself. It says so at each attempt, and is not ready meanwhile.
+Spark's Kafka source gives up after its client's timeouts. Nothing is lost by that, so the run restarts the query itself
+instead of ending. It logs each attempt, and is not ready meanwhile.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HELD = "source_silent"
 
 
 class Outage:
-    """Whether, and when, the query of one pipeline is started again.
+    """Decides whether and when the query of one pipeline is started again.
 
     Thread safety. One thread.
     """
 
     def __init__(self, table: str, longest: float, health: Health, clock: Clock) -> None:
-        """`longest`: seconds for which the source is asked again, from its first failure on; 0: not at all."""
+        """`longest`: seconds from the first failure during which the query is started again; 0: never."""
         self._table, self._longest, self._health, self._clock = table, longest, health, clock
         self._since: float | None = None
         self._next: float | None = None
@@ -35,16 +35,16 @@ class Outage:
 
     @property
     def waits(self) -> bool:
-        """Whether there is no query at this moment, and none is due yet."""
+        """Return whether no query runs and the next start is not due yet."""
         return self._next is not None and self._clock.monotonic() < self._next
 
     @property
     def due(self) -> bool:
-        """Whether the query is to be started now."""
+        """Return whether the query is to be started now."""
         return self._next is not None and not self.waits
 
     def met(self, error: MemWalError) -> None:
-        """The query ended by `error`. Raises: `error`, where it is none that passes, or the time is over."""
+        """Handle `error`, which ended the query. Raises: `error`, if it is no outage, or the time is over."""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
         if error.details.get("reason") != SILENT or now + self._pause - self._since > self._longest:
@@ -54,19 +54,21 @@ class Outage:
         said = error.message.partition("; ")[0]
         self._health.hold(_HELD, said)
         spent, left = now - self._since, self._longest
-        _LOG.warning("%s: %s; asked again in %.0f s, since %.0f s of %.0f s", self._table, said, pause, spent, left)
+        _LOG.warning(
+            "%s: %s; retry in %.0f s, down for %.0f s of at most %.0f s", self._table, said, pause, spent, left
+        )
 
     def started(self) -> None:
-        """The query runs again; whether the source answers is seen later."""
+        """Note that the query runs again; whether the source answers is seen later."""
         self._next = None
 
     def look(self, status: Mapping[str, Any]) -> None:
-        """`status`: of the query. One that waits for data or its next trigger has been answered."""
+        """Note the `status` of the query: if it waits for data or its next trigger, the source has answered."""
         if self._since is not None and str(status.get("message", "")).startswith("Waiting"):
             self.over()
 
     def over(self) -> None:
-        """The source answers."""
+        """Note that the source answers."""
         if self._since is not None:
             _LOG.warning("%s: the source answers again", self._table)
         self._since, self._pause = None, PAUSE_FIRST

@@ -1,4 +1,4 @@
-"""What the driver of a pipeline shows over HTTP: its metrics, its health with reasons, its status."""
+"""The HTTP pages of a pipeline's driver: metrics, health with reasons, status."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunPages:
         self._meter.add(receipt)
 
     def look(self, query: StreamingQuery) -> None:
-        """Take over what Spark says of the source; nothing where its JVM is gone, which others find out."""
+        """Take over Spark's progress of the source; do nothing if the JVM has ended, which `PipelineStream` reports."""
         from py4j.protocol import Py4JError
 
         with suppress(Py4JError, OSError):
@@ -49,7 +49,7 @@ class RunPages:
                 self._meter.progressed(json.loads(progress.json))
 
     def status(self) -> dict[str, Any]:
-        """What the pipeline has done so far; times in seconds, null where nothing was measured."""
+        """Return what the pipeline has done so far; times in seconds, null if nothing was measured."""
         figures, meter = self.tally.figures(), self._meter
         return {
             "table": self._name,
@@ -71,7 +71,7 @@ class RunPages:
         }
 
     def pages(self) -> dict[str, Make]:
-        """By path."""
+        """Return the pages by path."""
         return pages_of(self._scrape, self.health.reasons, self.status)
 
 

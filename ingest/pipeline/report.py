@@ -1,4 +1,4 @@
-"""What `memwal run --once` prints when it is done: figures, then four queries on the table's own columns."""
+"""The report of `memwal run --once`: figures, then up to four queries on the table's own columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WORD = re.compile(r"[A-Za-z]{4,}")
 def print_report(
     console: Console, table: RemoteTable, indexes: Sequence[IndexSpec], figures: Figures, clock: Clock
 ) -> None:
-    """Print the figures of a run and what the table answers now, at level latest. Raises: what the reads raise."""
+    """Print the figures of a run and the answers of the queries, at level latest. Raises: what the reads raise."""
     console.print(figures_table(figures, table.status()))
     for query in queries(table, indexes):
         began = clock.monotonic()
@@ -45,7 +45,7 @@ def print_report(
 
 
 def figures_table(figures: Figures, status: Mapping[str, Any]) -> Table:
-    """The figures as two columns. A flushed SST is counted also after it was committed and pruned."""
+    """Return the figures as two columns. Flushed SSTs count even after they were committed and pruned."""
     regions = status["regions"]
     lines = _stream_lines(figures) if figures.micro_batches else {"rows in": "0: the source holds nothing new"}
     lines |= {
@@ -74,7 +74,7 @@ def _stream_lines(figures: Figures) -> dict[str, str]:
     acks = f"p50 {_ms(figures.ack_p50)}, p99 {_ms(figures.ack_p99)} from the last row sent"
     waits = f"p50 {_ms(figures.queryable_p50)}, max {_ms(figures.queryable_max)} from its landing in the source"
     if math.isnan(figures.queryable_max):
-        waits = "not measured: the source tells no times"
+        waits = "not measured: the source has no times"
     kept = f", {figures.letters:,} new dead letters" if figures.letters else ", no new dead letter"
     batches = "micro-batch" if figures.micro_batches == 1 else "micro-batches"
     bad = {"bad rows": f"{figures.bad:,} left out{kept}"} if figures.bad else {}
@@ -96,7 +96,7 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of the report: what it is called, what it asks in words, how to ask it."""
+    """One query of the report: its name, its description, and how to run it."""
 
     name: str
     words: str
@@ -104,9 +104,9 @@ class Query:
 
 
 def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
-    """A lookup by key, and a filter, a vector search and a text search where there is an index for it.
+    """Return a lookup by key, and for each kind of index a filter, vector search or text search.
 
-    They ask for what a row of the table holds, so that each has an answer.
+    They use values of stored rows, so that each finds something.
     """
     rows = table.scan(limit=_SAMPLE)
     if not rows.num_rows:
@@ -122,7 +122,7 @@ def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
 
 
 def shown_columns(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[str]:
-    """Columns worth a look on 80 characters: the key, indexed columns, then others, without vectors and bytes."""
+    """Return the columns to show in 80 characters: the key, indexed columns, then others; no vectors and no bytes."""
     indexed = [index.column for index in indexes]
     names = dict.fromkeys([*table.key, *indexed, *table.schema.names])
     return [name for name in names if _printable(table.schema.field(name).type)][:_COLUMNS_SHOWN]
@@ -186,7 +186,7 @@ def _print_query(console: Console, query: Query, found: pa.Table, seconds: float
 
 
 def _widest(found: pa.Table) -> str:
-    """The column with the longest texts; it gets the width that the others leave."""
+    """Return the column with the longest texts; it gets the width that the others leave."""
     lengths = {name: sum(len(str(value)) for value in python_values(found[name])) for name in found.column_names}
     return max(lengths, key=lambda name: lengths[name], default="")
 

@@ -1,14 +1,4 @@
-"""`memwal run`: source -> regions -> base table, for each pipeline of a file.
-
-1. Check everything that can be checked: Java, the sources, the tables; Kafka is asked for its topics through Spark,
-   which is started for that. Nothing has been written until here.
-2. Create the tables that are absent; start the daemons, one each, while Spark starts.
-3. Start the streaming queries, and a feed once Spark's workers are warm. Daemons commit at intervals by themselves.
-4. Watch until the sources are drained (`--once`), a signal comes, or something fails.
-5. `--once`: flush, commit, report. Stop the queries, the daemons and Spark.
-
-Whatever ends a run, the next one goes on from Spark's checkpoint; what it sends twice is applied once.
-"""
+"""`memwal run`: source -> regions -> base table, for each pipeline of a file. The README has the steps of a run."""
 
 from __future__ import annotations
 
@@ -58,11 +48,11 @@ _SHOW_EVERY = 5  # looks between two status calls to the daemon
 
 @translate_errors
 def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> int:
-    """Run pipelines in one Spark, each with a query of its own; returns the exit code.
+    """Run pipelines in one Spark, each with its own query; return the exit code.
 
-    `pipelines`: settings by where they came from, for hints to the user.
-    `once`: process what is there, commit, print a report. Without it, run until SIGINT or SIGTERM.
-    Raises: Invalid before anything was written; Unavailable when a daemon or Spark ends; what a sink raises. What ends
+    `pipelines`: settings by the file or FILE:NAME they were loaded from, which is printed in hints.
+    `once`: process the data that is available now, commit, print a report. Else run until SIGINT or SIGTERM.
+    Raises: Invalid before anything was written; Unavailable if a daemon or Spark ends; what a sink raises. An error of
     one pipeline ends all.
     """
     every = list(pipelines.values())
@@ -103,7 +93,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
 def _owners(
     pipelines: Sequence[Settings], screen: Screen, starting: Future[SparkSession], stack: ExitStack
 ) -> dict[str, Owner]:
-    """Who owns the regions of each table, by its uri: two pipelines into one table have one. They end with `stack`."""
+    """Return the owner of each table's regions by uri; pipelines into one table share it. Owners end with `stack`."""
     owners: dict[str, Owner] = {}
     for settings, board in zip(pipelines, screen.boards, strict=True):
         if settings.table.uri not in owners:
@@ -112,27 +102,27 @@ def _owners(
 
 
 def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Console) -> None:
-    """What came of pipelines that are drained; `sources`: where their settings are."""
+    """Print the reports of drained pipelines; `sources`: as the keys of `run`'s `pipelines`."""
     for each, source in zip(runs, sources, strict=True):
         each.report(console)
         console.out(f"query it: {_program()} query {source} --help", highlight=False)
 
 
 def _stopped(pages: Sequence[RunPages]) -> str:
-    """The last line of a run that a signal ended."""
+    """Return the last line of a run that was ended by a signal."""
     rows = sum(each.tally.figures().rows for each in pages)
-    return f"stopped after {rows:,} rows of finished micro-batches, all durable; the same command goes on from there"
+    return f"stopped after {rows:,} rows of finished micro-batches, all durable; the same command continues from here"
 
 
 def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:
-    """Regions of one table at most."""
+    """Return the largest number of regions that a table has."""
     both = zip(pipelines, found, strict=True)
     return max(settings.regions.count if base is None else base.buckets for settings, base in both)
 
 
 @contextmanager
 def _http(settings: Settings, pages: RunPages, console: Console) -> Iterator[None]:
-    """Serve a pipeline's pages, and say where; see `http_pages.listening`."""
+    """Serve a pipeline's pages over HTTP, and print the address; see `http_server.listening`."""
     sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
     with listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port") as url:
         if url is not None:
@@ -141,7 +131,7 @@ def _http(settings: Settings, pages: RunPages, console: Console) -> Iterator[Non
 
 
 def _program() -> str:
-    """The command as it was typed, such as .venv/bin/memwal, so that it can be typed again."""
+    """Return the command as it was typed, such as .venv/bin/memwal, so that hints can be copied."""
     return sys.argv[0] if Path(sys.argv[0]).name == "memwal" else "memwal"
 
 
@@ -152,7 +142,7 @@ def _program() -> str:
 def spark_of(
     pipelines: Sequence[Settings], tasks: int, *, once: bool, stop: threading.Event
 ) -> Iterator[Future[SparkSession]]:
-    """Begin to start Spark; it is stopped at the end. `tasks`: regions of one table at most."""
+    """Start Spark in the background, and stop it at the end. `tasks`: the largest number of regions of a table."""
     local = {
         "local_checkpoints": not any(is_remote(settings.checkpoint) for settings in pipelines),
         "local_sources": all(reads_local(settings.source) for settings in pipelines),
@@ -177,7 +167,7 @@ def spark_of(
 
 
 def _of_session(pipelines: Sequence[Settings]) -> Settings:
-    """Whose settings Spark starts with: its connectors are taken in at the start."""
+    """Return the settings to start Spark with: of a Kafka pipeline if any, since connectors load at the start."""
     return next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
 
 
@@ -190,7 +180,7 @@ def _stop_spark(starting: Future[SparkSession]) -> None:
 
 
 def stream(runs: Sequence[PipelineStream], *, once: bool, stop: threading.Event) -> bool:
-    """Stream until every source is drained (`once`: True) or a signal came (False). Raises: what ended a query."""
+    """Stream until every source is drained (return True) or a signal arrives (False). Raises: what ended a query."""
     try:
         for each in runs:
             if stop.is_set():
@@ -209,7 +199,7 @@ def stream(runs: Sequence[PipelineStream], *, once: bool, stop: threading.Event)
 
 
 def _stop_all(runs: Sequence[PipelineStream], *, told_to: bool) -> None:
-    """Side by side: a query whose source does not answer takes as long as Spark waits for it."""
+    """Stop all runs in parallel: a query whose source does not answer takes as long as Spark waits for it."""
     for each in runs if told_to else ():
         each.phase("stopping")
     with ThreadPoolExecutor(len(runs), "stopping") as stopping:

@@ -1,4 +1,4 @@
-"""What the user sees while pipelines run: a live panel on a terminal, plain lines anywhere else."""
+"""The progress of running pipelines: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _REGIONS_SHOWN = 8
 
 
 class Screen:
-    """The console of a run: a panel on a terminal, whole lines on any other, for each of its pipelines.
+    """The console of a run: a panel on a terminal, plain lines elsewhere, for each pipeline.
 
     Thread safety. One thread.
     """
 
     def __init__(self, console: Console, tables: Sequence[str], clock: Clock) -> None:
-        """`tables`: what to call the pipelines, one each."""
+        """`tables`: the name of each pipeline."""
         live = console.is_terminal
         self._live = Live(console=console, refresh_per_second=_PER_SECOND, transient=True) if live else None
         self._console, self._many = console, len(tables) > 1
@@ -44,19 +44,19 @@ class Screen:
             self._live.stop()
 
     def phase(self, text: str) -> None:
-        """All pipelines go on to something else."""
+        """Show that all pipelines enter another phase."""
         for board in self.boards if self._live is not None else ():
             board.phase(text)
         if self._live is None:
             self._print(text)
 
     def refresh(self) -> None:
-        """Draw what changed, on a terminal."""
+        """Redraw the panel, on a terminal."""
         if self._live is not None:
             self._live.update(Group(*(board.panel() for board in self.boards)))
 
     def line(self, table: str, text: str) -> None:
-        """Print a line about a pipeline, on what is no terminal."""
+        """Print a line about a pipeline, unless the console is a terminal."""
         if self._live is None:
             self._print(f"{table}: {text}" if self._many else text)
 
@@ -81,18 +81,18 @@ class Progress:
         self._printed_batch = -1
 
     def phase(self, text: str) -> None:
-        """The pipeline goes on to something else."""
+        """Show that the pipeline enters another phase."""
         self._phase, self._note = text, ""
         self._screen.line(self._table, text)
         self._screen.refresh()
 
     def note(self, text: str) -> None:
-        """Say beside the phase, on a terminal, how far it is."""
+        """Show `text` beside the phase, on a terminal."""
         self._note = text
         self._screen.refresh()
 
     def show(self, figures: Figures, status: dict[str, Any], files: str = "") -> None:
-        """New figures; `status` as from `Table.status`, `files` such as "6/10"."""
+        """Show new figures; `status` as from `Table.status`, `files` such as "6/10"."""
         self._figures, self._status, self._files = figures, status or self._status, files
         if figures.batch_id > self._printed_batch:
             self._printed_batch = figures.batch_id
@@ -106,7 +106,7 @@ class Progress:
         self._screen.refresh()
 
     def panel(self) -> RenderableType:
-        """What a terminal shows."""
+        """Return the panel for a terminal."""
         seconds = int(self._clock.monotonic() - self._began)
         phase = f"{self._phase}: {self._note}" if self._note else self._phase
         title = f"[bold]{escape(self._table)}[/]  {escape(phase)}  [dim]{seconds // 60}:{seconds % 60:02d}[/]"

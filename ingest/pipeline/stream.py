@@ -1,7 +1,7 @@
-"""One pipeline while it streams: its feed and its streaming query, started, looked at, begun anew, stopped.
+"""One pipeline while it streams: starts, watches, restarts and stops its feed and its streaming query.
 
-The query begins anew from its checkpoint where columns were added for new fields (`ingest.drift.detect`), and where its
-source was silent for a while (`ingest.pipeline.outage`). Whatever else ends it ends the run.
+The query is restarted from its checkpoint after columns were added for new fields (`ingest.drift.detect`), and after an
+outage of its source (`ingest.pipeline.outage`). Any other end of the query ends the run.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a pipeline needs beside itself; Spark may still be starting."""
+    """The daemons and the Spark that a pipeline uses; Spark may still be starting."""
 
     owner: Owner
     starting: Future[SparkSession]
 
     @property
     def spark(self) -> SparkSession:
-        """Spark, once it has started. Raises: what kept it from starting."""
+        """Return Spark once it has started. Raises: why it did not start."""
         return self.starting.result()
 
 
@@ -77,18 +77,18 @@ class PipelineStream:
         self.drained = threading.Event()
 
     def start(self, *, once: bool) -> None:
-        """Start the query. `once`: `drained` is set when the source is. Raises: what kept it from starting."""
+        """Start the query. `once`: set `drained` when the source is drained. Raises: why it did not start."""
         self._once = once
         self._query = self._start(available_now=once and self._feed is None)
         if once:
             threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
 
     def phase(self, text: str) -> None:
-        """Say that the pipeline goes on to something else."""
+        """Show that the pipeline enters another phase."""
         self._progress.phase(text)
 
     def look(self, *, show: bool) -> None:
-        """See whether it still runs, and `show` how far it is. Raises: what ended the query."""
+        """Check that the pipeline still runs, and `show` its progress. Raises: what ended the query."""
         if self.drained.is_set():
             return
         self._services.owner.check()
@@ -106,7 +106,7 @@ class PipelineStream:
                 self._look_at_source(self._query)
 
     def finish(self) -> None:
-        """Flush and commit what the query has put, once it is drained; its last figures are shown before."""
+        """Show the last figures of the drained query, then flush and commit what it has put."""
         self._show()
         for step, act in (
             ("flushing", self._services.owner.table.flush),
@@ -116,17 +116,17 @@ class PipelineStream:
             act()
 
     def report(self, console: Console) -> None:
-        """Print what came of it."""
+        """Print the report of the pipeline."""
         print_report(console, self._services.owner.table, self._base.indexes, self._pages.tally.figures(), self._clock)
 
     def stop(self) -> None:
-        """End the feed and the query, which may have ended."""
+        """Stop the feed and the query, if they still run."""
         if self._feed is not None:
             self._feed.stop()
         self._stop_query()
 
     def _go_on(self) -> None:
-        """Raises: what ended the query, unless that passes by itself (`ingest.pipeline.outage`)."""
+        """Check the query, and restart it after an outage. Raises: what ended the query, unless it is an outage."""
         if self._outage.waits:
             return
         try:
@@ -187,7 +187,7 @@ class PipelineStream:
         return read_stream(spark, source, schema)
 
     def _drain(self, query: StreamingQuery) -> None:
-        """Set `drained` once the query has processed all that the source holds. Failures are found by `_check`."""
+        """Set `drained` once the query has processed all data of the source. Failures are found by `_check`."""
         with suppress(Exception):
             if self._feed is None:
                 query.awaitTermination()
@@ -198,7 +198,7 @@ class PipelineStream:
                 self.drained.set()
 
     def _check(self) -> None:
-        """Raises: what ended the feed or the query; a lost daemon before what its loss brought about."""
+        """Raise what ended the feed or the query; the loss of a daemon before the errors that follow from it."""
         failure = self._feed_failure()
         if failure is not None:
             raise failure
@@ -217,7 +217,7 @@ class PipelineStream:
         raise by_header or self._drift.failure or self._sink.failure or of_spark(error)
 
     def _look_at_source(self, query: StreamingQuery) -> None:
-        with suppress(Py4JError, OSError):  # the JVM is gone, which others find out
+        with suppress(Py4JError, OSError):  # the JVM has ended, which `_check` reports
             if query.isActive:
                 self._outage.look(query.status)
 

@@ -1,26 +1,12 @@
-"""The `foreachBatch` sink: a micro-batch of Spark into the regions of a table, exactly once.
+"""The `foreachBatch` sink: writes micro-batches of Spark into the regions of a table, each exactly once.
 
     df.writeStream.foreachBatch(memwal.MemWalSink("config.toml")).option("checkpointLocation", …).start()
 
-One micro-batch, in order:
+The README has the steps of a micro-batch with their crash points. In short: executors validate and route the rows
+(`RouteTask`), Spark shuffles them by region, and one task per region streams them to the owner (`SendTask`); of a
+micro-batch that is likely to be small one task does all of it (`OneTask`). The driver collects one receipt per region.
 
-1. Executors validate their rows and compute the region of each (`RouteTask`). A refused row ends the job here, before
-   anything was sent; unless `dlq.mode` is another than "fail", by which it goes on as a dead letter. They count the
-   rows of each region, and the counts travel with the rows (`ingest.source.whole_input`).
-2. Spark shuffles rows by region and sorts each region's, oldest first. One task gets all dead letters, and writes them
-   first (`ingest.dlq.table`).
-3. One task per region streams its rows to the owner, tagged `(query id, batch_id)`, and waits until they are durable
-   and visible (`SendTask`). It closes the stream only when all rows that were counted have come. Regions without rows
-   get no stream. A region that moves meanwhile costs a second sending.
-   A region that refuses rows names them, and applies nothing; the micro-batch is run again, with these rows among the
-   dead letters, which are written by a job of their own then.
-4. The driver collects one receipt per region, never a row. When a region fails, Spark replays the micro-batch and the
-   regions that applied it already only ack it.
-
-Of a micro-batch that is likely to be small one task does the first three steps (`ingest.sink.small`).
-
-A replayed micro-batch must have the same rows: a query with `rand()` or `current_timestamp()` in a column of the key
-does not, and may put a row into two regions; where there is no key, in a column of `regions.by`, or in any at all.
+A replayed micro-batch must have the same rows (README, *Decisions*).
 """
 
 from __future__ import annotations
@@ -59,28 +45,27 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _ROUNDS = 20
-"""Attempts of one micro-batch whose regions refuse rows; each leaves out those that the one before named."""
+"""Attempts of one micro-batch whose regions refuse rows; each leaves out the rows that were refused before."""
 _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
 
 SMALL, SMALL_ON_FEW = 200_000, 1_000_000
-"""Rows up to which a micro-batch is left to one task, since a shuffle and a second stage take longer than its rows; and
-where no more than `FEW` tasks run at once, which together move fewer rows through a shuffle and a sort than one does
-without them."""
+"""Most rows of a micro-batch for one task. A shuffle and a second stage take longer than so few rows do; if at most
+`FEW` tasks run at once, they move fewer rows through a shuffle and a sort than one task does without them."""
 FEW = 2
 NAMELESS_FROM = 10_000
-"""Rows from which on it is worth a column more in Spark's plan to leave the paths of files out."""
+"""Fewest rows for which leaving out the paths of files is worth another column in Spark's plan."""
 NAMED_FOR = 100
-"""Micro-batches that come with paths after one that asked for them."""
+"""Number of micro-batches that are read with paths after one that needed them."""
 
 
 class MemWalSink:
-    """Writes micro-batches into the table of a configuration. See the module for the steps.
+    """Writes micro-batches into the table of a configuration. The README has the steps.
 
-    Without `endpoint` and without `daemon.endpoints` it starts a child daemon at the first micro-batch and keeps it
-    for as long as this process lives, or until `close`; one that ends is started again, under a micro-batch too. With
-    `daemon.on_spark` it uses those that `memwal serve` or `memwal run` has started, and finds them again where they are
-    started anew.
+    Without `endpoint` and `daemon.endpoints` it starts a child daemon at the first micro-batch and keeps it until
+    `close` or the end of this process; if the daemon exits it is restarted, also during a micro-batch. With
+    `daemon.on_spark` it uses the daemons that `memwal serve` or `memwal run` has started, and finds them again after a
+    restart.
 
     Thread safety. One query at a time, as Spark calls it.
     Durability. A call returns only after every row is on storage.
@@ -96,9 +81,9 @@ class MemWalSink:
         on_batch: Callable[[BatchReceipt], None] | None = None,
         tasks: int | None = None,
     ) -> None:
-        """`config`: TOML path, a dict of its sections, or settings. `endpoint`: of the daemons, with commas between
-        them, instead of `daemon.endpoints`. `on_batch`: told of every finished micro-batch. `tasks`: that send at
-        the same time at most.
+        """`config`: TOML path, a dict of its sections, or settings. `endpoint`: of the daemons, separated by
+        commas, instead of `daemon.endpoints`. `on_batch`: called with the receipt of every finished micro-batch.
+        `tasks`: how many may send at the same time.
 
         Raises: Invalid for a configuration that is wrong.
         """
@@ -109,12 +94,12 @@ class MemWalSink:
         self._base: BaseTable | None = None
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
-        self._last: int | None = None  # rows of the newest micro-batch: the next is likely to have about as many
+        self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
         self._small: int | None = None
         self._too_many = False
         self._named = 0
         self._prepared: PreparedTask | None = None
-        self._goes_on = False  # the micro-batch before was done by this sink
+        self._goes_on = False  # whether this sink has written the previous micro-batch
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -134,14 +119,14 @@ class MemWalSink:
         spark.range(base.buckets).mapInArrow(route.warm_up, "id long").groupBy().count().collect()
 
     def close(self) -> None:
-        """End the child daemon, if there is one; acknowledged rows stay."""
+        """Stop the child daemon, if there is one; acknowledged rows are kept."""
         if self._child is not None:
             self._child.stop(self._settings.daemon.drain_timeout)
             self._child = None
 
     @panics_as_errors
     def _written(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
-        """The micro-batch, begun anew by the routing of that moment where the table was resized meanwhile."""
+        """Write the micro-batch; if the table is resized meanwhile, begin again with the new routing."""
         attempts = Attempts(self._clock, SystemIds(), self._settings.sink.stream_timeout, repeatable=True)
         while True:
             try:
@@ -184,11 +169,15 @@ class MemWalSink:
             for packed in told:
                 refused |= refused_in(packed)
         reason = next(reversed(refused.values())).reason
-        raise Invalid(f"regions refused {len(refused):,} rows of a micro-batch, and more after these; {reason}")
+        raise Invalid(
+            f"regions refused {len(refused):,} rows of a micro-batch, new ones in each of {_ROUNDS} attempts; {reason}"
+        )
 
     def _where_it_came_to(self, send: SendTask) -> tuple[SendTask, dict[Place, BadRow]]:
-        """How a micro-batch is sent that may have been begun before, by another mapping maybe: rows that are letters
-        stay letters; and none is written any more once every region has applied it. Raises: Invalid.
+        """Return how to send a micro-batch that an earlier run may have begun, and its rows that are dead letters now.
+
+        Rows that are dead letters stay so, even if the mapping has changed; once every region has applied the
+        micro-batch, no dead letter is written any more. Raises: Invalid.
         """
         applied = send.applied()
         # Regions that are behind would take rows that others have under other numbers.
@@ -201,7 +190,7 @@ class MemWalSink:
         return send, given(letters, send.producer, send.sequence)
 
     def _by_one_task(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
-        """The receipts of a micro-batch that one task took; None where that is not for it, and nothing was sent."""
+        """Return the receipts of a micro-batch written by one task; None if it needs a shuffle: nothing was sent."""
         if self._small is None:
             few = frame.sparkSession.sparkContext.defaultParallelism <= FEW
             self._small = SMALL_ON_FEW if few else SMALL
@@ -220,9 +209,9 @@ class MemWalSink:
         return rows
 
     def _nameless(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
-        """As `_taken`, of rows without the paths of their files; None where these are asked for, or not worth it.
+        """As `_taken`, of rows without the paths of their files; None if paths are needed, or few rows expected.
 
-        A source whose rows asked for them is likely to again, so the next ones come with them at once.
+        A source that needed paths once will probably need them again, so the next micro-batches have them at once.
         """
         self._named = max(0, self._named - 1)
         if self._named or not set(PLACE) <= set(schema.names) or (self._last or 0) < NAMELESS_FROM:
@@ -234,36 +223,36 @@ class MemWalSink:
         return None
 
     def _taken(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
-        """What one task answered that took all rows."""
+        """Return the receipts of the one task that takes all rows."""
         if self._prepared is None or not self._prepared.serves(task, schema, frame):
             self._prepared = PreparedTask(task, schema, frame)
         return self._prepared.collected(frame, task.send.sequence)
 
     def _learn(self, rows: int) -> None:
-        """A micro-batch had so many rows."""
-        if self._too_many:  # they are wide: of half as many all may fit into one task
+        """Adapt the small-batch limit to the last micro-batch, which had `rows` rows."""
+        if self._too_many:  # the rows are wide: half as many may fit into one task
             self._small, self._too_many = min(self._small or rows, rows // 2), False
         self._last = rows
 
     def _by_regions(
         self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
     ) -> tuple[list[dict[str, Any]], int]:
-        """The receipts of a micro-batch that was shuffled, and the letters that rows of `refused` became before."""
+        """Return the receipts of a shuffled micro-batch, and the number of dead letters made of `refused` before it."""
         buckets = self._table().buckets
         most = min(buckets, self._tasks or buckets)
         routed = routed_frame(frame, self._route(refused), most, self._settings.source.order_by)
         letters = 0
         if refused:
-            # Their letters are durable before any region applies the micro-batch without these rows: once it has,
-            # it refuses nothing any more, and a replay would not know of them.
+            # Their dead letters are durable before any region applies the micro-batch without these rows: after that
+            # no region refuses anything, and a replay would not know these rows.
             letters = _added(_collected(routed.where(f"{BUCKET} < 0"), send))
         return _collected(routed, send), letters
 
     def _refuse_too_bad(self, receipt: BatchReceipt, send: SendTask) -> None:
-        """Raises: Invalid where too many of the newest rows were bad; nothing of the micro-batch is lost by then.
+        """Raise Invalid if too many of the newest rows were bad; nothing of the micro-batch is lost.
 
-        It comes again, with other rows maybe: the source may have been mended. What is a letter now stays one, so
-        regions that got no rows of it are to take none either.
+        The micro-batch is replayed, maybe with other rows, since the source may be corrected meanwhile. Its dead
+        letters stay dead letters, so regions that got no rows of it now must take none then.
         """
         rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
         if rate is None:
@@ -271,15 +260,17 @@ class MemWalSink:
         if self._settings.dlq.mode == "table":
             told = {each.region for each in receipt.regions}
             send.note(region for region in send.regions if str(region) not in told)
-        kept = f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "left out"
+        kept = (
+            f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "they are left out"
+        )
         raise Invalid(
-            f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}, most of them: "
-            f"{receipt.reasons or 'see memwal dlq list'}; mend the source, or allow more",
+            f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}; most frequent "
+            f"reasons: {receipt.reasons or 'see memwal dlq list'}; correct the source, or raise dlq.max_bad_percent",
             {"bad": receipt.bad},
         )
 
     def _route(self, refused: Mapping[Place, BadRow] | None = None) -> RouteTask:
-        """The first step's task; secrets travel as the references they are in the configuration."""
+        """Return the task that routes rows; secrets stay references, as in the configuration."""
         # The base table's own address: an executor has another working directory.
         base = self._table()
         return RouteTask(base.uri, self._options(), base.routing_version, self._settings.dlq.mode, refused or {})
@@ -291,7 +282,7 @@ class MemWalSink:
         return tuple((name, value.get_secret_value()) for name, value in self._settings.table.storage_options.items())
 
     def _owner(self) -> str:
-        """The endpoints to send to; a child daemon that was given up is replaced (the epoch keeps that safe)."""
+        """Return the endpoints to send to; replaces a child daemon that failed for good (the epoch keeps that safe)."""
         if self._endpoint is not None:
             return self._endpoint
         if (find := self._find()) is not None:
@@ -315,16 +306,16 @@ class MemWalSink:
         return self._base
 
     def _explained(self, error: Exception) -> MemWalError:
-        """The kind of an error; a child daemon that is gone for good is the reason for whatever its clients met."""
+        """Return the kind of an error; if the child daemon failed for good, its failure, which caused the error."""
         gone = None if self._child is None else self._child.failure
         return gone or of_spark(error)
 
 
 def fits_one_task(schema: StructType, task: OneTask) -> bool:
-    """Whether one task may take rows of these columns."""
+    """Return whether one task may take rows of these columns."""
     from pyspark.sql import types as spark
 
-    # In one task rows without a place would not be told apart by the task that read them, as their letters are.
+    # Dead letters of rows without a place are told apart by the task that read them; one task reads all.
     if task.route.letters != "fail" and not _places(schema.names):
         return False
     ordered_alike = (
@@ -338,15 +329,15 @@ def fits_one_task(schema: StructType, task: OneTask) -> bool:
 
 
 def _places(columns: Sequence[str]) -> list[str]:
-    """Those of `columns` that say where a row lies, most significant first."""
+    """Return those of `columns` that say where a row lies, most significant first."""
     return [name for name in (COORDINATES if OFFSET in columns else PLACE) if name in columns]
 
 
 def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequence[str]) -> DataFrame:
-    """Steps 1 and 2: rows with the columns `ADDED`, one region's rows together, oldest first.
+    """Return the routed rows (steps 1 and 2) with the columns `ADDED`: the rows of a region together, oldest first.
 
-    `most`: tasks after the shuffle; more than regions are of no use.
-    A source without files and without `order_by` is ordered by Spark partition and then arrival.
+    `most`: tasks after the shuffle; more than regions are useless.
+    A source without files and without `order_by` is ordered by Spark partition, then by arrival.
     """
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
@@ -367,5 +358,5 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
 
 
 def _collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:
-    """Steps 3 and 4: what the tasks of a job answered, one dict per row of `RECEIPT`."""
+    """Run the job (steps 3 and 4); return what its tasks answered, one dict per row of `RECEIPT`."""
     return [row.asDict() for row in frame.mapInArrow(task, receipt_schema()).collect()]

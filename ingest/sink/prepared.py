@@ -1,13 +1,13 @@
-"""A task that takes whole micro-batches, put into Spark's JVM once for all of them.
+"""A task for whole micro-batches that is put into Spark's JVM once.
 
-Spark's Python API builds `frame.mapInArrow(task, …)` by some fifty calls over a socket, for each micro-batch anew, and
-all of it but a number is the same: the pickled task, the columns that it reads, the types that it yields. So these are
-kept as the JVM has them, a micro-batch is a handful of calls, and its number comes to the task beside the rows, as a
-local property of the job.
+Spark's Python API builds `frame.mapInArrow(task, …)` with some fifty calls over a socket for each micro-batch, and all
+of it except the batch_id is the same: the pickled task, the columns that it reads, the types that it yields. So these
+objects of the JVM are kept, a micro-batch takes a few calls, and its batch_id reaches the task as a local property of
+the job.
 
-The row that ends a micro-batch (`ingest.source.whole_input`) is a part of its own behind the parts of the frame. Where
-all parts go into one task Spark reads them in their order, but for one that lies on a known host, which may come first;
-the part with that row lies on none.
+The row that ends a micro-batch (`ingest.source.whole_input`) is a part of its own behind the parts of the frame. If all
+parts go into one task, Spark reads them in order, except that a part on a known host may come first; the part with that
+row is on no host.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _NUMBER = "memwal.micro_batch"
-"""Local property of Spark: the number of the micro-batch that a job is for."""
+"""Local property of Spark: the batch_id of the micro-batch that a job processes."""
 _LIMIT, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
-"""Spark adds the bytes of a batch up anew for every row, a quarter of what it takes to hand narrow ones over."""
+"""With a limit, Spark sums the bytes of a batch again for every row: a quarter of the time to hand narrow rows over."""
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double", "decimal"}
 _FIXED = {*_NUMBERS, "boolean", "date", "timestamp", "timestamp_ntz"}
-"""Spark's types whose values all take the same bytes."""
+"""Spark's types whose values all have the same size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """`task`, of the micro-batch that the job says."""
+    """`task` for the micro-batch that the job names."""
 
     task: OneTask
 
@@ -51,13 +51,13 @@ class Numbered:
 
 
 class PreparedTask:
-    """`task` for frames of `schema`; a `nameless` one gets `PART` in place of `PLACE`.
+    """`task` for frames of `schema`; a `nameless` task gets `PART` in place of `PLACE`.
 
     Thread safety. As its Spark session. Errors. As Spark's.
     """
 
     def __init__(self, task: OneTask, schema: StructType, frame: DataFrame) -> None:
-        """`frame`: any of the Spark that is to run it."""
+        """`frame`: any frame of the Spark that will run the task."""
         from pyspark.sql import functions
         from pyspark.sql.pandas.functions import pandas_udf
         from pyspark.sql.types import LongType
@@ -78,18 +78,18 @@ class PreparedTask:
         self._end: Any = frame.sparkSession.range(0, 1, 1, 1).select(*nothing)._jdf  # noqa: SLF001
         kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
         call = cast("Any", pandas_udf)(Numbered(self.task), returnType=receipt_schema(), functionType=kind)
-        self._call: Any = call(*read)._jc  # noqa: SLF001 - PySpark's public ways make everything anew
-        # Rows of which 4,096 cannot be too many bytes need not be measured.
+        self._call: Any = call(*read)._jc  # noqa: SLF001 - PySpark's public API builds everything again
+        # 4,096 rows of fixed-size values cannot have too many bytes, so they need not be measured.
         narrow = task.nameless and all(field.dataType.typeName() in _FIXED for field in given)
         self._limit = frame.sparkSession.conf.get(_LIMIT) if narrow else None
 
     def serves(self, task: OneTask, schema: StructType, frame: DataFrame) -> bool:
-        """Whether this is `task`, but for the number of its micro-batch, and for such frames."""
+        """Return whether this is `task`, except for its batch_id, and made for such frames."""
         alike = self._spark is frame.sparkSession.sparkContext and self._schema == schema
         return alike and self.task == task.of(0)
 
     def collected(self, frame: DataFrame, number: int) -> list[dict[str, Any]]:
-        """What the task answers to micro-batch `number`, one dict per row of `RECEIPT`."""
+        """Run the task for micro-batch `number`; return its answer, one dict per row of `RECEIPT`."""
         from pyspark.sql.classic.dataframe import DataFrame as Classic
 
         spark = frame.sparkSession
@@ -103,7 +103,7 @@ class PreparedTask:
 
     @contextmanager
     def unmeasured(self, spark: SparkSession) -> Iterator[None]:
-        """Within it Spark hands over narrow rows by their number alone."""
+        """While the context lasts, Spark cuts batches of narrow rows by their number alone."""
         if self._limit is None:
             yield
             return
@@ -115,7 +115,7 @@ class PreparedTask:
 
 
 def _missing_place(task: OneTask, columns: Sequence[str]) -> tuple[str, str] | None:
-    """The column that says where a row lies, if it has to be added, and Spark's expression of its values."""
+    """Return the column to add that says where a row lies, and Spark's expression of it; None if there is one."""
     if task.nameless:
         return PART, PACKED
     return None if {OFFSET, BLOCK} & set(columns) else (BLOCK, "bigint(spark_partition_id())")

@@ -1,4 +1,4 @@
-"""What tasks answer for the regions that they wrote to, and a micro-batch's receipt made of it."""
+"""Receipts: what tasks answer for each region, and the receipt of a micro-batch made from it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ RECEIPT = pa.schema(
         pa.field("said", pa.string()),
     ]
 )
-"""All that comes back to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` null where
-the source has no files.
+"""All that returns to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` is null if the
+source has no files.
 
-Two kinds of rows more, of no region's ack: with `letters` not null, what became of the bad rows (`rows` of them, of
-which so many letters were not there before; `said`: the most frequent reasons); with `said` alone, rows which the
-region refused, as `letters.Refusals` writes them, and it has applied nothing."""
+Two more kinds of rows are not the ack of a region. With `letters` not null: the bad rows (`rows` is their number,
+`letters` the number of dead letters newly written, `said` the most frequent reasons). With only `said`: rows that the
+region refused, as `letters.Refusals` writes them; the region has applied nothing."""
 
 
 def without_ack(now: float, **values: object) -> pa.RecordBatch:
-    """A receipt that tells of other things than a region's ack."""
+    """Return a receipt that is not the ack of a region."""
     counts = dict.fromkeys(("rows", "position", "skipped"), 0)
     nothing = {"region": "", "applied": False, "ack_seconds": 0.0, "acked_at": now, **counts}
     return pa.RecordBatch.from_pylist([nothing | values], schema=RECEIPT)
@@ -49,8 +49,8 @@ def without_ack(now: float, **values: object) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class RegionReceipt:
-    """What one region answered to one micro-batch; times in unix seconds, see `spark_tasks.RECEIPT`. `skipped`: rows
-    that the table's rules left out; `newest`: as in an `Ack`."""
+    """The answer of one region to one micro-batch; times in unix seconds, see `RECEIPT`. `skipped`: rows that the
+    table's rules left out; `newest`: as in an `Ack`."""
 
     region: str
     rows: int
@@ -66,14 +66,14 @@ class RegionReceipt:
 
 @dataclass(frozen=True, slots=True)
 class BatchReceipt:
-    """A micro-batch that every one of its regions has made durable; empty when it had no rows."""
+    """The receipt of a micro-batch that all its regions have made durable; empty if it had no rows."""
 
     batch_id: int
     regions: tuple[RegionReceipt, ...]
     bad: int = 0
-    """Rows that no region got: left out, or dead letters now."""
+    """Rows that no region got: left out, or now dead letters."""
     letters: int = 0
-    """Dead letters that were written for it; fewer than `bad` where they were there already."""
+    """Dead letters that were newly written for it; fewer than `bad` if some existed already."""
     reasons: str = ""
     """The most frequent reasons of bad rows."""
 
@@ -88,7 +88,7 @@ def _added(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> BatchReceipt:
-    """What the tasks of a micro-batch answered (`spark_tasks.RECEIPT`), put together. `letters`: of all attempts."""
+    """Return the receipt of a micro-batch from the answers of its tasks (`RECEIPT`). `letters`: of all attempts."""
     names = [each.name for each in fields(RegionReceipt)]
     regions = tuple(RegionReceipt(**{name: row[name] for name in names}) for row in rows if row["letters"] is None)
     bad = [row for row in rows if row["letters"] is not None]
@@ -102,20 +102,20 @@ def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> B
 
 
 def refuse_older(batch_id: int, newest: int | None) -> None:
-    """Raises: Invalid for a micro-batch of a checkpoint that was set back; its rows may be others than were applied.
+    """Raise Invalid if the checkpoint was set back: the rows of this micro-batch may differ from those applied before.
 
-    `newest`: that a region has applied of the query.
+    `newest`: the highest batch_id of the query that a region has applied.
     """
     if newest is not None and newest > batch_id:
         raise Invalid(
             f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
-            f"of its micro-batch {batch_id} would be left out as applied before; bring the newest checkpoint back, "
+            f"of its micro-batch {batch_id} would be left out as applied before; restore the newest checkpoint, "
             "or set sink.checkpoint to a new one, which reads the source from its start"
         )
 
 
 def receipt_schema() -> StructType:
-    """`RECEIPT` as Spark has it."""
+    """Return `RECEIPT` as a Spark type."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, spark_type(field.type), field.nullable) for field in RECEIPT])

@@ -1,4 +1,4 @@
-"""The task that says to which region each row of a micro-batch goes, before they are shuffled."""
+"""The task that validates the rows of a micro-batch and computes the region of each, before the shuffle."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class RouteTask:
     """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged. Behind them come the
     count rows of each region (`ingest.source.whole_input`).
 
-    Bad rows go on as dead letters, with the column `LETTER`, where `letters` is not "fail"; `refused` are those that
-    their region refused in an earlier attempt, or are letters of it; with "fail" they are left out.
-    Raises (as TaskError): Invalid naming the column, and the row and its
-    file where there is one; where there are dead letters, only for columns that fit no row.
+    If `letters` is not "fail", bad rows continue as dead letters, with the column `LETTER`. `refused`: rows that their
+    region refused in an earlier attempt, or that are dead letters of it; with "fail" they are left out.
+    Raises (as TaskError): Invalid naming the column, and the row and its file if there is one; with dead letters, only
+    for columns that fit no row.
     """
 
     uri: str
     options: tuple[tuple[str, str], ...]
     routing: int = 1
-    """Version of the routing that the driver sends by; a worker that knows another opens the table again."""
+    """Version of the routing that the driver uses; a worker that knows another one opens the table again."""
     letters: Mode = "fail"
     refused: Mapping[Place, BadRow] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class RouteTask:
             yield from with_counts(self.routed(batches))
 
     def routed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As a call, without the edge of a task and without count rows. Raises: Invalid."""
+        """As a call, but raises errors as they are, and yields no count rows. Raises: Invalid."""
         numbers = RowNumbers()
         for batch in batches:
             yield self._routed(batch, numbers.of(batch))
@@ -60,7 +60,7 @@ class RouteTask:
         target = self._target(of_table(batch.schema.names))
         refused = rows_at(self.refused, batch, numbers)
         if self.letters == "fail":
-            if refused:  # letters of an earlier run
+            if refused:  # dead letters of an earlier run
                 others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
                 batch, numbers = batch.take(pa.array(others)), numbers[others]
             bad = explained(problems_of(batch), batch, target.base.schema)
@@ -104,7 +104,7 @@ class RouteTask:
         bad: Mapping[int, BadRow],
         buckets: npt.NDArray[np.int32],
     ) -> pa.RecordBatch:
-        """All rows in their order: good ones with their region, bad ones emptied, with their letter."""
+        """Return all rows in order: good rows with their region, bad rows without values, with their dead letter."""
         letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
         good = pa.array(buckets != NOWHERE)
         for name in of_table(batch.schema.names) if bad else ():
@@ -120,10 +120,10 @@ def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets:
 
 
 class RowNumbers:
-    """Numbers the rows of a task by their place in the part of a file they come from (in the task, without files).
+    """Numbers the rows of a task by their place in their part of a file (without files: in the task).
 
-    A replay may cut the source into other tasks, but a file part is always read in its own order, so these numbers
-    do not depend on the cut.
+    A replay may divide the source into other tasks, but a part of a file is always read in its own order, so these
+    numbers do not depend on the division.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class RowNumbers:
         self._next = 0
 
     def of(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Numbers of the rows of the next batch: int64[rows]."""
+        """Return the numbers of the rows of the next batch: int64[rows]."""
         numbers = np.empty(batch.num_rows, dtype=np.int64)
         for start, end in self._parts(batch):
             part = (
@@ -155,7 +155,7 @@ class RowNumbers:
 
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
-    """Where a refused row lies, for the end of its message: its number in the file, not in the batch."""
+    """Return where a refused row lies, for the end of its message: its number in the file, not in the batch."""
     if row is None:
         return ""
     if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:

@@ -1,12 +1,8 @@
-"""What the Spark sink does on executors: two functions over streams of Arrow batches. Nothing here imports Spark.
+"""The task that sends rows: each region's rows to its owner, bad rows to the table of dead letters.
 
-`RouteTask` validates rows and names the region of each; `SendTask` streams the rows of each region, which Spark has
-brought together and in order by then, to the region's owner, and bad rows to the table of dead letters. Spark shuffles
-between the two, so no row is sent before every row of the micro-batch has passed validation.
-
-Both are pickled with plain strings and numbers only; what they need beside is opened in the worker.
-
-Steps that are waited for in order while the next one is prepared: at most so many bytes of them at a time.
+Spark shuffles between `RouteTask` and `SendTask`, so the rows of a region arrive together and in order, and no row is
+sent before every row of the micro-batch has passed validation. Both tasks are pickled with plain strings and numbers
+only, and open everything else in the worker. Nothing here imports Spark.
 """
 
 from __future__ import annotations
@@ -53,17 +49,17 @@ _MICROS = 1e6
 class SendTask:
     """Streams rows, sorted by `BUCKET` and then oldest first, to their owners; yields one `RECEIPT` row per region.
 
-    A region's stream is finished only after as many rows were sent as its count rows say; whatever goes wrong before,
-    the region applies nothing of it. One whose owner is lost, or lets the region go, or is busy, is sent again until
-    `timeout`; so where the only daemon is started again. The ack of one region is waited for while the next one's rows
-    are sent.
-    Raises (as TaskError): what the owner answers, Unavailable and UnknownOutcome when none does.
+    A region's stream is finished only after as many rows were sent as its count rows say; if anything fails before, the
+    region applies nothing of it. If the owner is lost, releases the region or is busy, the stream is sent again until
+    `timeout`; also if the only daemon is restarted. While the rows of one region are sent, the acks of previous regions
+    are awaited.
+    Raises (as TaskError): what the owner answers; Unavailable and UnknownOutcome if no owner answers.
     """
 
     endpoint: str
-    """Of the daemons, with commas between them; they name others."""
+    """Endpoints of daemons, separated by commas; they name the others."""
     regions: tuple[UUID, ...]
-    """That of bucket n at n."""
+    """The region of bucket n at index n."""
     producer: str
     sequence: int
     timeout: float
@@ -73,16 +69,16 @@ class SendTask:
     """Version of the routing of `regions`."""
     letters: Rules = FAIL
     find: FromNotes | None = None
-    """Where daemons are that nobody has configured."""
+    """Finds daemons that are not configured."""
     table: str | None = None
-    """Id of the table, None for whichever is served there."""
+    """Id of the table; None accepts any table that the daemons serve."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
             yield from self.sent(by_region(batches))
 
     def sent(self, regions: Iterator[RegionRows]) -> Iterator[pa.RecordBatch]:
-        """As a call, without the edge of a task. Raises: what the owner answers, Unavailable, UnknownOutcome."""
+        """As a call, but raises errors as they are: what the owner answers, Unavailable, UnknownOutcome."""
         first = next(regions, None)
         if first is not None and first.bucket == NOWHERE:
             written = Letterbox(self.letters, ROW, self.producer, self.sequence).take(first)
@@ -97,14 +93,14 @@ class SendTask:
             yield from self._send(table, chain([first], regions), acks)
 
     def note(self, regions: Iterable[UUID]) -> None:
-        """Have regions that got no rows of the micro-batch remember it as applied. Raises: as a stream of rows."""
+        """Let regions that got no rows of the micro-batch note it as applied. Raises: as a stream of rows."""
         table, token = self._connected(), Token(self.producer, self.sequence)
         for region in regions:
             columns = table.schema.names
             opened_stream(table, region, token, self.timeout, columns, 0, self.routing).finish()
 
     def applied(self) -> Applied:
-        """Which micro-batches of the query the regions have applied. Raises: Unavailable."""
+        """Return which micro-batches of the query the regions have applied. Raises: Unavailable."""
         return self._connected().applied(self.producer, self.timeout)
 
     def _connected(self) -> RemoteTable:
@@ -135,7 +131,7 @@ class _Sending:
     """The open stream of one region."""
 
     def __init__(self, table: RemoteTable, stream: RegionStream, clock: Clock, refusals: Refusals | None) -> None:
-        """`refusals`: told of every row, where rows that the region refuses may be left out."""
+        """`refusals`: records every row sent, if rows that the region refuses may be left out."""
         self._refusals = refusals
         self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
         self._rows_schema = row_schema(table.schema, table.key)
@@ -197,9 +193,9 @@ def connected(
     find: FromNotes | None = None,
     table: str | None = None,
 ) -> RemoteTable:
-    """A client of the owners, made once per Python worker: a micro-batch finds its connections and who owns what.
+    """Return a client of the owners, made once per Python worker, with open connections and known owners.
 
-    `patience`: seconds to wait until a daemon answers. `_process`: the worker's, since a fork must make its own.
+    `patience`: seconds to wait until a daemon answers. `_process`: id of the worker, since a fork must make its own.
     """
     return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, id=table, **access.options())
 
@@ -207,13 +203,13 @@ def connected(
 def opened_stream(
     table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str], rows: int, routing: int = 1
 ) -> RegionStream:
-    """A stream for so many rows with `columns`: it carries all of the table's, unless upserts merge; then those, in its
-    order; and `_tombstone` where that is among them.
+    """Open a stream for `rows` rows with all columns of the table; if upserts merge, only with `columns`, in the
+    table's order. `_tombstone` is added if `columns` has it.
 
     Raises: as `RemoteTable.open_stream`.
     """
     if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
-        table.refresh()  # added since the daemon last looked, and known to `RouteTask`
+        table.refresh()  # `RouteTask` knows columns that were added since this client last asked
     carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
     return table.open_stream(
         region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns, routing=routing, rows=rows
@@ -226,10 +222,10 @@ _AT_ONCE = 8
 
 
 class Pipelined(Generic[T]):
-    """Runs steps beside its user, who gets their results in the order in which they were begun.
+    """Runs steps in threads and returns their results in the order in which the steps were begun.
 
-    Thread safety. One thread. Invariants. More than `most` bytes are under way only where one step alone has more. The
-    context ends when every step has.
+    Thread safety. One thread. Invariants. More than `most` bytes are under way only if a single step has more. The
+    context ends when all steps have ended.
     """
 
     def __init__(self, most: int) -> None:
@@ -239,14 +235,14 @@ class Pipelined(Generic[T]):
         self._pool = ThreadPoolExecutor(_AT_ONCE, "pipelined")
 
     def begin(self, step: Callable[[], T], size: int) -> Iterator[T]:
-        """Begin a step of `size` bytes; the results of those that had to end to make room. Raises: what a step does."""
+        """Begin a step of `size` bytes; yield the results of steps that had to end first. Raises: what a step does."""
         while self._under_way and (self._size + size > self._most or len(self._under_way) == _AT_ONCE):
             yield self._oldest()
         self._under_way.append((self._pool.submit(step), size))
         self._size += size
 
     def rest(self) -> Iterator[T]:
-        """The results of all others. Raises: as `begin`."""
+        """Yield the results of all other steps. Raises: as `begin`."""
         while self._under_way:
             yield self._oldest()
 

@@ -1,17 +1,14 @@
-"""A small micro-batch in one task of one stage: checked, ordered and sent by one function.
+"""A small micro-batch in one task of one stage: one function checks, orders and sends its rows.
 
-A shuffle, Spark's sort and a second Python worker each take longer than some ten thousand rows do. So where few rows
-are expected, one task reads all of them; `OneTask` keeps them until the last is checked, which is the barrier that the
-shuffle is otherwise, brings them into the order in which Spark would have sorted them, and sends. The last is known by
-the row behind it, which ends the micro-batch (`ingest.source.whole_input`). Nothing here imports Spark.
+`OneTask` reads all rows of the micro-batch and keeps them until the last one is checked: this is the barrier that
+otherwise the shuffle is. The last row is known by the row behind it, which ends the micro-batch
+(`ingest.source.whole_input`). Then the task sorts the rows as Spark would, and sends them. If they have more than
+`most` bytes, it sends nothing and says so, and the sink shuffles this micro-batch. Nothing here imports Spark.
 
-What is expected may be wrong: of more bytes than `most` the task sends nothing and says so, and the sink takes the
-other way for this micro-batch.
-
-Rows of files say where they lie in three columns, of which the path is longer than most rows are; that takes a quarter
-of a micro-batch of 100,000. They tell the parts of files apart and order them, for which one number will do that holds
-the file's moment and a hash of the rest (`PART`); where more is asked (a row is refused, or parts of one moment are
-ordered) the task says so, and is run again with paths.
+Three columns say where a row of a file lies, and the path is longer than most rows: it takes a quarter of the time of a
+micro-batch of 100,000 rows. One number that holds the file's modification time and a hash of the rest (`PART`) tells
+parts of files apart and orders them as well. If more is needed (a row is refused, or parts with the same time must be
+ordered), the task says so, and is run again with paths.
 """
 
 from __future__ import annotations
@@ -47,36 +44,36 @@ from memwal.wal import SystemClock
 
 MOST_BYTES = 64 << 20
 TOO_MANY = "too many rows for one task"
-"""What a receipt says where nothing was sent."""
+"""`said` of a receipt if nothing was sent."""
 NAMELESS = "paths of files are wanted"
-"""What a receipt says where rows came without the paths of their files, which are asked for; the others count for
-nothing then."""
+"""`said` of a receipt if rows came without the paths of their files and these are needed; other receipts do not count
+then."""
 
 _HASH_BITS = 20
 PACKED = f"shiftleft(unix_millis({LANDED}), {_HASH_BITS}) | (xxhash64({FILE}, {BLOCK}) & {(1 << _HASH_BITS) - 1})"
 """Spark's expression of `PART` (int64): the milliseconds of the file's moment, good until the year 2248, above a hash.
-Of parts of one moment one pair in a million has the same; those are ordered as Spark reads them."""
+Of parts with the same time, one pair in a million has the same number; those are ordered as Spark reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneTask:
-    """`route`, the order and `send` in one; yields what `send` does, or one receipt that says `TOO_MANY`.
+    """Routes, orders and sends all rows of a micro-batch; yields what `send` yields, or one receipt with `TOO_MANY`.
 
-    Requires: all rows of the micro-batch come to this task, and behind them the one that ends it. Raises (as
+    Requires: all rows of the micro-batch come to this task, and behind them the row that ends it. Raises (as
     TaskError): what the two tasks do; Unavailable where that row is missing.
     """
 
     route: RouteTask
     send: SendTask
     order_by: tuple[str, ...] = ()
-    """Columns that order the rows of a region, before their place does."""
+    """Columns that order the rows of a region, more significant than their place."""
     most: int = MOST_BYTES
 
     nameless: bool = False
-    """Rows come with `PART` in place of `PLACE`."""
+    """Rows have `PART` in place of `PLACE`."""
 
     def of(self, sequence: int) -> OneTask:
-        """This task for another micro-batch of its query."""
+        """Return this task for another micro-batch of its query."""
         return replace(self, send=replace(self.send, sequence=sequence))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -90,7 +87,7 @@ class OneTask:
                 if receipt["said"][0].as_py() not in (None, TOO_MANY):
                     raise Invalid(NAMELESS)
                 yield receipt
-        except Invalid:  # its message, or the letters of rows that a region refused, would name files
+        except Invalid:  # its message, or the dead letters of refused rows, would name files
             for _ in batches:
                 pass
             yield without_ack(SystemClock().now(), said=NAMELESS)
@@ -98,7 +95,7 @@ class OneTask:
     def _receipts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kept: list[pa.Table] = []
         size = 0
-        # Batches are checked while Spark prepares the next ones. All are read, or Spark ends this worker.
+        # Batches are checked while Spark prepares the next ones. All must be read, or Spark ends this worker.
         for batch in self.route.routed(batches):
             size += batch.nbytes
             if size <= self.most and batch.num_rows:
@@ -106,7 +103,7 @@ class OneTask:
         if size > self.most:
             yield without_ack(SystemClock().now(), said=TOO_MANY)
             return
-        # Batches with bad rows take null where others do not.
+        # Columns of batches with bad rows are nullable, those of others may not be.
         rows = pa.concat_tables(kept, promote_options="default").combine_chunks() if kept else pa.table({})
         if self.nameless and wants_names(rows):
             raise Invalid(NAMELESS)
@@ -121,7 +118,7 @@ class OneTask:
 
 
 def unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows with `PART` as rows with `PLACE`: a number stands for the path, and no part is behind another in it."""
+    """Return rows with `PART` as rows with `PLACE`: the number stands for the path, and every block is 0."""
     part = batch[PART].to_numpy()
     landed = pa.array((part >> _HASH_BITS) * 1000).cast(pa.timestamp("us", "UTC"))
     zeros = pa.array(np.zeros(len(part), dtype=np.int64))
@@ -131,7 +128,7 @@ def unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def wants_names(rows: pa.Table) -> bool:
-    """Whether the paths of files are asked for: by dead letters, or by the order of files of one moment."""
+    """Return whether the paths of files are needed: for dead letters, or to order files with the same time."""
     if FILE not in rows.column_names:
         return False
     files = rows.group_by(FILE).aggregate([(LANDED, "min")])
@@ -140,12 +137,10 @@ def wants_names(rows: pa.Table) -> bool:
 
 
 def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:
-    """Rows with the columns of `RouteTask` as Spark sorts them: by region, by `order_by`, by their place; nulls first,
-    NaN last.
-    """
+    """Return routed rows in Spark's order: by region, by `order_by`, by their place; nulls first, NaN last."""
     names = batch.schema.names
     place = [name for name in (COORDINATES if OFFSET in names else PLACE) if name in names]
-    # Rows of one part of a file come in their order, which the sort keeps: it is stable.
+    # Rows of one part of a file arrive in order, and the sort is stable.
     last = () if _ascends(batch[ROW]) else (ROW,)
     keys = [key for name in (BUCKET, *order_by, *place, *last) for key in _keys(batch[name])]
     if not keys:
@@ -161,7 +156,7 @@ def _ascends(column: pa.Array) -> bool:
 
 
 def _keys(column: pa.Array) -> Iterator[pa.Array]:
-    """What to sort by for `column`: nothing where all its values are the same."""
+    """Yield what to sort by for `column`: nothing if all its values are equal."""
     if pa.types.is_floating(column.type):
         yield pc.is_nan(column)  # Arrow puts NaN where it puts null
     elif not len(column) or (not column.null_count and pc.all(pc.equal(column, column[0])).as_py()):

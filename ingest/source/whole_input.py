@@ -1,17 +1,14 @@
-"""Proof that a task has all rows of its input: that an iterator ends proves nothing.
+"""Proof that a task has received all rows of its input: the end of an iterator proves nothing.
 
-When Spark cancels a task, or loses its executor or the JVM, the Arrow stream into the Python worker ends between two
-messages, which reads like the end of the rows. So the end comes as a row, which a real row is told from by its place:
-a real row always has one (`place_column`).
+`ingest/sink/README.md` says why. The end comes as a row without a place; a real row always has one (`place_column`).
 
-1. *One task* (`ingest.sink.small`): the micro-batch ends with one row without a place (`ingest.sink.prepared` adds
-   it in the JVM, behind all others). `until_end` takes it off, and raises where it has not come.
+1. *One task* (`ingest.sink.small`): the micro-batch ends with one row without a place, which `ingest.sink.prepared`
+   adds in the JVM behind all others. `until_end` removes it, and raises if it has not come.
 2. *Shuffled* (`ingest.sink.send`): `RouteTask` ends each part of the source with one row for each region that it has
-   rows of: no place, and the number of these rows in `ROW`. Spark takes what such a task wrote only once its JVM has
-   read the whole part. The sort brings these rows before the others of their region; `RegionRows` adds them up, and
-   raises where there are fewer rows than they say.
+   rows of: no place, and the number of these rows in `ROW`. The sort brings these rows before the others of their
+   region; `RegionRows` adds the numbers up, and raises if fewer rows arrive.
 
-Both come before anything is closed: a stream to a region, the letters of a micro-batch.
+Both checks come before anything is closed: a stream to a region, the dead letters of a micro-batch.
 """
 
 from __future__ import annotations
@@ -29,25 +26,25 @@ from memwal.ingest.source.columns import BUCKET, ROW, place_column, runs
 
 
 def until_end(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`batches` without their last row, which ends them and is the only one without a place.
+    """Yield `batches` without their last row, which ends the micro-batch and is the only one without a place.
 
     Raises: Unavailable at the end, if that row has not come.
     """
     ended = False
     for batch in (each for each in batches if each.num_rows):
         if ended:
-            raise Internal("rows of a micro-batch came behind the one that ends it; nothing was applied")
+            raise Internal("rows of a micro-batch came behind the row that ends it; nothing was applied")
         ended = batch[place_column(batch.schema.names)].null_count > 0
         rows = batch.slice(0, batch.num_rows - 1) if ended else batch
         _expect_places(rows)
         if rows.num_rows:
             yield rows
     if not ended:
-        raise Unavailable("a micro-batch was cut short before its end; nothing of it was applied, it comes again")
+        raise Unavailable("a micro-batch was cut short before its end; nothing of it was applied, Spark replays it")
 
 
 def with_counts(routed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The routed rows of one part of the source, and behind them the count rows of their regions."""
+    """Yield the routed rows of one part of the source, and behind them the count rows of their regions."""
     counts: Counter[int] = Counter()
     schema = pa.schema([])
     for batch in routed:
@@ -58,17 +55,17 @@ def with_counts(routed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if counts:
         said = {BUCKET: pa.array(counts.keys(), pa.int32()), ROW: pa.array(counts.values(), pa.int64())}
         columns = [said[field.name] if field.name in said else pa.nulls(len(counts), field.type) for field in schema]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)  # the same: Spark takes batches of one schema only
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)  # the same schema: Spark takes no other
 
 
 class RegionRows:
-    """The rows of one region in their order; iterating raises Unavailable at the end where some have not come.
+    """The rows of one region in order; iterating raises Unavailable at the end if some have not arrived.
 
-    `bucket`: of the region. `count`: rows that there are in all. `columns`: names.
+    `bucket`: of the region. `count`: number of all rows. `columns`: names.
     """
 
     def __init__(self, bucket: int, count: int, parts: Iterator[pa.RecordBatch]) -> None:
-        """`parts`: rows of `bucket`, not empty. Raises: Unavailable where there is none."""
+        """`parts`: rows of `bucket`, not empty. Raises: Unavailable if there is none."""
         self.bucket, self.count = bucket, count
         first = next(parts, None)
         if first is None:
@@ -87,15 +84,15 @@ class RegionRows:
 
     def _cut_short(self, rows: int) -> Unavailable:
         return Unavailable(
-            f"of {self.count:,} rows for region number {self.bucket} {rows:,} arrived: the task was cut short; none of "
-            "them was applied, the micro-batch comes again"
+            f"{rows:,} of {self.count:,} rows for region number {self.bucket} arrived: the task was cut short; none of "
+            "them was applied, Spark replays the micro-batch"
         )
 
 
 def by_region(batches: Iterator[pa.RecordBatch]) -> Iterator[RegionRows]:
-    """What comes of each region, in turn, from routed rows that are sorted by region, count rows first.
+    """Yield the rows of each region in turn, from routed rows that are sorted by region, count rows first.
 
-    Requires: one is iterated to its end before the next is asked for. Raises: as `RegionRows`.
+    Requires: each is iterated to its end before the next one. Raises: as `RegionRows`.
     """
     parts = (
         batch.slice(start, end - start)
@@ -107,7 +104,7 @@ def by_region(batches: Iterator[pa.RecordBatch]) -> Iterator[RegionRows]:
 
 
 def _counted(bucket: int, parts: Iterator[pa.RecordBatch]) -> RegionRows:
-    """One region's rows, of parts that begin with its count rows."""
+    """Return the rows of one region; its `parts` begin with the count rows."""
     count = 0
     for part in parts:
         said = part[place_column(part.schema.names)].null_count
@@ -121,4 +118,4 @@ def _counted(bucket: int, parts: Iterator[pa.RecordBatch]) -> RegionRows:
 def _expect_places(batch: pa.RecordBatch) -> None:
     place = place_column(batch.schema.names)
     if batch[place].null_count:
-        raise Internal(f"rows of a micro-batch came without {place}; nothing of them was applied")
+        raise Internal(f"rows of a micro-batch came without {place}; none of them was applied")

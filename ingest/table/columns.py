@@ -1,7 +1,7 @@
-"""The columns that rows of an open table are brought into, which others may change while it is open.
+"""Bring rows into the columns of an open table, which others may change while it is open.
 
-How a change reaches the regions is told in `ingest.region.admission`; here is who looks for one, and what becomes of
-rows that were made before it.
+`ingest.region.admission` tells how a change reaches the regions. This module looks for a change, and brings rows of the
+former columns into the present ones.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _LOG = logging.getLogger("memwal.table")
 
 
 class TableColumns:
-    """The columns of a table and of its regions here, by what this process knows.
+    """The columns of a table and of its regions in this process, as of the newest version taken over.
 
-    Thread safety. Any thread. Invariants. (1) `admission` is never newer than `base`: who meets a new one does not make
-    rows for the old columns. (2) Every region of the set has the columns of its context.
+    Thread safety. Any thread. Invariants. (1) `admission` is never newer than `base`: a caller with the new one does
+    not make rows for the old columns. (2) Every region of the set has the columns of the set's context.
     """
 
     def __init__(self, base: BaseTable, regions: RegionSet, reader: Reader, tell: Callable[[BaseTable], None]) -> None:
-        """`base`: the version that the table was opened with, whose columns `regions` have. `tell`: is told of every
-        version whose columns are taken over, before rows are made for them.
+        """`base`: the version at opening, whose columns `regions` have. `tell`: called with every version whose columns
+        are taken over, before rows are made for them.
         """
         self._regions, self._reader, self._tell = regions, reader, tell
         self._former = list[Shape]()
         self.base = base
-        """The version from which the columns were taken."""
+        """The version whose columns these are."""
         self.admission = Admission(regions.context)
-        """Brings rows into them."""
+        """Brings rows into these columns."""
 
     def take_over(self) -> list[Callable[[], None]]:
-        """Steps 1 and 2 of `ingest.region.admission`; the results, called, wait for step 4. Raises: as a put."""
+        """Do steps 1 and 2 of `ingest.region.admission`; return calls that wait for step 4. Raises: as a put."""
         with self._regions.changing:
             base, context = self._reader.base(), self._regions.context
             expect_routing(base.uri, self.base.routing_version, base.routing_version)
@@ -65,9 +65,9 @@ class TableColumns:
             return waits
 
     def conforming(self, given: pa.Table, deletes: Deletes = False) -> tuple[Admission, pa.Table]:
-        """Rows in the table's columns, and what brought them there.
+        """Return rows in the table's columns, and the `Admission` that brought them there.
 
-        Raises: InvalidRows; Invalid for a column that the table had once.
+        Raises: InvalidRows; Invalid for a column that the table no longer has.
         """
         admission = self.admission
         try:
@@ -75,25 +75,25 @@ class TableColumns:
         except InvalidRows:
             if set(given.column_names) <= set(admission.context.schema.names):
                 raise
-        self.take_over()  # a column that nobody knows may have been added just now
+        self.take_over()  # an unknown column may have been added just now
         for name in given.column_names:
             if (gone := self._reader.gone.get(name)) is not None:
                 raise Invalid(f"{gone}: leave it out of the rows, or give it its new name")
         return self.admission, self.admission.conform(given, deletes)
 
     def brought_up(self, rows: pa.Table) -> pa.Table:
-        """Rows of a stream that was opened when the table had other columns, in those of now."""
+        """Bring rows of a stream that was opened when the table had other columns into the present ones."""
         names, now = rows.column_names, self._regions.context.shape
         if now is None or names == self.base.schema.names:
             return rows
         former = (shape for shape in reversed(self._former) if names == [n for n in shape.rows.names if n != TOMBSTONE])
-        found = next(former, None)
+        shape = next(former, None)
         partly = self.base.rules.upsert == "merge"
-        return rows if found is None else fitted(rows, found, now, partly=partly)
+        return rows if shape is None else fitted(rows, shape, now, partly=partly)
 
 
 def difference(old: Shape, new: Shape) -> str:
-    """The changes from one shape to another in one line; "" where the columns are the same."""
+    """Return the changes from one shape to another in one line; "" if the columns are the same."""
     gone, before = old.gone(new), set(old.ids.values())
     parts = [f"dropped {name}" if now is None else f"renamed {name} to {now}" for name, now in gone.items()]
     parts += [f"added {name}" for name, number in new.ids.items() if number not in before]

@@ -1,15 +1,16 @@
-"""Commits a table by its policy and on demand, one commit at a time, and keeps the base table in shape after each.
+"""Commit a table by its policy and on demand, one commit at a time, and do maintenance after each.
 
-Where several processes share the table one of them leads, the owner of its first region: it commits for all, by what
-its peers say that they hold. The others publish their memtables in time for that, and learn what was committed. Nothing
-depends on there being exactly one leader: with two, commits meet on storage and wait for each other.
+If several processes share the table one of them leads, the owner of its first region: it commits for all, by what its
+peers say that they hold. The others publish their memtables in time for that, and learn what was committed. Correctness
+does not need exactly one leader: with two, commits meet on storage and wait for each other.
 
-1. Look at what the regions hold, in memory: no request while nothing waits.
+1. Look at what the regions hold, in memory: no request while no row waits.
 2. Decide (`ingest.table.commit_policy`), and flush or not.
-3. Commit. A region that cannot be flushed keeps nobody's SSTs from it.
-4. Maintenance, where something is due; it fails no commit.
+3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
+4. Maintenance, if something is due; it fails no commit.
 
-Crash points: between any two steps. Every step is decided from what is there, so whoever opens the table next goes on.
+Crash points: between any two steps. Every step is decided from what is on storage, so the process that opens the table
+next goes on.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.commit")
 LOOK_EVERY, LOOKS = 1.0, 10
-"""Seconds between two looks at most, and looks per interval at least."""
+"""Most seconds between two looks, and least looks per interval."""
 PAUSE_MAX = 5.0
-"""Longest pause, in seconds, after a failure; the interval where that is shorter."""
+"""Longest pause, in seconds, after a failure; the interval if that is shorter."""
 
 
 class CommitSteps(Protocol):
-    """What the loop does to its table; see `ingest.table.upkeep`."""
+    """The steps that the loop takes; see `ingest.table.upkeep`."""
 
     others: Callable[[], Sequence[Waiting]]
 
     def leads(self) -> bool:
-        """Whether this process commits for all."""
+        """Return whether this process commits for all."""
         ...
 
     def waiting(self) -> Sequence[Waiting]:
-        """What the regions here hold."""
+        """Return what the regions of this process hold."""
         ...
 
     def flush(self) -> None:
-        """Publish what their memtables hold."""
+        """Publish the memtables of these regions."""
         ...
 
     def commit(self) -> CommitReport:
-        """Commit what is published."""
+        """Commit all published SSTs."""
         ...
 
     def catch_up(self) -> None:
@@ -59,15 +60,15 @@ class CommitSteps(Protocol):
         ...
 
     def maintain(self) -> object:
-        """Keep the base table in shape."""
+        """Do the maintenance that is due."""
         ...
 
 
 class CommitLoop:
-    """Commits by the policy, and a lock that makes every commit of this process wait its turn.
+    """A thread that commits by the policy, and a lock that makes commits of this process run one at a time.
 
-    Thread safety. All methods from any thread, but `step`, which is the loop's. A step that fails is logged and tried
-    again; `commit()` raises to its caller. Committers of other processes are kept apart on storage
+    Thread safety. All methods from any thread, except `step`, which is the loop's. A step that fails is logged and
+    tried again; `commit()` raises to its caller. Committers of other processes are kept apart on storage
     (`flush.commits.plan`); this lock only saves the threads of one process from getting in each other's way, and a
     commit from meeting maintenance.
     """
@@ -87,7 +88,7 @@ class CommitLoop:
             self._worker = Worker("commit", self._run)
 
     def step(self) -> Decision:
-        """Look, and do what is decided. Raises: flush and wal errors."""
+        """Look, decide, and flush and commit as decided. Raises: flush and wal errors."""
         waiting = self._steps.waiting()
         if not self._steps.leads():
             return self._follow(waiting)
@@ -103,11 +104,11 @@ class CommitLoop:
         return decision
 
     def commit(self) -> CommitReport:
-        """Commit what is published now. Raises: flush and wal errors."""
+        """Commit all SSTs published by now. Raises: flush and wal errors."""
         return self._commit(self._clock.monotonic())
 
     def look(self) -> None:
-        """Look now: something has changed."""
+        """Make the loop look now."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -118,7 +119,7 @@ class CommitLoop:
             self._worker.wait()
 
     def _follow(self, waiting: Sequence[Waiting]) -> Decision:
-        """A step of a process that does not lead."""
+        """Take the step of a process that does not lead."""
         due = flush_due(waiting, self._limits)
         if due:
             self._steps.flush()
@@ -142,7 +143,7 @@ class CommitLoop:
             pause = self._look_every
             try:
                 self.step()
-            except BaseException as error:  # noqa: BLE001 - ending here would end all commits in silence
-                # A panic of pylance's Rust code is no Exception; nothing else that is none comes to this thread.
+            except BaseException as error:  # noqa: BLE001 - an error here would silently end all commits
+                # BaseException: a panic of pylance's Rust code is no Exception.
                 pause = min(self._limits.interval, PAUSE_MAX)
                 _LOG.warning("commit failed, will try again in %g s: %s", pause, classify(error))

@@ -1,8 +1,8 @@
 """When a table commits by itself: a pure function of what waits.
 
 `commit.interval` bounds how long a durable row stays out of the base table, so the oldest row that waits decides,
-whether it is in an SST or still in a memtable. Many SSTs or bytes that wait are committed before that. While nothing
-waits, nothing is done.
+whether it is in an SST or still in a memtable. Many waiting SSTs or bytes are committed earlier. If no row waits,
+nothing is done.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Literal
 from memwal.ingest.region.backlog import Waiting
 
 Decision = Literal["nothing", "commit", "flush"]
-"""`flush`: publish what the memtables hold, then commit; `commit`: what is published already."""
+"""`flush`: publish the memtables, then commit; `commit`: commit the SSTs published already."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitLimits:
-    """Seconds, SSTs of one region, bytes of all regions. See the section [commit]; `interval` 0 decides for nothing."""
+    """Seconds, SSTs of one region, bytes of all regions. See the section [commit]; with `interval` 0 nothing is due."""
 
     interval: float
     ssts_max: int
@@ -27,18 +27,18 @@ class CommitLimits:
 
 
 def flush_due(regions: Sequence[Waiting], limits: CommitLimits) -> bool:
-    """Whether to publish what the memtables hold, where another process commits: after half of the interval, so that
-    it finds the rows in an SST before they are due.
+    """Return whether to publish the memtables, if another process commits: after half of the interval, so that it
+    finds the rows in an SST before they are due.
     """
     oldest = max((region.unflushed for region in regions if region.unflushed is not None), default=None)
     return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
 
 
 def decide(regions: Sequence[Waiting], limits: CommitLimits, lead: float) -> Decision:
-    """What to do now. `lead`: seconds that flush and commit will take, and until this is asked again.
+    """Return what to do now. `lead`: seconds that flush and commit will take, plus those until the next decision.
 
-    A lead of more than half the interval counts as that half: storage that is slow must not be made slower by commits
-    one upon the other.
+    A lead of more than half the interval counts as that half: commits one after the other would make slow storage
+    slower.
     """
     if limits.interval <= 0:
         return "nothing"

@@ -1,4 +1,4 @@
-"""The base table that a configuration names: found, created or adopted; refused where it is another."""
+"""Find, create or adopt the base table that a configuration names; refuse a table that does not fit it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from memwal.memtable import check_indexes, row_schema
 def find_or_create(
     settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
 ) -> tuple[flush.BaseTable, bool]:
-    """The base table of `settings`, and whether it was created now.
+    """Return the base table of `settings`, and whether it was created now.
 
-    `schema`: takes the place of `table.columns`. Raises: Invalid when there is nothing and no schema and key are given,
-    or when the table there has another key or other columns; flush errors when the path holds something else.
+    `schema`: replaces `table.columns`. Raises: Invalid if the table does not exist and no schema and key are given, or
+    if it has another key or other columns; flush errors if the path holds something else.
     """
     table, options = settings.table, settings.storage_options(environ)
     base = flush.BaseTable.find(table.uri, options)
@@ -29,7 +29,7 @@ def find_or_create(
     wanted = schema if schema is not None else settings.arrow_schema()
     if not len(wanted) or not (table.key or table.append_only):
         raise Invalid(
-            f"{table.uri}: no table is there; give its columns and its key, and it is created; or its columns and "
+            f"{table.uri}: no table is there; to create it, give its columns and its key, or its columns and "
             "append_only = true (in Python key=()) for a table that has no key and keeps every row"
         )
     wanted, indexes = _with_key(wanted, table.key), settings.index_specs()
@@ -42,7 +42,7 @@ def find_or_create(
         )
         return created, True
     except (flush.TableExists, OSError):
-        # Somebody else creates it at this moment; what they made, whole or half, is found (and completed) now.
+        # Another process creates it at this moment; `find` returns its table, and completes one that is half made.
         if (base := flush.BaseTable.find(table.uri, options)) is None:
             raise
         check_same_table(settings, base)
@@ -50,9 +50,9 @@ def find_or_create(
 
 
 def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
-    """Create the table of `settings`, or adopt the Lance table that is there; returns it and what was done.
+    """Create the table of `settings`, or adopt the existing Lance table; return it and what was done.
 
-    Raises: as `find_or_create`; Invalid when the rows that are there do not fit the key.
+    Raises: as `find_or_create`; Invalid if existing rows do not fit the key.
     """
     try:
         base, created = find_or_create(settings, environ)
@@ -68,7 +68,7 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
 
 
 def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """`schema` with its key fields declared not null, as Lance wants a key's fields."""
+    """Return `schema` with its key fields declared not null, as Lance requires. Raises: Invalid."""
     for name in key:
         if name not in schema.names:
             raise Invalid(f"key column '{name}' is not in the schema{suggestion(name, schema.names)}")
@@ -78,10 +78,10 @@ def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def check_same_table(settings: Settings, base: flush.BaseTable) -> None:
-    """Refuse a table that is not the one of `settings`. Raises: Invalid."""
+    """Raise Invalid if `base` does not fit `settings`."""
     key = tuple(settings.table.key)
     if key and key != base.key:
-        has = f"has the key {list(base.key)}" if base.key else "has none: its rows are only appended"
+        has = f"has the key {list(base.key)}" if base.key else "has no key: its rows are only appended"
         raise Invalid(
             f"[table] key = {list(key)} but the table at {settings.table.uri} {has}; "
             "correct the setting or choose another uri"
@@ -103,7 +103,7 @@ def check_same_table(settings: Settings, base: flush.BaseTable) -> None:
 
 
 def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
-    """What is fixed when a table is set up, where it is said at all."""
+    """Check the given settings that are fixed when a table is set up. Raises: Invalid."""
     if _given_format(settings) not in (None, base.wal_format):
         raise Invalid(
             f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
@@ -118,7 +118,7 @@ def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
 
 
 def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
-    """Indexes belong to a table's set-up; those that are asked for where it has others would be ignored."""
+    """Raise Invalid for other indexes than the table's: indexes belong to its set-up, other ones would be ignored."""
     if "indexes" not in settings.table.model_fields_set:
         return
     there, remedy = {spec.column: spec for spec in base.indexes}, "correct the setting, or leave [table] indexes out"
@@ -165,12 +165,12 @@ def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
 
 
 def _append_by(settings: Settings) -> list[str] | None:
-    """What `flush.BaseTable.create` takes for a table without a key; None where it has one."""
+    """Return the columns that route rows of a table without a key; None if it has a key."""
     return settings.regions.by if settings.table.append_only else None
 
 
 def _given_format(settings: Settings) -> wal.WalFormat | None:
-    """The setting `wal.format`, None where it is left at its default: that is for new tables only."""
+    """Return the setting `wal.format`, None if it is not set: its default is for new tables only."""
     return settings.wal.format if "format" in settings.wal.model_fields_set else None
 
 

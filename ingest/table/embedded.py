@@ -1,7 +1,7 @@
 """The embedded table: regions claimed in this process, rows in and rows out, no Spark.
 
-`Table` is the whole of memwal as a library; the daemon is this class behind Arrow Flight. It says what a table does;
-how is told by its parts: `table_columns`, `table_writes`, `table_upkeep`, `region_set`.
+`Table` is memwal as a library; the daemon is this class behind Arrow Flight. Its parts do the work: `columns`,
+`writes`, `upkeep` and `regions` of this room.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OPEN: WeakSet[Table] = WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A program that ends without `close`: append what lingers, and end the threads before the interpreter does."""
+    """Close the tables that a program leaves open at its end: append lingering rows, end the threads in order."""
     for table in list(_OPEN):
         try:
             table.close()
@@ -81,11 +81,11 @@ class Table(LevelReads):
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
         self.id = base.table_id or context.store.url("")
-        """What tells the table from any other, whoever serves it."""
+        """Identifies the table, whichever process serves it."""
         self.resizing = Resizing(
             base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
         )
-        self._at_once = AT_ONCE if context.store.remote else 1  # regions whose round trips go side by side
+        self._at_once = AT_ONCE if context.store.remote else 1  # regions asked in parallel
         try:
             list(each(self._claimed, claim, self._at_once))
         except BaseException:
@@ -103,10 +103,11 @@ class Table(LevelReads):
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
         `token`: a name and a rising number; the same token is applied once per region, however often it is sent, and
-        the receipt says per region how many rows that left out. Other rows under a used token are taken for its repeat;
-        a number that goes down is Invalid where the regions show that it is no retry. Few names, please: every region
+        the receipt has the number of repeated rows per region. Other rows under a used token are taken for its repeat;
+        a number that goes down is Invalid if the regions show that it is no retry. Use few names: every region
         remembers every name for ever.
-        `timeout`: seconds after which the call is given up; what no region has begun to write by then never will be.
+        `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
+        written.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
         admission, conforming = self._columns.conforming(as_table(rows, self.schema, alike=self.upsert == "merge"))
@@ -120,7 +121,7 @@ class Table(LevelReads):
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
         """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`; Invalid
-        where the table has no key.
+        if the table has no key.
         """
         admission = self._columns.admission
         normalised = normalise_keys(keys, self.schema, self.key)
@@ -134,12 +135,12 @@ class Table(LevelReads):
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
         With the column `_tombstone` (bool, null = false) rows where it is true delete their key, and need no other
-        value; a key is what its last row makes of it, and by the table's rules each of its runs of puts between two
-        deletes is a put of its own.
-        `routing`: version of the routing by which the sender told the region, None where it is this table's.
-        Raises: Unavailable (reason "resized") where that is another; Invalid also when a row belongs to another region,
-        and for rows that the table's rule for equal keys in one put refuses; other regions' streams of the same
-        micro-batch are not asked.
+        value. The last row of a key decides; by the table's rules each run of puts of a key between two of its deletes
+        is a put of its own.
+        `routing`: version of the routing by which the sender found the region, None for this table's.
+        Raises: Unavailable (reason "resized") if the table's is another; Invalid also if a row belongs to another
+        region, or if the table's rule for equal keys in one put refuses rows, whatever other regions' streams of the
+        same micro-batch hold.
         """
         self._refuse_if_closed()
         expect_routing(self.base.uri, routing, self.base.routing_version)
@@ -158,7 +159,7 @@ class Table(LevelReads):
 
     @translate_errors
     def flush(self) -> None:
-        """Freeze every memtable and publish it as an SST; returns when all are published."""
+        """Freeze every memtable and publish it as an SST; return when all are published."""
         self._refuse_if_closed()
         self.upkeep.flush(self.regions.writers)
 
@@ -166,7 +167,7 @@ class Table(LevelReads):
     def commit(self) -> CommitReport:
         """Commit all published SSTs into the base table.
 
-        Raises: what holds a region back, once all other regions are committed.
+        Raises: the error that keeps a region from being committed, after all other regions are.
         """
         self._refuse_if_closed()
         report = self._commits.commit()
@@ -175,8 +176,8 @@ class Table(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """`{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`; the rows are those of the base
-        table, the failures those of the last commit that this process made (`TableUpkeep.failures`).
+        """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`: the rows are those of the
+        base table, the failures those of the last commit of this process (`TableUpkeep.failures`).
         """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
@@ -195,10 +196,10 @@ class Table(LevelReads):
 
     @translate_errors
     def close(self) -> None:
-        """Stop; what is acknowledged as durable stays in the WAL and is there when the table is opened again.
+        """Stop; durable rows stay in the WAL for the next open of the table.
 
         An interrupted call can be made again.
-        Raises: what kept non-durable rows from the WAL at the last moment.
+        Raises: the error that kept non-durable rows from the WAL in the end.
         """
         if self._ended or os.getpid() != self._process:
             return
@@ -222,48 +223,50 @@ class Table(LevelReads):
 
     @translate_errors
     def acquire(self, region: UUID, before: Before | None = None) -> int:
-        """Claim `region` and serve it from now on; returns its writer epoch. See `ingest.table.regions`.
+        """Claim `region` and serve it from now on; return its writer epoch. See `ingest.table.regions`.
 
-        `before`: where that was looked at already. Raises: Invalid for a region that the table has not; Unavailable,
-        FencedError, Corrupted as when it is opened.
+        `before`: the result of `before`, if it was called already. Raises: Invalid for a region that the table does not
+        have; Unavailable, FencedError, Corrupted as when the table is opened.
         """
         self._refuse_if_closed()
         return self.regions.acquire(region, before or self.before(region))
 
     @translate_errors
     def before(self, region: UUID) -> Before:
-        """What `acquire` wants to know of a region that another process still serves. Raises: as it does."""
+        """Return what `acquire` needs from before the claim, while another process may serve it. Raises: as
+        `acquire`.
+        """
         return self.regions.before(region, lambda: self._reader.base().committed)
 
     @translate_errors
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
-        """Stop serving `region` and let go of it; returns its writer epoch. Nothing of it is acked after the return.
+        """Stop serving `region` and release it; return its writer epoch. Nothing of it is acked after the return.
 
-        What was acked as durable is in the log for whoever claims the region next; with `flush` it is flushed before
-        that, None: where there is much of it.
-        Raises: Unavailable where it is not here, or cannot be flushed, and then it stays.
+        Rows acked as durable are in the log for the next claim. `flush`: whether to flush them first; None: if they
+        would take long to replay.
+        Raises: Unavailable if the region is not here, or cannot be flushed; then it stays here.
         """
         self._refuse_if_closed()
         return self.regions.release(region, flush=flush)
 
     def look_at_commits(self) -> None:
-        """Another process may have committed, or is to be committed for: look soon."""
+        """Make the commit loop look soon: another process may have committed, or has SSTs to commit."""
         self._commits.look()
 
     @translate_errors
     def applied(self, producer: str, regions: Iterable[UUID] | None = None) -> Applied:
-        """What `regions` (all, without) have applied of `producer`.
+        """Return what `regions` (None: all) have applied of `producer`.
 
-        Raises: Unavailable (`not_owner`) where a region is not here.
+        Raises: Unavailable (`not_owner`) if a region is not here.
         """
         self._refuse_if_closed()
         writers = self.regions.of(self.base.regions if regions is None else regions)
         return Applied.together(writer.applied(producer) for writer in writers)
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
-        """The reads of these regions' rows, those of the base table that are theirs among them.
+        """Return reads of these regions' rows only, also of those in the base table.
 
-        Raises, when read: Unavailable (`not_owner`) where a region is not here.
+        Raises, when read: Unavailable (`not_owner`) if a region is not here.
         """
         buckets = [bucket for bucket, region in enumerate(self.regions.order) if region in set(regions)]
         if len(buckets) != len(set(regions)):
@@ -275,22 +278,22 @@ class Table(LevelReads):
 
     @property
     def upsert(self) -> Upsert:
-        """What a put does to a key that is there."""
+        """What a put does to an existing key."""
         return self.base.rules.upsert
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this owner from any other: the table's address and the epoch of each region."""
+        """Identifies this owner: the table's address and the epoch of each region."""
         epochs = {writer.name: writer.guard.epoch for writer in self.regions.writers}
         return {"table": self._context.store.url(""), "epochs": epochs}
 
     def broken(self) -> str | None:
-        """Why a region has stopped itself, None while all serve or were only fenced by a newer writer."""
+        """Return why a region has stopped itself, None if every region serves or was fenced by a newer writer."""
         failures = (writer.failure for writer in self.regions.writers)
         return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
 
     def announce(self, endpoint: str) -> None:
-        """Leave a note on storage where readers find the owner of these regions. A hint: nothing depends on it."""
+        """Write notes on storage that name `endpoint` as the owner of these regions. A hint: nothing depends on it."""
         self._owner = endpoint
         self.regions.announce(endpoint)
 
@@ -308,7 +311,7 @@ class Table(LevelReads):
         return self.regions.acquire(region, self.regions.before(region, lambda: opened.committed))
 
     def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
-        """See `region_context.Find`; called by the regions' own threads."""
+        """Look rows up as `ingest.region.context.Find` says; called by the regions' own threads."""
         try:
             named = [name for name in columns if name != TOMBSTONE]
             with panics_as_errors:
@@ -321,9 +324,9 @@ class Table(LevelReads):
         return self.views(level, self.regions.order, again=again)
 
     def views(self, level: Level, regions: Iterable[UUID], *, again: bool = False) -> list[RegionView]:
-        """The levels of `regions` above the base; `again`: a commit overtook the ones before.
+        """Return the levels of `regions` above the base. `again`: a commit overtook the views captured before.
 
-        Raises: Unavailable (`not_owner`) where one is not here; Fenced where somebody else has claimed one.
+        Raises: Unavailable (`not_owner`) if a region is not here; Fenced if another process has claimed one.
         """
         self._refuse_if_closed()
         if level == "committed":
@@ -336,7 +339,7 @@ class Table(LevelReads):
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
 
     def _prove(self, writers: Sequence[RegionWriter], *, anew: bool) -> None:
-        """Make sure, before a read, that nobody else acknowledges writes of these regions (`wal.lease`)."""
+        """Make sure, before a read, that no other owner acknowledges writes of these regions (`wal.lease`)."""
         proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
         try:
             if len(proofs) == 1:
@@ -344,18 +347,18 @@ class Table(LevelReads):
             elif proofs:
                 list(each(lambda proof: proof(), proofs, self._at_once))
         except wal.Corrupt:
-            self._reader.base()  # says so where another table was made in the place of this one
+            self._reader.base()  # raises a clearer error if another table was created at this address
             raise
 
-    # ---- columns that somebody changed ---------------------------------------------------------------------------
+    # ---- changed columns -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Take over the columns of the newest base version, where they are others. Raises: as a read."""
+        """Take over the columns of the newest base version, if they changed. Raises: as a read."""
         self._refuse_if_closed()
         self._columns.take_over()
 
     def follow(self) -> None:
-        """Before a read is tried again: no memtable is left that has other columns than the base."""
+        """Wait, before a read is tried again, until no memtable has other columns than the base."""
         for published in self._columns.take_over():
             published()
 
@@ -366,17 +369,17 @@ class Table(LevelReads):
         if self._closed:
             raise Invalid("the table is closed; open it again")
         if os.getpid() != self._process:
-            raise Invalid("the table was opened in another process, whose threads a fork leaves behind; open it here")
+            raise Invalid("the table was opened in another process, and a fork copies no threads; open it here")
 
 
 class RegionReads(LevelReads):
     """Reads over the levels of `regions`, all owned by this process.
 
-    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) where one is not here.
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) if a region is not here.
     """
 
     def __init__(self, table: Table, reader: Reader, regions: Sequence[UUID], buckets: Collection[int] | None) -> None:
-        """Use `Table.only`. `buckets`: those of the regions; None where they are all that the table has."""
+        """Use `Table.only`. `buckets`: those of the regions; None if these are all of the table's."""
         super().__init__(table.base, reader)
         self._table, self._regions, self._buckets = table, regions, buckets
 

@@ -1,6 +1,6 @@
-"""`memwal gc`, and what a table does by itself at intervals: delete what nobody can need again.
+"""`memwal gc`, and the same at intervals by an open table: delete what no reader, replay or fence can need.
 
-What stays and why is told where it is decided: entries of the WAL in `wal.garbage`, old region manifests in
+The modules that decide tell what stays and why: entries of the WAL in `wal.garbage`, old region manifests in
 `wal.manifest_garbage`, SST directories in `flush.garbage.ssts`,
 commit plans in `flush.garbage.plans`, files of the base table that no version refers to in `flush.garbage.orphans`.
 """
@@ -18,7 +18,7 @@ from memwal.ingest.settings.table_sections import GcSettings
 from memwal.wal import ManifestGarbage
 
 _MANIFESTS_EVERY = 3600.0
-"""Most seconds between two looks for old manifests of an open table, each of which lists all that are kept; fewer where
+"""Most seconds between two looks for old manifests of an open table, each of which lists all that are kept; fewer if
 manifests are kept for a shorter time."""
 _ORPHANS_EVERY = 86_400.0
 """Seconds between two looks for orphan files of an open table: each reads the manifest of every version, and what it
@@ -27,7 +27,7 @@ finds is a week old."""
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """How old garbage is at least when it is deleted, in seconds. See the section [gc]."""
+    """The least age of garbage when it is deleted, in seconds. See the section [gc]."""
 
     wal: float
     sst: float
@@ -42,7 +42,7 @@ class Ages:
 
 @dataclass(frozen=True, slots=True)
 class RegionGarbage:
-    """What one collection found in a region."""
+    """The garbage that one collection found in a region."""
 
     region: UUID
     wal: wal.WalGarbage
@@ -59,7 +59,7 @@ class RegionGarbage:
 
 @dataclass(frozen=True, slots=True)
 class TableGarbage:
-    """What one collection of a table found, and deleted unless it was a dry run."""
+    """The garbage that one collection of a table found, and deleted unless it was a dry run."""
 
     regions: tuple[RegionGarbage, ...]
     orphans: flush.OrphanGarbage
@@ -98,16 +98,16 @@ class TableGarbage:
 
     @property
     def unreadable(self) -> int:
-        """WAL entries kept because they cannot be read."""
+        """WAL entries that were kept because they cannot be read."""
         return sum(each.wal.unreadable for each in self.regions)
 
     @property
     def unaccounted(self) -> int:
-        """SST directories kept that no protocol leaves behind."""
+        """SST directories that were kept because no protocol leaves such behind."""
         return sum(each.ssts.unaccounted for each in self.regions)
 
     def summary(self) -> str:
-        """One line: everything together."""
+        """Return the numbers in one line."""
         counts = (
             (self.entries, "WAL entries", "WAL entry"),
             (self.committed, "SSTs", "SST"),
@@ -121,7 +121,7 @@ class TableGarbage:
 
 
 class TableCollector:
-    """Collects the garbage of a table, as often as it is asked.
+    """Collects the garbage of a table on each call.
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
     """
@@ -144,18 +144,18 @@ class TableCollector:
         self._orphans_due = clock.monotonic()
 
     def fallen_away(self, base: flush.BaseTable) -> list[UUID]:
-        """Regions with objects on storage that no routing of `base` has any more: no writer collects them.
+        """Return regions with objects on storage that are not in the routing of `base`: no writer collects them.
 
         Raises: wal errors.
         """
         return [region for region in wal.regions(self._store) if region not in base.regions]
 
     def names(self, region: UUID) -> tuple[str, ...]:
-        """The SST directories that `region` has. Raises: wal errors."""
+        """Return the SST directories that `region` has. Raises: wal errors."""
         return self._ssts[region].names()
 
     def outlived(self, region: UUID, names: Iterable[str], epoch: int) -> None:
-        """`names` were there before `region` was claimed with the writer epoch `epoch`."""
+        """Note that the SST directories `names` are older than the claim of `region` with the writer epoch `epoch`."""
         self._ssts[region].outlived(names, epoch)
 
     def collect(
@@ -168,12 +168,11 @@ class TableCollector:
         regions: Iterable[UUID] | None = None,
         orphans: bool = True,
     ) -> TableGarbage:
-        """Delete what is not needed; with `dry_run` only say what that is. Raises: wal and flush errors, OSError.
+        """Delete what is not needed; with `dry_run` only return what that is. Raises: wal and flush errors, OSError.
 
         `regions`: those to look at, None for all. `orphans`: whether to look for files of the base table too.
-
-        `plans_min`: commit plans of a region that are worth a look at every version of the base table.
-        `base`: any version of the table; the newest is opened when the regions have been looked at.
+        `plans_min`: number of a region's commit plans from which they are compared with every version of the base
+        table. `base`: any version of the table; the newest is opened after the look at the regions.
         """
         looked_at = list(self._ssts if regions is None else regions)
         self._know(looked_at)

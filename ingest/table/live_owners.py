@@ -1,9 +1,9 @@
-"""Whether somebody serves a table, asked before its regions are claimed: nobody takes it over by accident.
+"""Find out whether another process serves a table before its regions are claimed, so none is fenced by accident.
 
-Invariant: a claim that nobody asked to be a take-over never fences an owner that is known to live. What is known comes
-from the owners' notes (`ingest.rpc.owner_notes`) and costs one read of a note per region and one question per daemon;
-nothing is written, and an owner at rest writes nothing either. The notes decide nothing else: a claim that meets a live
-owner all the same (two that open at the same moment) is settled by the epoch, as ever.
+Invariant: a claim without `take_over` never fences an owner that is known to live. The knowledge comes from the owners'
+notes (`ingest.rpc.owner_notes`) and costs one read of a note per region and one request per daemon; nothing is written,
+and an idle owner writes nothing either. The notes decide nothing else: if a claim meets a live owner all the same (two
+processes open the table at the same moment), the epoch decides, as always.
 
 ==============================================  ==============================================================
 the note                                        means
@@ -11,16 +11,17 @@ the note                                        means
 none, or of this very process                   free: as after a crash; a program may open its table again
 its process has ended                           free: it crashed
 its daemon answers and has the region           it lives
-its daemon answers and has not, or drains       free; or waited for, until it has ended
-its daemon answers, but not to us               it lives: who refuses a token, or cannot be trusted, is somebody
-its daemon does not answer, its process runs    waited for: it starts or ends; after `ENDS_WITHIN` it lives
-its daemon does not answer, on another machine  free: it crashed, as far as anybody can tell
+its daemon answers, but does not have it        free
+its daemon answers, and drains                  it ends: we wait; after `ENDS_WITHIN` it lives
+its daemon refuses us, or cannot be trusted     it lives: it does answer
+its daemon does not answer, its process runs    it starts or ends: we wait; after `ENDS_WITHIN` it lives
+its daemon does not answer, on another machine  free: as far as anybody can tell, it crashed
 no endpoint, its process runs here              it lives: a table that is open in a program
 no endpoint to ask, on another machine          unknown
 ==============================================  ==============================================================
 
-Unknown is refused like an owner that lives, but for one daemon after another: a supervisor that starts a daemon again
-elsewhere must not need a person. That one is claimed, and said in the log.
+Unknown is refused like an owner that lives, with one exception: a daemon may replace a daemon of unknown state, so that
+a supervisor that restarts a daemon elsewhere needs no operator. This is logged.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from memwal.ingest.rpc.processes import Process
 
 _LOG = logging.getLogger("memwal.owners")
 ANSWER_WITHIN = 1.0
-"""Seconds that a daemon has to say what it owns; one that lives answers in milliseconds."""
+"""Seconds that a daemon has to say what it owns; a live one answers in milliseconds."""
 ENDS_WITHIN = 30.0
-"""Seconds that an owner which ends, or starts, is waited for: more than `daemon.drain_timeout` of the defaults."""
+"""Seconds to wait for an owner that starts or ends: more than the default `daemon.drain_timeout`."""
 _LOOK_EVERY = 0.1
-_ANYWHERE = ("0.0.0.0", "[::]", "")  # noqa: S104 - addresses that a note may hold, not that we listen on
+_ANYWHERE = ("0.0.0.0", "[::]", "")  # noqa: S104 - addresses in notes; we do not listen on them
 SERVED = "served"
-"""In the details of an error: the table has an owner that lives."""
+"""The `reason` in the details of an error: the table has a live owner."""
 
 State = Literal["free", "ends", "lives", "unknown"]
 Answer = Mapping[str, Any] | MemWalError | None
@@ -56,29 +57,29 @@ Answer = Mapping[str, Any] | MemWalError | None
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who is about to claim the regions of a table."""
+    """The process that is about to claim the regions of a table."""
 
     take_over: bool = False
-    """Asked to fence an owner that lives."""
+    """Whether it may fence a live owner."""
     daemon: bool = False
     peers: tuple[str, ...] = ()
     """Endpoints of the daemons that share the table with this one, which hand regions over to each other."""
 
     def remedy_for(self, owner: Owner) -> str:
-        """What to do where `owner` has the regions."""
+        """Return what to do if `owner` has the regions."""
         if self.daemon:
             return "stop that first, or start with `memwal serve --take-over`, which fences it"
         return f"{'use connect()' if owner.endpoint else 'close it there, read_only=True'}, or take_over=True"
 
 
 def as_daemon(peers: Sequence[str] = (), *, take_over: bool = False) -> Claimant:
-    """A daemon that shares the table with `peers`."""
+    """Return the claimant for a daemon that shares the table with `peers`."""
     return Claimant(take_over, daemon=True, peers=tuple(peers))
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One owner by its notes.
+    """One owner, from its notes.
 
     Thread safety. Immutable.
     """
@@ -87,7 +88,7 @@ class Owner:
     daemon: bool
     process: Process | None
     epochs: Mapping[str, int]
-    """Of its claims, by region id."""
+    """Writer epochs of its claims, by region id."""
 
     def __str__(self) -> str:
         process = str(self.process) if self.process is not None else ""
@@ -99,7 +100,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of one owner. `why`: what to say of it besides who it is, "" for nothing."""
+    """What is known of one owner. `why`: an addition for messages, "" for none."""
 
     owner: Owner
     state: State
@@ -111,7 +112,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class LiveOwners:
-    """Asks the owners of a table's regions whether they live.
+    """Finds out which owners of a table's regions live.
 
     Thread safety. Any thread.
     """
@@ -120,14 +121,15 @@ class LiveOwners:
     store: wal.ObjectStore
     regions: Sequence[UUID]
     table_id: str
-    """As daemons tell it."""
+    """The table's id, as daemons report it."""
     access: Callable[[], Mapping[str, Any]]
-    """`token` and `tls_ca` for daemons; called only where one is asked."""
+    """Returns `token` and `tls_ca` for daemons; called only if a daemon is asked."""
 
     def find(self, peers: Sequence[str] = ()) -> list[Found]:
-        """What is known of the owners in the notes, but of this process and of daemons that know one of `peers`.
+        """Return what is known of the owners in the notes. This process, and daemons that share the table with one of
+        `peers`, count as free.
 
-        Raises: wal errors; Invalid for an access that points nowhere.
+        Raises: wal errors; Invalid if a reference of `access` cannot be resolved.
         """
         here = Process.here()
         return [
@@ -136,13 +138,13 @@ class LiveOwners:
         ]
 
     def epochs(self) -> dict[UUID, int]:
-        """The writer epoch that each region's note tells. Raises: wal errors."""
+        """Return the writer epoch in each region's note. Raises: wal errors."""
         return {region: note.epoch for region, note in owners.read(self.store, self.regions).items()}
 
     def refuse(self, claimant: Claimant, clock: wal.Clock) -> None:
-        """Return when `claimant` may claim the regions. Owners that end are waited for, up to `ENDS_WITHIN`.
+        """Return if `claimant` may claim the regions; wait up to `ENDS_WITHIN` for owners that end.
 
-        Raises: Unavailable (reason "served") where somebody else has them; as `find`.
+        Raises: Unavailable (reason "served") if another process serves them; as `find`.
         """
         if claimant.take_over:
             for each in self.find(claimant.peers):
@@ -172,7 +174,7 @@ class LiveOwners:
 
 
 def noted(notes: Mapping[UUID, Note]) -> list[Owner]:
-    """The owners in `notes`, each once."""
+    """Return the owners in `notes`, each once."""
     found: dict[tuple[str, bool, Process | None], dict[str, int]] = {}
     for region, note in notes.items():
         found.setdefault((note.endpoint, note.daemon, note.process), {})[str(region)] = note.epoch
@@ -180,7 +182,7 @@ def noted(notes: Mapping[UUID, Note]) -> list[Owner]:
 
 
 def asked(owner: Owner, here: Process) -> bool:
-    """Whether its endpoint is asked: one that only its own machine reaches is not, from another."""
+    """Return whether to ask the owner's endpoint; a loopback endpoint of another machine cannot be asked."""
     if not owner.endpoint or owner.process == here:
         return False
     if owner.process is None:
@@ -191,7 +193,7 @@ def asked(owner: Owner, here: Process) -> bool:
 
 
 def judged(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Sequence[str] = ()) -> Found:
-    """The table of this module's text. `answer`: what the daemon said or why it did not, None where it is not asked."""
+    """Apply the table in the module's docstring. `answer`: the daemon's answer or error, None if it was not asked."""
     if owner.process == here:
         return Found(owner, "free")
     runs = None if owner.process is None else owner.process.runs(here)
@@ -211,7 +213,7 @@ def judged(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Se
 
 
 def endpoint_to_ask(endpoint: str) -> str:
-    """A note may name the address that a daemon listens on, such as 0.0.0.0."""
+    """Return the address to ask at: a note may name one for listening, such as 0.0.0.0."""
     scheme, _, place = endpoint.partition("://")
     host, _, port = place.rpartition(":")
     return f"{scheme}://127.0.0.1:{port}" if host in _ANYWHERE else endpoint
@@ -223,6 +225,6 @@ def _only_there(endpoint: str) -> bool:
 
 
 def _has(answer: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:
-    """Whether the daemon has one of these regions by a claim as new as its note, or claims it now."""
+    """Return whether the daemon has one of these regions by a claim as new as its note, or claims it now."""
     having = dict.fromkeys(answer["claiming"], 2**63) | answer["regions"]
     return any(having.get(region, 0) >= epoch for region, epoch in epochs.items())

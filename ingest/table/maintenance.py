@@ -1,4 +1,4 @@
-"""Maintenance of the base table on its schedule; what the steps do is told in `flush.commits.maintenance`."""
+"""Maintain the base table on schedule; `flush.commits.maintenance` has the steps."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LOG = logging.getLogger("memwal.maintenance")
 
 
 class BaseUpkeep:
-    """Does the steps of maintenance that are due, whenever it is called: after a commit.
+    """Runs the maintenance steps that are due, after each commit.
 
-    Thread safety. One thread at a time, which is the one that commits.
-    Invariants. It never raises: a step that fails, by another writer's commit for example, is logged and done again at
-    its next interval.
+    Thread safety. One thread at a time, the one that commits.
+    Invariants. It never raises: a step that fails, for example by another writer's commit, is logged and tried again
+    at its next interval.
     """
 
     def __init__(self, base: flush.BaseTable, clock: Clock, rules: MaintenanceRules) -> None:
         """Everything is due at first. `base`: any version of the table."""
         self._base, self._clock = base, clock
         self._indexes = tuple(spec.name for spec in base.indexes)
-        # Compaction goes last of the two: it puts fragments together that are in one segment.
+        # Compaction goes after merging: it joins only fragments that are in one index segment.
         self._steps: Mapping[str, tuple[float, Callable[[lance.LanceDataset], str]]] = {
             "optimize": (rules.optimize_interval, lambda dataset: self._merge(dataset, rules)),
             "compact": (rules.compact_interval, lambda dataset: self._compact(dataset, rules)),
@@ -42,7 +42,7 @@ class BaseUpkeep:
         }
 
     def run(self) -> Sequence[str]:
-        """Do what is due; returns one line per step that changed something."""
+        """Run the steps that are due; return one line per step that changed something."""
         now = self._clock.monotonic()
         due = [name for name, when in self._due.items() if when <= now]
         lines = [line for name in due if (line := self._guarded(name))]
@@ -57,9 +57,9 @@ class BaseUpkeep:
             base = self._base
             dataset = lance.dataset(base.uri, storage_options=dict(base.storage_options), session=base.caches.session)
             if done := step(dataset):
-                sync_table(dataset)  # or a power cut leaves a newest version that nobody can read
+                sync_table(dataset)  # otherwise a power cut may leave an unreadable newest version
             return done
-        except BaseException as raised:  # noqa: BLE001 - pylance raises what it likes
+        except BaseException as raised:  # noqa: BLE001 - pylance raises any type
             error = classify(as_exception(raised))
             _LOG.warning("%s: %s failed, will try again in %g s: %s", self._base.uri, name, interval, error)
             return ""

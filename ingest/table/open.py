@@ -1,4 +1,4 @@
-"""From settings to an open table: what its regions share, what it does by itself, and the claim of its regions."""
+"""From settings to an open table: checks, what its regions share, its upkeep, and the claims of its regions."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LOG = logging.getLogger("memwal.opening")
 _RESIZED_PAUSE = 0.25
 """Seconds between two tries to open a table that is being resized."""
 SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
-"""Lance's ShardWriter, with its default settings, does not open a region that has more rows or batches of one
-generation in its log (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
+"""Lance's ShardWriter, with its default settings, does not open a region whose log has more rows or batches of one
+generation (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
 
 
 @overload
@@ -83,14 +83,14 @@ def open_embedded(
     read_only: bool = False,
     take_over: bool = False,
 ) -> Table | StoredTable:
-    """Open a table with its regions claimed by this process; an absent one is created from `schema` and `key`.
+    """Open a table and claim its regions for this process; create it from `schema` and `key` if it does not exist.
 
     `key`: its columns; () for a table that has none and keeps every row (`append_only`). `indexes`: column -> "ivf_pq"
     | "fts" | "btree", or a dict with "type" and parameters. `storage_options`: Lance's own. `settings`: a TOML path or
-    a dict of its sections; arguments given here win. `take_over`: fence an owner that lives. `read_only`: read a table
-    that is there from storage, whoever serves it; nothing is claimed or written, and `latest` is what `durable` is.
-    Raises: Invalid for every mistake in the arguments, all at once where they come from settings; Unavailable (reason
-    "served") where somebody else serves the table.
+    a dict of its sections; arguments override them. `take_over`: fence a live owner. `read_only`: read an existing
+    table from storage, whoever serves it; nothing is claimed or written, and `latest` means `durable`.
+    Raises: Invalid for mistakes in the arguments, those in settings all at once; Unavailable (reason "served") if
+    another process serves the table.
     """
     schema = arguments.arrow_schema(schema)
     overrides = _overrides(uri, key, regions, indexes, storage_options)
@@ -101,7 +101,7 @@ def open_embedded(
     if not read_only:
         return open_table(loaded, os.environ, schema, claimant=Claimant(take_over))
     if take_over:
-        raise Invalid("read_only = True claims nothing, so take_over = True has no meaning; take one of the two out")
+        raise Invalid("read_only = True claims nothing, so take_over = True has no effect; remove one of the two")
     return open_stored(loaded, os.environ)
 
 
@@ -112,9 +112,9 @@ def _overrides(
     indexes: Mapping[str, str | dict[str, Any]] | None,
     storage_options: Mapping[str, str] | None,
 ) -> dict[str, dict[str, Any]]:
-    """The arguments of `open_embedded` as settings. Raises: Invalid."""
+    """Return the arguments of `open_embedded` as settings. Raises: Invalid."""
     given: dict[str, Any] = {"uri": arguments.address(uri)}
-    # No other empty sequence: a key that was computed, and came out empty, is a mistake.
+    # Only the empty tuple: an empty list is likely a computed key that went wrong.
     if isinstance(key, tuple) and not key:
         given["append_only"] = True
     elif key is not None:
@@ -127,7 +127,9 @@ def _overrides(
 
 
 def open_stored(settings: Settings, environ: Mapping[str, str]) -> StoredTable:
-    """The table of `settings` as it is on storage. Writes nothing. Raises: Invalid where none is there, or another."""
+    """Return the table of `settings` as it is on storage. Writes nothing. Raises: Invalid if it is absent or
+    another.
+    """
     uri, options = settings.table.uri, settings.storage_options(environ)
     base = flush.BaseTable.open(uri, options)
     check_same_table(settings, base)
@@ -146,11 +148,11 @@ def open_table(
 ) -> Table:
     """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
 
-    `on_replay`: told of the log's replay; without it a terminal shows a progress bar, where that takes a while.
-    `clock`: None for the system's. `claimant`: who claims; by default a program that takes nothing over. With `claim`
-    False owners are asked only where one is given. A table that is being resized is waited for, up to
+    `on_replay`: called during the log's replay; without it a terminal shows a progress bar if the replay takes long.
+    `clock`: None for the system's. `claimant`: the claiming process; by default a program that takes nothing over. With
+    `claim` False live owners are looked for only if a claimant is given. If the table is being resized, wait up to
     `wal.retry_budget`.
-    Raises: Invalid; Unavailable where somebody serves it (`ingest.table.live_owners`); wal and flush errors.
+    Raises: Invalid; Unavailable if another process serves it (`ingest.table.live_owners`); wal and flush errors.
     """
     clock = clock or wal.SystemClock()
     until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
@@ -178,8 +180,8 @@ def _met(
     claim: bool,
     finish: bool,
 ) -> tuple[flush.BaseTable, RegionContext]:
-    """The table, which nobody else serves, and what its regions share. `finish`: do first what a resize that broke off
-    after its decision has left, if there is one.
+    """Return the table, which no other process serves, and what its regions share. `finish`: first complete a resize
+    that broke off after its decision, if there is one.
     """
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
@@ -197,7 +199,7 @@ def _met(
 
 
 def refuse_served(settings: Settings, environ: Mapping[str, str], claimant: Claimant, clock: wal.Clock) -> None:
-    """Return when `claimant` may claim the table of `settings`, or has to create it. Raises: as `LiveOwners.refuse`."""
+    """Return if `claimant` may claim the table of `settings`, or must create it. Raises: as `LiveOwners.refuse`."""
     options = settings.storage_options(environ)
     base = flush.BaseTable.find(settings.table.uri, options)
     if base is not None:
@@ -207,7 +209,7 @@ def refuse_served(settings: Settings, environ: Mapping[str, str], claimant: Clai
 def owners_of(
     base: flush.BaseTable, store: wal.ObjectStore, settings: Settings, environ: Mapping[str, str]
 ) -> LiveOwners:
-    """Whoever may serve the table of `settings`."""
+    """Return the check for live owners of the table of `settings`."""
     access, table_id = Access.of(settings), base.table_id or store.url("")
     return LiveOwners(base.uri, store, base.regions, table_id, lambda: access.options(environ))
 
@@ -257,8 +259,8 @@ def _upkeep(settings: Settings) -> Upkeep:
 def _check_arguments(
     settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool, *, read_only: bool
 ) -> None:
-    """Refuse arguments that contradict the table that is there; they would otherwise be ignored."""
-    find = flush.BaseTable.open if read_only else flush.BaseTable.find  # the one completes a creation that broke off
+    """Raise Invalid for arguments that contradict an existing table, which would otherwise be ignored."""
+    find = flush.BaseTable.open if read_only else flush.BaseTable.find  # `find` completes a creation that broke off
     base = find(settings.table.uri, settings.storage_options(os.environ))
     if base is None:
         return
@@ -279,7 +281,7 @@ def _columns(schema: pa.Schema) -> str:
 
 
 def maintenance_rules(settings: Settings) -> MaintenanceRules:
-    """When the base table is maintained, from [commit] and [gc]."""
+    """Return when to maintain the base table, from [commit] and [gc]."""
     commit, gc = settings.commit, settings.gc
     return MaintenanceRules(
         optimize_interval=commit.optimize_interval,
@@ -312,6 +314,6 @@ def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
 
 
 def by_itself(settings: Settings) -> Settings:
-    """The same without commits and collections of the table's own."""
+    """Return `settings` without automatic commits and collections."""
     quiet = {name: getattr(settings, name).model_copy(update={"interval": 0.0}) for name in ("commit", "gc")}
     return settings.model_copy(update=quiet)

@@ -1,20 +1,21 @@
-"""The regions of a table that this process owns now; they come and go while the table is used.
+"""The regions of a table that this process owns; it acquires and releases regions while the table is used.
 
-A region comes (`acquire`):
+To acquire a region (`acquire`):
 
-1. Its SST directories are listed, then it is claimed and its log replayed. *Crash or failure: nobody owns it, or a
-   claim that nobody uses; the next claim raises the epoch again.*
-2. It joins the set, in the columns of that moment. From here on calls find it.
-3. Where much was replayed it is flushed beside, so that owners which die one after the other do not each replay more.
+1. Its SST directories are listed, then it is claimed and its log replayed. *Crash or failure: no process owns it, or
+   the claim is unused; the next claim raises the epoch again.*
+2. It joins the set, in the table's present columns. From here on calls find it.
+3. If much was replayed it is flushed in the background, so that owners that die one after the other do not each replay
+   more.
 
-A call for a region that is coming waits for it: whoever sends it here knows that nobody else has it.
+A call for a region that is being acquired waits for it: the sender has learned that no other process has it.
 
-A region goes (`release`), which is the first half of a planned hand-over:
+To release a region (`release`), which is the first half of a planned hand-over:
 
-1. Asked to, it is flushed while it still serves, so that the next owner has little to replay. *Failure: it stays here.*
-2. It leaves the set: calls that come now are told `not_owner` and write nothing.
-3. Its writer ends: what was queued is served and acked, rows that linger are appended, its threads end. The log stays.
-4. Only then `release` returns. *Nothing is acked by this writer from here on, whoever claims the region next, and
+1. If requested, it is flushed while it still serves, so that the next owner has little to replay. *Failure: it stays.*
+2. It leaves the set: later calls are told `not_owner` and write nothing.
+3. Its writer ends: queued writes are served and acked, lingering rows are appended, its threads end. The log stays.
+4. Only then `release` returns. *From here on this writer acks nothing, whichever process claims the region next, and
    whenever; had it slept through all of this, the epoch of the next claim would refuse its append.*
 """
 
@@ -40,12 +41,12 @@ from memwal.ingest.table.garbage import TableCollector
 
 _LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20
-"""Bytes of memtables, indexes counted, that are less trouble to replay than to flush before a region changes hands."""
+"""Bytes of memtables, indexes counted, that cost less to replay than to flush before a region changes its owner."""
 REPLAYED_ENTRIES, FLUSHED_ENTRIES = 50, 200
-"""The same of entries, of which each takes half a millisecond to read, however small it is. And how many are flushed
-beside, once they were replayed: an SST costs its own trouble."""
+"""The same in entries, each of which takes half a millisecond to read, however small it is. And the replayed entries
+above which a region is flushed in the background after its claim; fewer are not worth an SST."""
 COMING_WITHIN = 2.0
-"""Seconds that a call waits for a region that is coming; then its caller looks elsewhere."""
+"""Seconds that a call waits for a region that is being acquired; then its caller looks elsewhere."""
 
 
 def _long_to_replay(writer: RegionWriter) -> bool:
@@ -54,20 +55,20 @@ def _long_to_replay(writer: RegionWriter) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What there was of a region at some moment before a claim. It may be read while the region is still served."""
+    """The state of a region before a claim. It may be read while another process still serves the region."""
 
     ssts: tuple[str, ...]
     """Directories of SSTs, published or not."""
     committed: int
-    """Generations of it that the base table had."""
+    """Newest of its generations that the base table had."""
 
 
 class RegionSet:
     """The writers of the regions owned, by region.
 
-    Thread safety. Every method from any thread; one region comes or goes at a time, others are not held up by it.
-    Invariants. (1) A writer that left the set is never found again. (2) Whoever holds `changing` sees every writer that
-    there is in the shape of `context`, and none joins meanwhile.
+    Thread safety. Every method from any thread; calls for the same region wait for each other, others do not.
+    Invariants. (1) A writer that left the set is never returned again. (2) While `changing` is held, every writer of
+    the set has the shape of `context`, and none joins.
     """
 
     def __init__(self, base: BaseTable, context: RegionContext) -> None:
@@ -77,9 +78,9 @@ class RegionSet:
         self._changed = threading.Condition(self.changing)
         self.order = base.regions
         self.hint: Callable[[UUID], str | None] = lambda _: None
-        """Who owns a region that is not here, as far as anybody knows."""
+        """Returns the endpoint that owns a region which is not here, None if that is not known."""
         self.assure: Callable[[], None] = lambda: None
-        """Asked before rows are read: lets go of what another has claimed, where this process may have slept since."""
+        """Called before a read: if this process may have slept, releases regions that another process has claimed."""
         self.draining = False
         self.coming: frozenset[UUID] = frozenset()
         """Regions that are being claimed, or asked for."""
@@ -90,16 +91,16 @@ class RegionSet:
         self._endpoint = ""
         self._closed = False
 
-    # ---- who is here ---------------------------------------------------------------------------------------------
+    # ---- present regions -----------------------------------------------------------------------------------------
 
     @property
     def writers(self) -> Sequence[RegionWriter]:
-        """Those of the regions owned at this moment, by bucket."""
+        """The writers of the regions owned now, by bucket."""
         return list(self._held.values())
 
     @property
     def alive(self) -> Sequence[RegionWriter]:
-        """Those of them that have not failed."""
+        """The writers that have not failed."""
         return [writer for writer in self._held.values() if writer.failure is None]
 
     @property
@@ -109,42 +110,42 @@ class RegionSet:
 
     @property
     def whole(self) -> bool:
-        """Whether every region of the table is here."""
+        """Whether this process owns every region of the table."""
         return len(self._held) == len(self.order)
 
     def has(self, writer: RegionWriter) -> bool:
-        """Whether `writer` is still one of the set."""
+        """Return whether `writer` is still in the set."""
         return self._held.get(writer.region) is writer
 
     def ended(self, region: UUID) -> bool:
-        """Whether `region` is here with a writer that has failed."""
+        """Return whether `region` is here with a writer that has failed."""
         held = self._held.get(region)
         return held is not None and held.failure is not None
 
     def writer(self, region: UUID) -> RegionWriter:
-        """The writer of `region`. Raises: Unavailable (`not_owner`); Invalid where the table has no such region."""
-        found = self._held.get(region)
-        if found is None:
+        """Return the writer of `region`. Raises: Unavailable (`not_owner`); Invalid if the table has no such region."""
+        writer = self._held.get(region)
+        if writer is None:
             raise self.missing(region)
-        return found
+        return writer
 
     def serving(self, region: UUID) -> RegionWriter:
-        """The writer of `region`, waited for while it is coming. Raises: as `writer`."""
+        """Return the writer of `region`; wait for a region that is being acquired. Raises: as `writer`."""
         if region not in self._held and region in self.coming:
             with self._changed:
                 self._changed.wait_for(lambda: region in self._held or region not in self.coming, COMING_WITHIN)
         return self.writer(region)
 
     def of_bucket(self, bucket: int) -> RegionWriter:
-        """As `serving`, of the region of `bucket`."""
+        """Return the writer of the region of `bucket`, as `serving`."""
         return self.serving(self.order[bucket])
 
     def of(self, regions: Iterable[UUID]) -> Sequence[RegionWriter]:
-        """The writers of `regions`. Raises: as `serving`."""
+        """Return the writers of `regions`. Raises: as `serving`."""
         return [self.serving(region) for region in regions]
 
     def missing(self, region: UUID) -> Invalid | Unavailable:
-        """What a call is told that names `region`, which is not here."""
+        """Return the error of a call that names `region`, which is not here."""
         if region not in self._buckets:
             return Invalid(f"region {region} is not one of this table's {len(self.order)} regions")
         return not_owner(region, self.hint(region), reason="draining" if self.draining else "not_owner")
@@ -152,8 +153,8 @@ class RegionSet:
     # ---- coming and going ----------------------------------------------------------------------------------------
 
     def before(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> Before:
-        """Look at what a claim of `region` wants to know from before it. `committed`: generations in the newest base
-        version. Raises: Invalid where the table has no such region; wal and flush errors.
+        """Read the state of `region` that a claim needs from before it. `committed`: returns the generations in the
+        newest base version. Raises: Invalid if the table has no such region; wal and flush errors.
         """
         if region not in self._buckets:
             raise self.missing(region)
@@ -162,7 +163,7 @@ class RegionSet:
             return Before(self.collector.names(region), generations.result().get(region, 0))
 
     def acquire(self, region: UUID, before: Before) -> int:
-        """Claim `region`, unless its claim is held already; returns the epoch.
+        """Claim `region`, unless this process holds it already; return the epoch.
 
         Raises: as `wal.claim`; Invalid once closed.
         """
@@ -181,13 +182,13 @@ class RegionSet:
                 self._join(writer, context)
             self._note(writer)
             if writer.unflushed_entries > FLUSHED_ENTRIES:
-                with suppress(MemWalError, wal.WalError):  # whatever it is, the writer's own limits meet it again
+                with suppress(MemWalError, wal.WalError):  # the writer's own limits run into the same error again
                     writer.freeze()
             return writer.guard.epoch
 
     @contextmanager
     def expecting(self, region: UUID) -> Iterator[None]:
-        """Within it `region` is coming."""
+        """A context in which `region` counts as being acquired."""
         with self.changing:
             known = region in self.coming
             self.coming |= {region}
@@ -200,13 +201,12 @@ class RegionSet:
                     self._changed.notify_all()
 
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
-        """Let go of `region`; returns the epoch that was held.
+        """Release `region`; return the epoch that was held.
 
-        `flush`: publish first what its memtables hold, while it still serves; None: where that is much to replay.
-
-        The note of the owner stays: the next one writes its own, and whoever follows a stale one is told.
-        Raises: Unavailable where it is not here, or cannot be flushed (it stays then); what kept non-durable rows from
-        the log, and the region is let go all the same.
+        `flush`: first publish its memtables, while it still serves; None: if they would take long to replay.
+        The note of the owner stays: the next owner overwrites it, and a daemon refuses a call sent by a stale one.
+        Raises: Unavailable if the region is not here, or cannot be flushed (it stays then); the error that kept
+        non-durable rows from the log, and the region is released even then.
         """
         with self._turns[region]:
             writer = self.writer(region)
@@ -216,16 +216,18 @@ class RegionSet:
             return writer.guard.epoch
 
     def announce(self, endpoint: str) -> None:
-        """Say in the notes of these regions' owner, also of those that come later, where it answers."""
+        """Write `endpoint` into the owner's notes of these regions, and of those acquired later."""
         self._endpoint = endpoint
         for writer in self.writers:
             self._note(writer)
 
     def close(self) -> None:
-        """End every writer and take the notes back. Raises: what a writer's `close` does; all are ended."""
+        """Close every writer and delete the notes. Raises: the error of a writer's `close`; all are closed even
+        then.
+        """
         with self.changing:
             self._closed = True
-        with ExitStack() as every:  # each is closed, whatever the others raise
+        with ExitStack() as every:  # closes each, whatever the others raise
             for writer in self.writers:
                 every.callback(self._withdraw, writer)
                 every.callback(writer.close)
@@ -253,7 +255,7 @@ class RegionSet:
         writer.close(missing)
 
     def _note(self, writer: RegionWriter) -> None:
-        """Leave the note of `writer`. Nothing depends on it, so storage that refuses it fails nothing."""
+        """Write the note of `writer`. Nothing depends on it, so a failure is only logged."""
         context = self.context
         try:
             owners.announce(context.store, writer.region, writer.guard.epoch, self._endpoint, daemon=context.daemon)

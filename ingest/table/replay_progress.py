@@ -1,7 +1,7 @@
-"""What the user sees while regions are opened: nothing for a second, then a bar on a terminal.
+"""A progress bar on a terminal while regions are opened, from the second second on.
 
-A region that is opened first reads its log, then applies what it read to a memtable; with indexes to build, the second
-takes longer than the first.
+Opening a region first reads its log, then applies the entries to a memtable; if indexes are built, that takes longer
+than reading.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from memwal.ingest.region.context import OnReplay
 from memwal.wal import Clock
 
 _SILENT = 1.0
-"""Seconds: what is done by then needs no words."""
+"""Seconds before anything is shown."""
 _EVERY = 0.25
 
 
 class Unhurried:
-    """Passes on what it is told once it has gone on for a second, and then four times a second at most.
+    """Passes calls on after the first second, and then four times a second at most.
 
     Thread safety. One thread.
     """
@@ -40,7 +40,7 @@ class Unhurried:
 
 @contextmanager
 def replay_bar(clock: Clock, console: Console | None = None) -> Iterator[OnReplay | None]:
-    """What to tell of the replay, for as long as the context lasts; None where nobody would see it.
+    """A context with the callback that shows a replay; None if standard error is no terminal.
 
     `console`: standard error when not given.
     """
@@ -56,12 +56,12 @@ def replay_bar(clock: Clock, console: Console | None = None) -> Iterator[OnRepla
 
 
 def in_words(region: UUID, step: str, done: int, total: int) -> str:
-    """Such as "region 4a388480: reading its log, 120 of 3,000 entries"."""
+    """Return a text such as "region 4a388480: reading its log, 120 of 3,000 entries"."""
     return f"region {str(region)[:8]}: {step} its log, {done:,} of {total:,} entries"
 
 
 class _Bar:
-    """One line that stands for the region being opened, gone at the end."""
+    """One line for the region being opened, removed at the end."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True)

@@ -1,9 +1,8 @@
-"""What a process that serves a table sees of a resize of it, made by another (`flush.resizing.steps` tells the
-protocol).
+"""What a serving process does while another process resizes its table (`flush.resizing.steps` has the protocol).
 
-It begins by sealing the regions, which fences their writers: to a caller that is a pause, unlike a fence by somebody
-who keeps the region. Once the new routing is decided the regions of this process are of no use any more; those of the
-new routing are claimed in their place.
+A resize starts by sealing the regions, which fences their writers. For callers this is a pause, unlike a fence by a
+writer that keeps the region. Once the new routing is decided the regions of this process are obsolete; it claims
+regions of the new routing instead.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from memwal.ingest.table.regions import RegionSet
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
-"""Seconds between two looks of a table whose regions nobody took."""
+"""Seconds between two looks at storage while no region is fenced."""
 
 
 class Resizing:
-    """Looks at storage for a resize of the table that `regions` are of.
+    """Looks at storage for a resize of the table of `regions`.
 
     Thread safety. Any thread.
     """
 
     def __init__(self, uri: str, regions: RegionSet, routing: int, met: Callable[[], int]) -> None:
-        """`routing`: the version by which the regions were claimed; `met`: that of the base that was opened last."""
+        """`routing`: the version by which the regions were claimed; `met`: returns that of the base opened last."""
         self._uri, self._regions, self._routing, self._met = uri, regions, routing, met
         self._looked = regions.context.clock.monotonic()
         self._told = False
 
     def done(self) -> str | None:
-        """Why these regions are of no use any more, where another routing was decided; else None.
+        """Return why these regions are obsolete if another routing was decided, else None.
 
-        Asks storage, for one small object, every few seconds, and always where a region was fenced, or a read or commit
+        Asks storage, for one small object, every few seconds, and always if a region was fenced, or a read or commit
         met another routing. Raises: as a read.
         """
         now = self._regions.context.clock.monotonic()
@@ -50,23 +49,23 @@ class Resizing:
         return None if following is None else str(resized(self._uri, self._routing, following.routing))
 
     def under_way(self) -> str | None:
-        """What is to be said where a resize has sealed a region of ours and nothing is decided; else None."""
+        """Return a message if a resize has sealed a region of ours and has decided nothing yet, else None."""
         sealed = self._sealed(self._fenced())
         if sealed is None:
             return None
         return (
-            f"region {sealed} is sealed: the table is being resized; where that was broken off, run `memwal regions "
-            "resize` again, with the number of regions that it has to go back"
+            f"region {sealed} is sealed: the table is being resized; if that broke off, run `memwal regions resize` "
+            "again, with the present number of regions to go back"
         )
 
     def told(self, error: MemWalError) -> MemWalError:
-        """`error` as a caller is to hear it: a fence that a resize brought about passes by itself."""
+        """Return `error` as the caller should see it: a fence by a resize becomes a pause, which passes by itself."""
         if not isinstance(error, FencedError) or not self._takes(self._fenced()):
             return error
         return coming_back(self._uri)
 
     def look(self) -> None:
-        """Say once, in the log, that a resize holds regions of ours."""
+        """Log once that a resize holds regions of ours."""
         said = self.under_way()
         if said is not None and not self._told:
             _LOG.warning("%s: %s", self._uri, said)
@@ -76,7 +75,7 @@ class Resizing:
         return [each.region for each in self._regions.writers if isinstance(each.failure, wal.Fenced)]
 
     def _takes(self, fenced: Iterable[UUID]) -> bool:
-        # A seal is only ever broken by what was decided, so it is looked at first.
+        # Only the decision removes a seal, so look for seals first.
         return self._sealed(fenced) is not None or self.done() is not None
 
     def _sealed(self, regions: Iterable[UUID]) -> UUID | None:

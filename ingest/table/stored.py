@@ -1,8 +1,8 @@
-"""A table as it is on storage, read without claiming anything: `open(uri, read_only=True)`, `connect(uri,
-fallback="durable")`, and what commands use where no owner answers.
+"""A table as it is on storage, read without a claim: `open(uri, read_only=True)`, `connect(uri,
+fallback="durable")`, and commands if no owner answers.
 
-`latest` is what `durable` is then: base table, SSTs and the WAL's tail. Rows that an owner holds only in memory
-(non-durable, at most `wal.linger_max` old) are not there.
+`latest` means `durable` then: base table, SSTs and the WAL's tail. Rows that an owner holds only in memory
+(non-durable, at most `wal.linger_max` old) are missing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class StoredTable(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """In the form of `Table.status()`, regions without owners; also `served_last_by`: the endpoints of daemons that
-        left their notes, which may still serve.
+        """Return the status in the form of `Table.status()`, regions without owners; also `served_last_by`: the
+        endpoints of daemons in the owners' notes, which may still serve.
         """
         self.follow()
         notes = owners.find(self._store, self.base.regions)
@@ -70,7 +70,7 @@ class StoredTable(LevelReads):
         self._refuse("commit")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a stored table holds no resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +83,6 @@ class StoredTable(LevelReads):
 
     def _refuse(self, method: str) -> NoReturn:
         raise Invalid(
-            f"{method}: the table at {self.base.uri} is read from storage only; connect() to the daemon that serves "
+            f"{method}: the table at {self.base.uri} is open for reading only; connect() to the daemon that serves "
             "it, or open() it without read_only"
         )

@@ -1,4 +1,4 @@
-"""The status of a table whose regions nobody serves, from storage alone."""
+"""The status of a table from storage alone, for a table that no process serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memwal.ingest.read.stored import views_from_storage
 
 
 def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
-    """The status of a table whose regions nobody serves; memtable rows are those of the WAL's unflushed tail."""
+    """Return the status of a table that no process serves; memtable rows are those of the WAL's unflushed tail."""
     tails = {view.region: view for view in views_from_storage(base, store, "durable")}
     regions = []
     for bucket, region in enumerate(base.regions):

@@ -1,8 +1,8 @@
-"""What an open table does beside its puts and reads: flush, commit, learn of others' commits, collect garbage.
+"""The upkeep of an open table: flush, commit, learn of other processes' commits, collect garbage.
 
 Several processes may share the table, each with some of its regions. One of them leads, the owner of the first region:
-it commits the SSTs of all, by what the others say that waits with them, and removes files that belong to no region.
-Each flushes its own memtables and collects its own regions' garbage.
+it commits the SSTs of all, by the backlogs that the others report, and removes files that belong to no region. Each
+flushes its own memtables and collects its own regions' garbage.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ _LOG = logging.getLogger("memwal.table")
 class TableUpkeep:
     """The steps of `ingest.table.commit_loop`, and the collection.
 
-    Thread safety. `commit` and `maintain` one at a time (the loop sees to that), `collect` too; the rest any thread.
+    Thread safety. `commit` and `maintain` one at a time (the loop ensures it), `collect` too; the rest any thread.
     """
 
     def __init__(self, regions: RegionSet, reader: Reader, upkeep: Upkeep, take_over: Callable[[], object]) -> None:
-        """`take_over`: brings the regions to the columns of the newest base version."""
+        """`take_over`: brings the regions into the columns of the newest base version."""
         self._regions, self._reader, self._upkeep, self._take_over = regions, reader, upkeep, take_over
         base, context = reader.opened, regions.context
         self._uri = base.uri
         self._committer = context.ids.entry_id()
         self.maintain = BaseUpkeep(base, context.clock, upkeep.maintenance).run
         self.caught_up = base.version
-        """The newest base version of which everything that it has committed is known here."""
+        """The newest base version whose commits this process has taken over."""
         self.held = HeldBack()
-        """What the last commit of this process could not take."""
+        """The regions that the last commit of this process left out, with the errors."""
         self._failed: BaseException | None = None
         self._try_again: Mapping[UUID, float] = {}
         self._led_by: int | None = 0
         self.others: Callable[[], Sequence[Waiting]] = lambda: ()
-        """What regions of other processes hold, which this one is to commit where it leads."""
+        """Returns the backlogs of other processes' regions, which this one commits if it leads."""
 
     def leads(self) -> bool:
-        """Whether this process does what one does for the whole table: it has the first region that anybody serves, as
-        far as is known here. A region whose writer has ended is nobody's until it is claimed again.
+        """Return whether this process does the work for the whole table: it owns the first region that any process
+        serves, as far as is known here. A region whose writer has ended has no owner until it is claimed again.
         """
         alive = {writer.region for writer in self._regions.alive}
         for bucket, region in enumerate(self._regions.order):
@@ -67,16 +67,16 @@ class TableUpkeep:
         return False
 
     def waiting(self) -> Sequence[Waiting]:
-        """What the regions here hold that is not in the base table; a region that was held back counts again after
-        `commit.interval`, so that it does not have all others flushed at every look.
+        """Return the backlogs of the regions here. A region that was left out of a commit counts again only after
+        `commit.interval`, so that it does not cause a flush of all others at every look.
         """
         now, later = self._regions.context.clock.monotonic(), self._try_again
         return [writer.waiting() for writer in self._regions.alive if later.get(writer.region, now) <= now]
 
     @property
     def held_back_elsewhere(self) -> bool:
-        """Whether a region of another process was held back less than `commit.interval` ago: what waits there says
-        nothing then, since it would have all others flushed at every look.
+        """Whether a commit left out another process's region less than `commit.interval` ago. Backlogs of other
+        processes do not count then, since they would cause a flush of all regions at every look.
         """
         now = self._regions.context.clock.monotonic()
         here = {writer.region for writer in self._regions.writers}
@@ -84,8 +84,8 @@ class TableUpkeep:
 
     @property
     def failures(self) -> list[dict[str, str]]:
-        """Regions that the last commit of this process could not take: `{"region", "error"}`, by region; "" where the
-        commit failed as a whole.
+        """The regions that the last commit of this process left out: `{"region", "error"}`, by region; the region is ""
+        if the commit failed as a whole.
         """
         found = {str(region): str(classify(error)) for region, error in self.held.regions.items()}
         if (whole := self._failed) is not None:
@@ -93,9 +93,9 @@ class TableUpkeep:
         return [{"region": region, "error": found[region]} for region in sorted(found)]
 
     def flush(self, writers: Sequence[RegionWriter] | None = None) -> None:
-        """Publish what memtables hold: those of `writers`, None: of every region here that has not failed."""
+        """Publish the memtables of `writers`; None: of every region here that has not failed."""
         waits: list[tuple[RegionWriter, Callable[[], None]]] = []
-        for writer in self._regions.alive if writers is None else writers:  # side by side
+        for writer in self._regions.alive if writers is None else writers:  # all freeze before the first wait
             with self._unless_gone(writer):
                 waits.append((writer, writer.freeze()))
         for writer, published in waits:
@@ -103,8 +103,8 @@ class TableUpkeep:
                 published()
 
     def commit(self) -> CommitReport:
-        """Commit all published SSTs of the table, whosever they are. Raises: flush and wal errors, not those of single
-        regions: what was held back is in `held`, in `failures` and in the log.
+        """Commit all published SSTs of the table, of every process. Raises: flush and wal errors, not those of single
+        regions: these are in `held`, in `failures` and in the log.
         """
         context, before = self._regions.context, dict(self.held.regions)
         try:
@@ -121,7 +121,7 @@ class TableUpkeep:
             context.models.read(self._reader.base())
         try:
             self._see(self._reader.base())
-        except (wal.WalError, MemWalError) as error:  # the commit is done; who reads or commits next tries again
+        except (wal.WalError, MemWalError) as error:  # the commit is done; the next read or commit tries again
             _LOG.warning("%s: cannot take over changed columns yet: %s", self._uri, error)
         return report
 
@@ -145,7 +145,7 @@ class TableUpkeep:
         )
 
     def catch_up(self) -> None:
-        """Learn what another process has committed: pruned manifests, new vector models, changed columns.
+        """Take over what another process has committed: pruned manifests, new vector models, changed columns.
 
         Raises: as a read.
         """
@@ -160,11 +160,11 @@ class TableUpkeep:
                     writer.refresh()
         if base.version != self.caught_up:
             self._regions.context.models.read(base)
-        if not any(_committed(writer, base) for writer in having):  # the committer prunes after it has committed
+        if not any(_committed(writer, base) for writer in having):  # the committer prunes after its commit
             self._see(base)
 
     def collect(self, ages: Ages | None = None) -> None:
-        """Delete what nobody can need again; `ages`: None for those of the settings."""
+        """Collect the garbage of the regions here. `ages`: None for those of the settings."""
         base, leads = self._reader.base(), self.leads()
         regions = [writer.region for writer in self._regions.writers]
         if leads:
@@ -191,12 +191,12 @@ class TableUpkeep:
     def _leads_by(self, bucket: int) -> None:
         if bucket != self._led_by:
             if bucket:
-                why = "regions before it have no writer here that serves, and no other process is known to have them"
+                why = "regions before it have no serving writer here, and no other process is known to own them"
                 _LOG.warning("%s: this process commits for all from region %d on: %s", self._uri, bucket, why)
             self._led_by = bucket
 
     def _tell_held_back(self, before: Mapping[UUID, BaseException]) -> None:
-        """Log each region that is held back, or no longer is, once; note when to try it again."""
+        """Log once each region that was left out, or is committed again; note when to try it again."""
         context, held = self._regions.context, self.held.regions
         for region, error in held.items():
             if str(before.get(region)) != str(error):
@@ -210,12 +210,14 @@ class TableUpkeep:
 
     def _see(self, base: BaseTable) -> None:
         self.caught_up = base.version
-        if base.shape != self._regions.context.shape:  # mostly not, and the regions have other work
+        if base.shape != self._regions.context.shape:  # rarely; taking over stops the regions for a moment
             self._take_over()
 
     @contextmanager
     def _unless_gone(self, writer: RegionWriter) -> Iterator[None]:
-        """Whatever stops a step on a region that was released meanwhile is nothing: its next owner takes the step."""
+        """A context that ignores errors of a step on a region that was released meanwhile: its next owner takes the
+        step.
+        """
         try:
             yield
         except (wal.WalError, MemWalError):
@@ -224,14 +226,14 @@ class TableUpkeep:
 
 
 def _committed(writer: RegionWriter, base: BaseTable) -> bool:
-    """Whether the oldest SST that `writer` lists is in `base`."""
+    """Return whether the oldest SST that `writer` lists is in `base`."""
     published = writer.published
     return bool(published) and published[0] <= base.committed.get(writer.region, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What a table does by itself, times in seconds. See the sections [commit] and [gc]."""
+    """The settings of a table's upkeep, times in seconds. See the sections [commit] and [gc]."""
 
     commit: CommitLimits
     commit_retries: int

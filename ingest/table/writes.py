@@ -1,11 +1,9 @@
 """One put or delete into the regions of this process: settled by key, split by region, written, answered once.
 
-No region may write its part before all of them are fine, so what goes to several is checked as a whole before.
+No region may write its part before all parts are valid, so rows for several regions are first checked as a whole.
 
-Waiting for the regions that the rows of one call went to.
-
-A caller that stops waiting takes back what no region has begun to write. What a region has begun it finishes, and the
-caller is told that the outcome is unknown; it gets its memory back only when the region has its own copy of the rows.
+A caller that stops waiting withdraws the writes that no region has begun. A region finishes a write that it has begun,
+and the caller is told that the outcome is unknown; the call returns only when the region has its own copy of the rows.
 """
 
 from __future__ import annotations
@@ -63,19 +61,19 @@ class TableWrites:
         )
 
     def once_per_key(self, admission: Admission, rows: pa.Table, deletes: Deletes = False) -> tuple[pa.Table, Deletes]:
-        """The rows of one put by the table's rule for equal keys among them. Raises: Invalid, InvalidRows."""
+        """Apply the table's rule for equal keys in one put; return rows and deletes. Raises: Invalid, InvalidRows."""
         rule = self._columns.base.rules.on_duplicate
         if rule == "last" or rows.num_rows < 2:
             return rows, deletes
-        admission.check(rows, deletes=deletes)  # a null is no key, and its row is told by the caller's number
+        admission.check(rows, deletes=deletes)  # first, so that an error names the row by the caller's number
         once = first_of_each_key(rows, self._columns.base.key, deletes, refuse=rule == "fail")
         if once.all():
             return rows, deletes
         return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
 
     def acks(self, parts: _Parts, timeout: float | None = None) -> dict[str, Ack]:
-        """See `ingest.table.writes.written`. A region that looks up what is stored, and finds other columns there than
-        it has, writes nothing; it takes these over, and is asked once more.
+        """Return the regions' acks, as `written`. If a region looks up stored rows and meets other columns than its
+        own, it writes nothing; the new columns are taken over, and the writes are submitted once more.
         """
         try:
             return self._written(parts, timeout)
@@ -95,7 +93,7 @@ class TableWrites:
         try:
             return written(parts, within=timeout, clock=self._regions.context.clock)
         except UnknownOutcome as error:
-            if "positions" in error.details:  # whoever sends the rest must know it by the routing that these are of
+            if "positions" in error.details:  # needed to send the rest: the positions are of this routing
                 error.details["routing"] = self._columns.base.routing_version
             raise
 
@@ -104,10 +102,12 @@ class TableWrites:
             published()
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
-        """Rows by region, order within a region kept. Raises: InvalidRows, Invalid where rows go to several."""
+        """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows, if they go to several
+        regions.
+        """
         if len(self._regions.order) == 1 or not rows.num_rows:
             return [(self._regions.of_bucket(0), rows)] if rows.num_rows else []
-        admission.check(rows, deletes=deletes)  # one region checks what it is given; and routing reads the key
+        admission.check(rows, deletes=deletes)  # a single region checks its rows itself; routing reads the key
         buckets = self._columns.base.route(rows)
         order = np.argsort(buckets, kind="stable")
         present, starts = np.unique(buckets[order], return_index=True)
@@ -120,24 +120,24 @@ class TableWrites:
 
 
 _FOR_EVER = 1e12
-"""Seconds; a larger whole number need not fit into a float."""
+"""Seconds; a larger integer may not fit into a float."""
 _COPYING = 0.001
-"""Seconds between two looks at a copy that is being made; it takes less for most groups."""
+"""Seconds between two looks at whether a copy is made; most take less."""
 
 
 def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | None, clock: Clock) -> dict[str, Ack]:
     """Submit each write to its region and return the regions' acks by region id.
 
-    When one region fails the others are still waited for, so that nothing is in flight after. `within`: seconds
-    after which the call is given up, None for as long as it takes.
-    Raises: the error of a region when none applied its rows; UnknownOutcome when any did, or may yet.
+    If one region fails, wait for the others all the same, so that no write is in flight afterwards. `within`: seconds
+    after which the call is abandoned, None for no limit.
+    Raises: the error of a region if none applied its rows; UnknownOutcome if one did, or still may.
     """
     until = None if within is None else clock.monotonic() + min(within, _FOR_EVER)
     try:
         for writer, write in waiting:
             writer.submit(write, None if until is None else max(0.0, until - clock.monotonic()))
         errors = [error for writer, write in waiting if (error := _error(writer, write, until, clock)) is not None]
-    except BaseException:  # an interrupt: the caller's memory is the caller's again
+    except BaseException:  # an interrupt: the caller may change its memory afterwards
         for _, write in waiting:
             _leave(write, clock)
         raise
@@ -151,9 +151,9 @@ def _is_acked(write: Write) -> bool:
 
 
 def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> BaseException:
-    """What a call is told whose regions answered differently: Unavailable promises that nothing was applied.
+    """Return the error of a call of which some regions failed. Unavailable would promise that nothing was applied.
 
-    Where the others surely applied nothing, the details hold the acks: who knows where rows go sends the rest again.
+    If the failed regions surely applied nothing, the details hold the acks, so that a client can send the rest again.
     """
     unknown = next((error for error in errors if isinstance(error, UnknownOutcome | OutcomeUnknown)), None)
     if unknown is not None or not acks:
@@ -186,16 +186,16 @@ def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock
     except TimeoutError:
         if _leave(write, clock):
             return Unavailable(
-                f"region {writer.name}: the write was not begun in time and was withdrawn; retry, or raise the timeout"
+                f"region {writer.name}: the write did not begin in time and was withdrawn; retry, or raise the timeout"
             )
         return UnknownOutcome(
-            f"region {writer.name}: the write was begun but not known in time; it may be applied now or later; "
+            f"region {writer.name}: the write began, but did not end in time; it may be applied now or later; "
             "retry with the same token"
         )
 
 
 def _leave(write: Write, clock: Clock) -> bool:
-    """Withdraw a write; False where its region has begun with it, which then has its own copy on return."""
+    """Withdraw a write. Return False if its region has begun with it; the region has its own copy then."""
     if write.take():
         return True
     while not write.copied and not write.done.done():

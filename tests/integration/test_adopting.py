@@ -173,7 +173,7 @@ def test_an_index_of_another_name_is_used_and_no_second_one_is_built(tmp_path: P
     [
         ("INVERTED", {"stem": False}, {"type": "fts", "stem": True}, "text_idx on 'text' has stem = False, not True"),
         ("BTREE", {}, {"type": "fts"}, "its index text_idx is BTree on text, not fts on text"),
-        ("INVERTED", {"analyzer": "code"}, {"type": "fts"}, "has .* = .*, by which rows that are not"),
+        ("INVERTED", {"analyzer": "code"}, {"type": "fts"}, "has .* = .*, with which rows that are not"),
     ],
 )
 def test_another_index_than_the_one_that_is_there_is_refused(

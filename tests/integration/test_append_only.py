@@ -177,7 +177,7 @@ def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
         assert table.scan(["more"], "more = 5").num_rows == 1
     clean(uri)
     lance.dataset(uri).drop_columns(["n"])
-    with pytest.raises(memwal.Invalid, match=r"its regions\.by columns are gone from version"):
+    with pytest.raises(memwal.Invalid, match=r"its regions\.by columns are missing in version"):
         opened(uri)
 
 
@@ -218,7 +218,7 @@ def test_a_table_keeps_what_it_was_made_as(uri: str, tmp_path: Path) -> None:
     opened(uri, 1).close()
     keyed = str(tmp_path / "keyed")
     memwal.open(keyed, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)]), key="n").close()
-    with pytest.raises(memwal.Invalid, match="has none: its rows are only appended"):
+    with pytest.raises(memwal.Invalid, match="has no key: its rows are only appended"):
         memwal.open(uri, key="n")
     with pytest.raises(memwal.Invalid, match=r"append_only = true but .* has the key \['n'\]"):
         memwal.open(keyed, key=())

@@ -53,7 +53,7 @@ def test_every_level_of_a_table_that_is_open_elsewhere(
 def test_what_would_write_says_how(call: Any, open_small: Callable[..., Any], uri: str) -> None:
     open_small().close()
     table = memwal.open(uri, read_only=True)
-    with pytest.raises(memwal.Invalid, match=rf"{call[0]}: the table at .* is read from storage only"):
+    with pytest.raises(memwal.Invalid, match=rf"{call[0]}: the table at .* is open for reading only"):
         getattr(table, call[0])(*call[1:])
 
 

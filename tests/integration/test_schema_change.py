@@ -95,5 +95,5 @@ def test_a_table_without_its_key_is_refused_in_one_line(open_small: Callable[...
     filled(table, made)
     table.close()
     lance.dataset(uri).drop_columns(["id"])
-    with pytest.raises(memwal.Invalid, match="its key columns are gone from version"):
+    with pytest.raises(memwal.Invalid, match="its key columns are missing in version"):
         _again(uri)

@@ -129,7 +129,7 @@ def test_a_failed_flush_of_a_generation_is_never_skipped(prepared: dict[str, Pat
     with pytest.raises(StoreRefused):
         owner.flush(first)
     away.heal()
-    with pytest.raises(FlushOutOfOrder, match="generation 2 was to be flushed, but the next one is 1"):
+    with pytest.raises(FlushOutOfOrder, match="generation 2 cannot be flushed, the next one is 1"):
         owner.flush([second], generation=2)
     again = Owner(uri, {}, LocalStore(uri), seed=9)
     claimed = again.claim()

@@ -220,7 +220,7 @@ def removes_an_sst_whose_publication_was_refused() -> Iterator[None]:
 
 def publishes_though_fenced() -> Planted:
     """The flusher does not look whose the region is."""
-    return patch.object(ManifestStore, "owned", lambda self, guard: self._newest())
+    return patch.object(ManifestStore, "owned", lambda self, guard, known=None: self._newest(known))
 
 
 def reads_without_a_lease() -> Planted:
@@ -290,13 +290,42 @@ WITHOUT_A_KEY: dict[str, Callable[[], Planted]] = {
 """Those of commits into tables without a key."""
 
 
-def found_by(name: str, seeds: range) -> tuple[int, str] | None:
-    """The first of `seeds` that fails with the fault planted, and what it says; None where none does."""
-    for seed in seeds:
+FOUND_BY = {
+    "skips_the_slot_after_a_conflict": 5,
+    "acks_before_the_put_is_known": 3,
+    "replay_skips_holes": 82,
+    "collects_fences": 3,
+    "tells_fences_by_their_size": 2,
+    "forgets_the_applied_map": 2,
+    "replays_open_batches": 12,
+    "collects_flushes_under_way": 5,
+    "removes_an_sst_whose_publication_was_refused": 12,
+    "publishes_though_fenced": 7,
+    "believes_a_slot_that_was_pruned": 27,
+    "writes_before_others_stop_reading": 2,
+}
+"""Seeds that found a fault when this was written; seed 1 finds those that are not named. The tests begin with them."""
+SEEDS_TO_FIND = 120
+"""Within so many seeds a fault is to be found where its own seed finds it no more: a change of the code may make all
+seeds other runs. Most faults take fewer than ten, some need a rare meeting."""
+
+
+def found_by(name: str) -> tuple[int, str] | None:
+    """The first seed that fails with the fault planted, and what it says; None where none of SEEDS_TO_FIND does."""
+    kind = LeaseWorld if name in OF_LEASES else AppendWorld if name in WITHOUT_A_KEY else World
+    return first_failure((PLANTED | WITHOUT_A_KEY | OF_LEASES)[name], kind, FOUND_BY.get(name, 1), SEEDS_TO_FIND)
+
+
+def first_failure(plant: Callable[[], Planted], kind: type[World], stored: int, seeds: int) -> tuple[int, str] | None:
+    """The first of seed `stored` and then 1 to `seeds` that fails with a fault planted, and what it says; None where
+    none does. Raises: SeedFailed where the planted code does not fit the code any more, which would find nothing.
+    """
+    for seed in (stored, *(each for each in range(1, seeds + 1) if each != stored)):
         try:
-            with (PLANTED | WITHOUT_A_KEY | OF_LEASES)[name]():
-                kind = LeaseWorld if name in OF_LEASES else World
-                simulate(seed, kind=AppendWorld if name in WITHOUT_A_KEY else kind)
+            with plant():
+                simulate(seed, kind=kind)
         except SeedFailed as error:
+            if isinstance(error.__cause__, TypeError | AttributeError):
+                raise
             return seed, error.reason
     return None

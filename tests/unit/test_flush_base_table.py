@@ -108,7 +108,7 @@ def test_something_else_is_there(tmp_path: Path) -> None:
 
 def test_a_table_is_never_created_over_another(uri: str) -> None:
     create(uri)
-    with pytest.raises(TableExists, match="a Lance table is there already"):
+    with pytest.raises(TableExists, match="a Lance table exists here already"):
         create(uri)
 
 

@@ -117,7 +117,7 @@ def test_an_empty_memtable_publishes_nothing(region: Region) -> None:
 
 
 def test_a_generation_is_never_skipped(region: Region) -> None:
-    with pytest.raises(FlushOutOfOrder, match="generation 2 was to be flushed, but the next one is 1"):
+    with pytest.raises(FlushOutOfOrder, match="generation 2 cannot be flushed, the next one is 1"):
         region.flush(2, 9, [1])
     assert region.directories() == 0
 

@@ -17,7 +17,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> No
     one, other = str(tmp_path / "one"), f"file://{tmp_path}/other"
     with held([one, "s3a://bucket/checkpoint"]):
         for again in (one, f"file://{one}"):
-            with pytest.raises(Invalid, match=r"sink\.checkpoint: another run is under way with .*/one; stop it"):
+            with pytest.raises(Invalid, match=r"sink\.checkpoint: another run uses .*/one; stop it"):
                 held([other, again]).__enter__()
         with held([other, "s3a://bucket/checkpoint"]):
             pass
@@ -35,7 +35,7 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     with run:
         assert run.stdout is not None
         run.stdout.readline()
-        with pytest.raises(Invalid, match="another run is under way"):
+        with pytest.raises(Invalid, match="another run uses"):
             held([str(tmp_path)]).__enter__()
         run.kill()
     with held([str(tmp_path)]):

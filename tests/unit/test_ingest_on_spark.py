@@ -1,4 +1,4 @@
-"""What of daemons on Spark needs no Spark: slots, ports, settings, the line to the driver, what is said of a job."""
+"""What of daemons on Spark needs no Spark: slots, ports, settings, the channel to the driver, what is said of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.fleet.channel import Desk, Line
+from memwal.ingest.fleet.channel import DriverChannel, TaskChannel
 from memwal.ingest.fleet.driver import of_job
 from memwal.ingest.fleet.slots import check_configuration, slots_of
 from memwal.ingest.fleet.task import daemons_of, host_of, offset_of
@@ -106,7 +106,7 @@ def test_addresses_and_secrets_that_are_no_paths_stay_as_they_are() -> None:
 @pytest.mark.parametrize("given", ["endpoints", "advertise"])
 def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> None:
     address = "grpc://127.0.0.1:7447"
-    with pytest.raises(Invalid, match=rf"{given}: on_spark = 2 has Spark choose"):
+    with pytest.raises(Invalid, match=rf"{given}: on_spark = 2 lets Spark place the daemons"):
         settings(on_spark=2, **{given: [address] if given == "endpoints" else address})
 
 
@@ -128,60 +128,62 @@ def test_what_ended_a_job_is_one_line(text: str, kind: type[Exception], said: st
         raise of_job(RuntimeError(text))
 
 
-# ---- the line ------------------------------------------------------------------------------------------------------
+# ---- the channel ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    """A desk that is closed with the test."""
-    made = Desk("127.0.0.1", "127.0.0.1", "secret")
+def channel() -> Iterator[DriverChannel]:
+    """A driver's channel that is closed with the test."""
+    made = DriverChannel("127.0.0.1", "127.0.0.1", "secret")
     yield made
     made.close()
 
 
-def test_the_driver_hears_of_all_tasks_in_their_order(desk: Desk, wait_until: Callable[..., Any]) -> None:
+def test_the_driver_hears_of_all_tasks_in_their_order(channel: DriverChannel, wait_until: Callable[..., Any]) -> None:
     told: list[list[str]] = []
-    desk.expect(1, 2, told.append)
-    lines = [Line(desk.address, "secret", 1, task) for task in (1, 0)]
-    for name, line in zip("ba", lines, strict=True):
-        line.serves([name])
+    channel.expect(1, 2, told.append)
+    tasks = [TaskChannel(channel.address, "secret", 1, task) for task in (1, 0)]
+    for name, task in zip("ba", tasks, strict=True):
+        task.serves([name])
     wait_until(lambda: told)
     assert told == [["a", "b"]]
-    assert not any(line.ended.is_set() for line in lines)
-    desk.hang_up()
-    assert all(line.ended.wait(90) for line in lines)
+    assert not any(task.ended.is_set() for task in tasks)
+    channel.hang_up()
+    assert all(task.ended.wait(90) for task in tasks)
 
 
 @pytest.mark.parametrize(("secret", "attempt"), [("wrong", 2), ("secret", 1)])
-def test_strangers_and_tasks_of_before_are_hung_up_on(desk: Desk, secret: str, attempt: int) -> None:
+def test_strangers_and_tasks_of_before_are_hung_up_on(channel: DriverChannel, secret: str, attempt: int) -> None:
     told: list[list[str]] = []
-    desk.expect(2, 1, told.append)
-    line = Line(desk.address, secret, attempt, 0)
-    line.serves(["a"])
-    assert line.ended.wait(90)
+    channel.expect(2, 1, told.append)
+    task = TaskChannel(channel.address, secret, attempt, 0)
+    task.serves(["a"])
+    assert task.ended.wait(90)
     assert told == []
 
 
-def test_a_new_attempt_ends_the_lines_of_the_one_before(desk: Desk, wait_until: Callable[..., Any]) -> None:
+def test_a_new_attempt_ends_the_connections_of_the_one_before(
+    channel: DriverChannel, wait_until: Callable[..., Any]
+) -> None:
     told: list[list[str]] = []
-    desk.expect(1, 1, told.append)
-    line = Line(desk.address, "secret", 1, 0)
-    line.serves(["a"])
+    channel.expect(1, 1, told.append)
+    task = TaskChannel(channel.address, "secret", 1, 0)
+    task.serves(["a"])
     wait_until(lambda: told)
-    desk.expect(2, 1, told.append)
-    assert line.ended.wait(90)
-    line.serves(["b"])  # nobody hears it
-    line.close()
+    channel.expect(2, 1, told.append)
+    assert task.ended.wait(90)
+    task.serves(["b"])  # nobody hears it
+    task.close()
 
 
-def test_a_task_that_is_lost_ends_the_others_so_that_all_start_again(desk: Desk) -> None:
-    desk.expect(1, 2, lambda _: None)
-    lost, other = (Line(desk.address, "secret", 1, task) for task in (0, 1))
+def test_a_task_that_is_lost_ends_the_others_so_that_all_start_again(channel: DriverChannel) -> None:
+    channel.expect(1, 2, lambda _: None)
+    lost, other = (TaskChannel(channel.address, "secret", 1, task) for task in (0, 1))
     lost.close()
     assert other.ended.wait(90)
 
 
-def test_a_driver_that_is_gone_is_told_with_what_to_set(desk: Desk) -> None:
-    desk.close()
+def test_a_driver_that_is_gone_is_told_with_what_to_set(channel: DriverChannel) -> None:
+    channel.close()
     with pytest.raises(Unavailable, match=r"cannot reach the driver .* spark\.driver\.host"):
-        Line(desk.address, "secret", 1, 0)
+        TaskChannel(channel.address, "secret", 1, 0)

@@ -36,7 +36,7 @@ def test_the_query_is_started_again_with_ever_longer_pauses_until_the_time_is_ov
     with pytest.raises(Unavailable) as ended:
         attempt()
     assert ended.value is SILENCE
-    pauses = [line.rpartition("again in ")[2].partition(" ")[0] for line in caplog.messages]
+    pauses = [line.rpartition("retry in ")[2].partition(" ")[0] for line in caplog.messages]
     assert pauses == ["1", "2", "4", "8", "16", "30"]
 
 

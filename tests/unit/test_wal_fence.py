@@ -225,7 +225,7 @@ def test_entries_of_the_other_format_are_refused_before_the_epoch_is_raised(regi
     store.put(entry_key(REGION, 2, "arrow"), b"")
     before = sorted(store.list(""))
     with pytest.raises(
-        Corrupt, match=r'\.arrow format in a region whose entries are \.lance; \[wal\] format = "arrow"'
+        Corrupt, match=r'\.arrow format in a region whose entries are \.lance; set \[wal\] format = "arrow"'
     ):
         take(store)
     assert sorted(store.list("")) == before

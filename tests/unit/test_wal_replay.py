@@ -158,7 +158,7 @@ def test_find_tip_looks_past_a_listing_that_lags() -> None:
 def test_a_foreign_entry_is_reported_never_skipped() -> None:
     log = Log().entry()
     log.store.put(entry_key(REGION, 2, "arrow"), b"")
-    with pytest.raises(Corrupt, match=r"\.arrow format in a region whose entries are \.lance; \[wal\] format"):
+    with pytest.raises(Corrupt, match=r"\.arrow format in a region whose entries are \.lance; set \[wal\] format"):
         read_tail(log.store, REGION, CODEC, 0)
 
 

@@ -6,21 +6,21 @@
     +----------------+---------------------------+---------------------+----------------------------------+
     sentinel: empty schema, no batch
 
-    schema metadata         writer_epoch, generation, and what the base table has as schema metadata; in a sentinel
+    schema metadata         writer_epoch, generation, and the base table's schema metadata; in a sentinel
                             writer_epoch, fence_sentinel, memwal:generation, and the keys of the next line
     metadata of the batch   memwal:entry_id, memwal:applied, memwal:part; see wal.codec.metadata
     field metadata          that of the base table, and lance:field_id = decimal id
     trailer                 CRC-32 of every byte before it
 
-Why there: ShardWriter refuses a region where an entry's schema metadata is not exactly what it would write itself
-("schema doesn't match"), and where a generation, a sentinel's too, is below an earlier entry's. It ignores the
+Why these places: ShardWriter refuses a region where an entry's schema metadata is not exactly what it would write
+itself ("schema doesn't match"), and where a generation, a sentinel's too, is below an earlier entry's. It ignores the
 metadata of a batch, further keys in a sentinel, and bytes behind the end of the stream. It refuses a batch without
-rows, so an entry without rows has no batch, and our keys in the schema.
-All of this was found by running pylance 14.0.2, and tests hold it.
+rows, so an entry without rows has no batch and our keys are in its schema.
+All of this was found by running pylance 14.0.2; tests check it.
 
-Why a trailer: Arrow's format has no checksum, and the trailer's place is known without a search. What does not end
-in a trailer is another program's entry, unless it carries keys of ours: then it was cut. Such an entry must end with
-its end-of-stream marker, and its values are validated before anyone uses them.
+Why a trailer: Arrow's format has no checksum, and a trailer is found without a search. An object without a trailer is
+another program's entry, unless it carries keys of ours: then it was cut. Another program's entry must end with its
+end-of-stream marker, and its values are validated before use.
 
 One batch per entry, because ShardWriter does not open a region with more than 8,000 batches of one generation.
 No compression: ShardWriter writes none.
@@ -43,8 +43,8 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARK = b"memwal:crc32"
 _TRAILER = len(_MARK) + 8
 _SENTINELS_GENERATION = "memwal:generation"
-# What Arrow raises for bytes that are no stream, its out-of-memory for an absurd length among it, and Python for
-# names that are no text.
+# Raised by Arrow for bytes that are no stream (out of memory for an absurd length too), and by Python for names that
+# are no text.
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
 
@@ -107,12 +107,12 @@ def _sealed(schema: pa.Schema, batch: pa.RecordBatch | None = None, metadata: Ma
 
 
 def _read(data: bytes) -> tuple[EntryHeader, pa.Table]:
-    """Header and columns as they were written. Raises Corrupt unless `data` is a whole entry of anybody's."""
+    """Header and columns as they were written. Raises Corrupt unless `data` is a whole entry, of whatever program."""
     ours = data[-_TRAILER:-8] == _MARK
     if ours:
         _check_sum(data)
     elif not data.endswith(_END):
-        raise Corrupt(f"{len(data)} bytes do not end as an entry does; the object is truncated or is something else")
+        raise Corrupt(f"{len(data)} bytes do not end as an entry does; the object is truncated or is no entry")
     try:
         metadata, table = _parse(pa.py_buffer(data), len(data) - _TRAILER * ours)
     except _UNREADABLE as error:
@@ -126,7 +126,7 @@ def _read(data: bytes) -> tuple[EntryHeader, pa.Table]:
 
 
 def _parse(data: pa.Buffer, end: int) -> tuple[Metadata, pa.Table]:
-    """All metadata, that of the schema and that of the batches, and the columns of a stream of `end` bytes."""
+    """The metadata of the schema and of the batches together, and the columns, of a stream of `end` bytes."""
     source = pa.BufferReader(data.slice(0, end))
     with pa.ipc.open_stream(source) as reader:
         metadata, batches = dict(reader.schema.metadata or {}), []
@@ -153,7 +153,7 @@ def _check_sum(data: bytes) -> None:
 
 
 def _check_values(table: pa.Table) -> None:
-    """Raise Corrupt where values that no checksum covers point outside the object."""
+    """Raise Corrupt where values without a checksum point outside the object."""
     try:
         table.validate(full=True)
     except pa.ArrowException as error:
@@ -163,4 +163,4 @@ def _check_values(table: pa.Table) -> None:
 def _check_nulls(rows: pa.Table) -> None:
     for field in rows.schema:
         if not field.nullable and rows.column(field.name).null_count:
-            raise Corrupt(f"column {field.name!r} has nulls, which it may not have")
+            raise Corrupt(f"column {field.name!r} has nulls, but is not nullable")

@@ -1,4 +1,4 @@
-"""Fitting the columns of an entry to the row schema of the table as it is now."""
+"""Conversion of an entry's columns to the table's present row schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELD_ID = b"lance:field_id"
 
 
 class EntryColumns:
-    """The row schema, and how columns that somebody wrote are brought into it.
+    """The row schema, and the conversion of written columns to it.
 
     Thread safety. Any thread; immutable.
     Invariants. `conform` gives rows in exactly `schema`: columns matched by field id where both sides have ids,
@@ -35,7 +35,7 @@ class EntryColumns:
             raise ValueError(f"rows are not in the row schema: {_difference(rows.schema, self.schema)}")
 
     def conform(self, table: pa.Table, written: Mapping[str, int]) -> pa.Table:
-        """`table` in the row schema; `written`: field id per column as its writer knew them, {} where it did not.
+        """`table` in the row schema. `written`: field id per column as its writer knew them, {} where it knew none.
 
         Raises Corrupt, naming the column.
         """
@@ -56,12 +56,11 @@ class EntryColumns:
 
 
 def sources(wanted: pa.Schema, ids: Mapping[str, int], found: pa.Schema, written: Mapping[str, int]) -> dict[str, str]:
-    """By column of `wanted` the column of `found` that holds it; a column that is not there is left out.
+    """For each column of `wanted` the column of `found` that holds it; missing columns are left out.
 
-    `ids`, `written`: field id per column of each, {} where its writer knew none; then the names decide, and for
-    `_tombstone` always. An id that stands under another name is a column that was renamed. Lance gives an id anew once
-    no file of the table has it any more, so where the type is another too, it is another column: Lance changes no type
-    under MemWAL.
+    `ids`, `written`: field ids per column of the two schemas, {} where the writer knew none; then columns are matched
+    by name, as `_tombstone` always is. An id under another name is a renamed column. Lance reuses an id once no file of
+    the table has it any more, so an id whose type differs too is another column: Lance changes no type under MemWAL.
     """
     by_id = {number: name for name, number in written.items() if name != TOMBSTONE}
     matches = {}
@@ -76,9 +75,9 @@ def sources(wanted: pa.Schema, ids: Mapping[str, int], found: pa.Schema, written
 
 
 def field_ids(schema: pa.Schema) -> dict[str, int]:
-    """Field id per base column, empty unless every one has an id. Raises Corrupt where one is no number.
+    """Field id per base column, empty unless every column has one. Raises Corrupt where one is no number.
 
-    `_tombstone` is matched by name: as max+1 its id moves when the base table gains a column, and the new column
+    `_tombstone` is matched by name: its id is max+1 and moves when the base table gains a column, so the new column
     would be paired with the old entries' tombstones.
     """
     found = {}

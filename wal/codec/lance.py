@@ -13,10 +13,9 @@ its schema metadata, which any Lance reader shows:
     sentinel: no pages, the one column _tombstone
 
 Why a checksum of our own: Lance checks the footer, not the pages; a flipped bit in a page would come back as
-a value. Why it is patched in afterwards: the Lance writer lays out the file, so the digits' place is known
-only when it is done. The metadata stands in the file as protobuf map entries, hence the marker: key, tag of a
-length-delimited field 2, length 8. Why not bytes without a file: the Lance writer writes to a path; an
-in-memory object store is the cheapest one.
+a value. Why it is patched in afterwards: the Lance writer lays out the file, so the place of the digits is known only
+when it is done. The metadata is stored as protobuf map entries, hence the marker: key, tag of a length-delimited field
+2, length 8. Why a file in an in-memory object store: the Lance writer writes to a path, and that is the cheapest one.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _SENTINEL_SCHEMA = pa.schema([pa.field(TOMBSTONE, pa.bool_(), nullable=False)])
 class LanceCodec:
     """Entries as Lance files; the format is drawn in the module's text.
 
-    Thread safety. Any thread: each call writes under a name of its own, each thread reads from a file of its own.
+    Thread safety. Any thread: each call writes under its own name, each thread reads from its own file.
     Invariants. `decode` gives rows in exactly the row schema, see `EntryColumns`.
     """
 
@@ -121,17 +120,14 @@ class LanceCodec:
         return reader.read_all(batch_size=max(reader.num_rows(), 1)).to_table()
 
     def _reader(self, data: bytes) -> LanceFileReader:
-        """A Lance reader of `data`, good until this thread asks for the next one."""
+        """A Lance reader of `data`, valid until this thread's next call."""
         return LanceFileReader(self._scratch.holding(data))
 
 
 def _check_whole(data: bytes) -> None:
-    """Raise Corrupt unless `data` is what `encode` returned. The Lance reader is never given anything
-    else."""
+    """Raise Corrupt unless `encode` returned `data`. The Lance reader gets no other bytes."""
     if not data.endswith(_MAGIC):
-        raise Corrupt(
-            f"{len(data)} bytes do not end as a Lance file does; the object is truncated or is something else"
-        )
+        raise Corrupt(f"{len(data)} bytes do not end as a Lance file does; the object is truncated or is no Lance file")
     mark = data.rfind(_CRC_MARK)
     if mark < 0:
         raise Corrupt(f"a Lance file without {_CRC_KEY}: not written by memwal")

@@ -1,12 +1,12 @@
 """Arrow rows in a form that Lance can import.
 
-Lance takes Arrow arrays over Arrow's C interface. Its import (arrow-rs 58, pylance 14.0.2) stops in a panic, or with an
-error about a null buffer, at arrays that are valid Arrow:
+Lance imports Arrow arrays over Arrow's C interface. Its import (arrow-rs 58, pylance 14.0.2) panics, or fails with an
+error about a null buffer, on some valid arrays:
 
     a struct in which anything has an offset      slices of a struct in a struct; of booleans in a struct
     a decimal whose buffer is not 16-byte aligned  IPC messages are 8-byte aligned, and so are the arrays read from them
 
-Such arrays are copied. All others, and all columns without a struct or a decimal, are handed over as they lie.
+Such arrays are copied. All others, and all columns without a struct or a decimal, are passed on without a copy.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _ALIGNMENT = 16
 
 
 def delicate_columns(schema: pa.Schema) -> tuple[int, ...]:
-    """Places of the columns that `importable` has to look at: those with a struct or a decimal at any depth."""
+    """Indexes of the columns that `importable` must check: those with a struct or a decimal at any depth."""
     return tuple(place for place, field in enumerate(schema) if _has_struct(field.type) or _has_decimal(field.type))
 
 
 def importable(batch: pa.RecordBatch, delicate: Sequence[int]) -> pa.RecordBatch:
-    """`batch` with the columns copied that Lance cannot import; the batch itself where that is none.
+    """`batch` with copies of the columns that Lance cannot import; the batch itself where it can import all.
 
-    `delicate`: what `delicate_columns` says of the schema. Thread safety: pure.
+    `delicate`: `delicate_columns` of the schema. Thread safety: pure.
     """
     unsound = [place for place in delicate if not _is_sound(batch.column(place))]
     if not unsound:

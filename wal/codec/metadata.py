@@ -1,4 +1,4 @@
-"""The header of an entry as the string metadata that its file format carries, whichever format that is.
+"""The header of an entry as string metadata, which both file formats carry.
 
 Lance's own keys, which its writer reads too:
 
@@ -26,7 +26,7 @@ Metadata = Mapping[bytes, bytes]
 
 
 def lances_keys(header: EntryHeader) -> dict[str, str]:
-    """What Lance's writer puts into an entry, and looks for."""
+    """The keys that Lance's writer writes and reads."""
     metadata = {"writer_epoch": str(header.writer_epoch), "generation": str(header.generation)}
     if header.sentinel:
         metadata["fence_sentinel"] = "true"
@@ -34,7 +34,7 @@ def lances_keys(header: EntryHeader) -> dict[str, str]:
 
 
 def our_keys(header: EntryHeader) -> dict[str, str]:
-    """The rest of the header; an `applied` of None is left out."""
+    """The other keys of the header; an `applied` of None is left out."""
     metadata = {"memwal:entry_id": header.entry_id}
     if header.applied is not None:
         changes = dict(header.applied)
@@ -46,7 +46,7 @@ def our_keys(header: EntryHeader) -> dict[str, str]:
 
 
 def parse_header(metadata: Metadata) -> EntryHeader:
-    """The header that memwal wrote as `lances_keys` and `our_keys`. Raises Corrupt."""
+    """Parse the header that memwal wrote as `lances_keys` and `our_keys`. Raises Corrupt."""
     try:
         said, part = metadata.get(b"memwal:applied"), metadata.get(b"memwal:part")
         applied, snapshot = (None, "") if said is None else _applied(json.loads(said))
@@ -64,7 +64,7 @@ def parse_header(metadata: Metadata) -> EntryHeader:
 
 
 def parse_foreign_header(metadata: Metadata) -> EntryHeader:
-    """The header of an entry that another program wrote: no id, no applied map, generation 0 where it names none.
+    """Parse the header of another program's entry: no id, no applied map, generation 0 where it names none.
 
     Raises Corrupt.
     """
@@ -87,7 +87,7 @@ def _number(text: bytes) -> int:
 
 
 def _applied(found: Any) -> tuple[Mapping[str, int], str]:
-    """The map, or the changes, and the snapshot's name; a producer called "snapshot" has a number."""
+    """The map, or the changes and the snapshot's name. A producer may be called "snapshot"; its value is a number."""
     snapshot = ""
     if isinstance(found, dict) and type(found.get("snapshot")) is str:
         found, snapshot = found["changes"], found["snapshot"]

@@ -1,4 +1,4 @@
-"""The port between the log and an entry format, and which formats there are."""
+"""The port between the log and an entry format, and the choice of the format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from memwal.wal.codec.lance import LanceCodec
 from memwal.wal.records import Entry, EntryHeader
 
 WalFormat = Literal["lance", "arrow"]
-"""How a table's entries are written: as Lance files, or as the Arrow streams of Lance's own writer."""
+"""Format of a table's entries: Lance files, or the Arrow streams of Lance's own writer."""
 WAL_FORMATS: tuple[WalFormat, ...] = get_args(WalFormat)
 
 
 class EntryCodec(Protocol):
-    """Turns entries into bytes and back.
+    """Encodes entries into bytes and decodes them.
 
     Thread safety. Any thread.
     Invariants. `decode(p, encode(h, rows))` is `Entry(p, h, rows)`; bytes of two headers with different entry
@@ -26,11 +26,10 @@ class EntryCodec(Protocol):
     suffix: str
     """Suffix of the entry's key, without the dot."""
     no_rows: pa.Table
-    """No rows, in the row schema: what a sentinel is given."""
+    """An empty table in the row schema, for sentinels."""
 
     def encode(self, header: EntryHeader, rows: pa.Table) -> bytes:
-        """The entry's bytes. `rows` has the row schema. Raises ValueError or pa.ArrowInvalid where it has
-        not."""
+        """The entry's bytes. Raises ValueError or pa.ArrowInvalid where `rows` is not in the row schema."""
         ...
 
     def decode(self, position: int, data: bytes) -> Entry:
@@ -43,6 +42,6 @@ class EntryCodec(Protocol):
 
 
 def codec_for(wal_format: WalFormat, row_schema: pa.Schema) -> EntryCodec:
-    """The codec of a table's format. `row_schema`: the base columns, with `lance:field_id` where they are known, then
-    `_tombstone`; schema metadata is that of the base table, which the arrow format repeats in every entry."""
+    """The codec of a table's format. `row_schema`: the base columns, with `lance:field_id` where known, then
+    `_tombstone`; its schema metadata is the base table's, which the arrow format repeats in every entry."""
     return LanceCodec(row_schema) if wal_format == "lance" else ArrowCodec(row_schema)
