@@ -4,10 +4,10 @@ The parent writes the configuration, pickled (secrets stay references), as one l
 keeps that pipe open: it is the child's lifeline. The child answers with lines of JSON on its standard output: any
 number of `{"replaying"}`, then `{"endpoint"}` or an error.
 
-`KeptChild` restarts a child that exits, on its old port, where a stream under way finds it again. Acknowledged rows are
-in the log, and others are sent again with their token (`ingest.client.retry`), so an exit costs time only. If the child
-cannot start, it gives up: at once if an operator must fix the reason (another process has the port), else after as long
-as a micro-batch waits (storage does not answer).
+`RestartingDaemon` restarts a child that exits, on its old port, where a stream under way finds it again. Acknowledged
+rows are in the log, and others are sent again with their token (`ingest.client.retry`), so an exit costs time only. If
+the child cannot start, it gives up: at once if an operator must fix the reason (another process has the port), else
+after as long as a micro-batch waits (storage does not answer).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ PAUSE_FIRST, PAUSE_MOST, STEADY = 0.1, 5.0, 60.0
 pauses to start over."""
 
 
-class KeptChild:
+class RestartingDaemon:
     """A child daemon that is restarted on its old port when it exits.
 
     Thread safety. Any thread. Invariants. One process at a time; each has the address of the first.
