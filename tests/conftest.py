@@ -31,6 +31,7 @@ pytest_plugins = [
     "tests.s3_fixtures",
     "tests.simulation_fixtures",
     "tests.table_stages",
+    "tests.temporary_files",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -334,4 +334,4 @@ def literal(value: Any) -> str:
 
 
 TestAgainstTheOracle = AgainstTheOracle.TestCase
-TestAgainstTheOracle.settings = settings(max_examples=200, stateful_step_count=35, deadline=None)
+TestAgainstTheOracle.settings = settings(max_examples=60, stateful_step_count=35, deadline=None)

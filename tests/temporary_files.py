@@ -1,0 +1,46 @@
+"""Where the tests' temporary files go: into memory where the machine has room.
+
+A test of a local table waits for the disk longer than it computes: what memwal acknowledges it has synced. No test is
+about what a disk keeps: those of syncs watch the calls, and a killed process loses nothing that it wrote.
+`TMPDIR` or `PYTEST_DEBUG_TEMPROOT`, where one is set, or pytest's `--basetemp` say otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 6 << 30
+"""Bytes that must be free there; a run of all tests leaves less than one GiB."""
+_CHOSEN = "PYTEST_DEBUG_TEMPROOT", "TMPDIR"
+_made = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the directory once: the processes of pytest-xdist inherit it."""
+    if any(name in os.environ for name in _CHOSEN):
+        return
+    if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _ROOM:
+        return
+    config.stash[_made] = directory = tempfile.mkdtemp(prefix="memwal-tests-", dir=_MEMORY)
+    os.environ.update(dict.fromkeys(_CHOSEN, directory))
+    tempfile.tempdir = None  # it is looked up again
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Give the memory back, unless somebody may want to look at what a failed test left."""
+    directory = session.config.stash.get(_made, None)
+    if directory is not None and exitstatus != pytest.ExitCode.TESTS_FAILED:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say where it is."""
+    directory = config.stash.get(_made, None)
+    if directory is not None and Path(directory).exists():
+        terminalreporter.write_line(f"temporary files are in memory, remove them after a look: {directory}")
