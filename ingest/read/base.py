@@ -61,9 +61,9 @@ class BaseReads:
         if self._many(keys.num_rows):
             return self._get_by_scan(keys, columns)
         chunks = [keys.slice(at, KEYS_PER_FILTER) for at in range(0, keys.num_rows, KEYS_PER_FILTER)]
-        found = [self._get_by_filter(chunk, columns) for chunk in chunks]
-        positions = [at + n * KEYS_PER_FILTER for n, (_, at) in enumerate(found)]
-        return pa.concat_tables([rows for rows, _ in found]), np.concatenate(positions)
+        parts = [self._get_by_filter(chunk, columns) for chunk in chunks]
+        positions = [at + n * KEYS_PER_FILTER for n, (_, at) in enumerate(parts)]
+        return pa.concat_tables([rows for rows, _ in parts]), np.concatenate(positions)
 
     def held(self, keys: pa.Table, filter: str | None) -> int:
         """Return how many rows that pass `filter` have a key among `keys` (distinct)."""
@@ -103,10 +103,10 @@ class BaseReads:
 
         Fewer than `k` only if fewer rows pass: when the index finds too few, an exact scan follows.
         """
-        found = self._nearest(column, vector, metric, k, filter, columns, use_index=True)
-        if found.num_rows < min(k, self._dataset.count_rows()) and self._is_approximate(column):
-            found = self._nearest(column, vector, metric, k, filter, columns, use_index=False)
-        return found
+        rows = self._nearest(column, vector, metric, k, filter, columns, use_index=True)
+        if rows.num_rows < min(k, self._dataset.count_rows()) and self._is_approximate(column):
+            rows = self._nearest(column, vector, metric, k, filter, columns, use_index=False)
+        return rows
 
     def match(self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """Return the `k` rows that match `query` best and pass `filter`, with `columns` and BM25 `_score`, descending.
@@ -154,8 +154,8 @@ class BaseReads:
             index.add(rows.column(column), 0)
             index.close_writer()
             at, scores = index.match(index.searcher(), query, k, np.ones(rows.num_rows, dtype=np.bool_))
-            found = rows.select(list(columns)).take(pa.array(at)).append_column(score, pa.array(scores))
-            best = pa.concat_tables([best, found.cast(schema)])
+            matched = rows.select(list(columns)).take(pa.array(at)).append_column(score, pa.array(scores))
+            best = pa.concat_tables([best, matched.cast(schema)])
             order = np.argsort(-best.column(SCORE).to_numpy(), kind="stable")[:k]
             best = best.take(pa.array(order))
         return best

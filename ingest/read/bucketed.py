@@ -71,8 +71,8 @@ class BucketReads(BaseReads):
         """As `BaseReads.search`."""
         wanted = self._first(k)
         while True:
-            found = super().search(column, vector, metric, wanted, filter, self._with_routing(columns))
-            if (kept := self._best(found, k, wanted, columns)) is not None:
+            rows = super().search(column, vector, metric, wanted, filter, self._with_routing(columns))
+            if (kept := self._best(rows, k, wanted, columns)) is not None:
                 return kept
             wanted *= 4
 
@@ -80,8 +80,8 @@ class BucketReads(BaseReads):
         """As `BaseReads.match`."""
         wanted = self._first(k)
         while True:
-            found = super().match(column, query, wanted, filter, self._with_routing(columns))
-            if (kept := self._best(found, k, wanted, columns)) is not None:
+            rows = super().match(column, query, wanted, filter, self._with_routing(columns))
+            if (kept := self._best(rows, k, wanted, columns)) is not None:
                 return kept
             wanted *= 4
 

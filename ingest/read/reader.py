@@ -134,11 +134,11 @@ class Reader:
             raise Reshaped
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
-        found = list(self._merged_view(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
+        parts = list(self._merged_view(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
         schema = _projected(known, out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
-        rows = concatenate([rows for rows, _ in found], schema)
-        return in_order(rows, np.concatenate([at for _, at in found] or [_NONE]))
+        rows = concatenate([rows for rows, _ in parts], schema)
+        return in_order(rows, np.concatenate([at for _, at in parts] or [_NONE]))
 
     def scan(
         self,
@@ -262,11 +262,12 @@ class Reader:
         for name, now in gone.items():
             texts[name] = _gone_text(name, now, version_without(base.dataset, name, ids[name], known.version))
         texts = {name: text for name, text in texts.items() if name not in base.shape.rows.names}
-        found = _Columns.of(base, texts)
+        columns = _Columns.of(base, texts)
         with self._lock:
-            if found.version > self._columns.version:  # else another read saw a newer one; this one stays with its own
-                self._columns = found
-        return base, found
+            # Otherwise another read saw a newer version; this read keeps its own.
+            if columns.version > self._columns.version:
+                self._columns = columns
+        return base, columns
 
     def _merged_view(
         self,

@@ -54,11 +54,11 @@ def best_visible(
     enough = k + rows_above
     wanted = min(enough, 2 * k)
     while True:
-        found = fetch(wanted)
+        candidates = fetch(wanted)
         # Without rows above, nothing is hidden, and keys need not be fetched.
-        visible = np.flatnonzero(~hides(found.keys())) if rows_above else np.arange(len(found.scores))
-        if len(visible) >= k or len(found.scores) < wanted or wanted == enough:
-            return Visible(found, visible[:k])
+        visible = np.flatnonzero(~hides(candidates.keys())) if rows_above else np.arange(len(candidates.scores))
+        if len(visible) >= k or len(candidates.scores) < wanted or wanted == enough:
+            return Visible(candidates, visible[:k])
         wanted = min(enough, 4 * wanted)
 
 

@@ -81,7 +81,7 @@ def sound(uri: str) -> None:
 
 
 def test_the_recipe_in_the_readme(open_small: Callable[..., Any], uri: str, made: Made) -> None:
-    text = (ROOT / "ingest" / "README.md").read_text()
+    text = (ROOT / "ingest" / "table" / "README.md").read_text()
     recipe = text.partition("## Changing columns while running")[2].partition("```python\n")[2].partition("```")[0]
     assert "alter_columns" in recipe
     table = open_small()
