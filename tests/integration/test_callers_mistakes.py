@@ -172,7 +172,7 @@ def test_a_commit_that_fails_for_any_reason_is_tried_at_the_next_interval(
             raise ValueError("anything")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr("flush.commit", once_broken)
+    monkeypatch.setattr("memwal.flush.commit", once_broken)
     with _open(tmp_path, settings={"commit": {"interval": "100ms"}}) as table:
         table.put([{"id": 1, "v": 1}])
         table.flush()

@@ -124,7 +124,7 @@ def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: py
         time.sleep(0.1)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr("flush.flush", slow)
+    monkeypatch.setattr("memwal.flush.flush", slow)
     with _open(tmp_path, memtable={"rows_max": 20}) as table:
         table.put([{"id": 0, "v": -1}])
         stop = threading.Event()
