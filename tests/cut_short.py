@@ -78,21 +78,23 @@ class Case:
     letters: bool = False
     daemons: int = 0
     """Daemons that are configured; 0 = a child daemon, another one behind every cut."""
-    nameless: bool = False
+    without_paths: bool = False
     """Rows come without the paths of their files; one task only."""
 
     def __str__(self) -> str:
         table = "append_only" if self.append else "keyed"
         daemons = f"{self.daemons} daemons" if self.daemons else "child daemon"
-        return ", ".join([self.where, table, daemons, *["letters"] * self.letters, *["nameless"] * self.nameless])
+        return ", ".join(
+            [self.where, table, daemons, *["letters"] * self.letters, *["without_paths"] * self.without_paths]
+        )
 
 
 CASES = tuple(
-    Case(where, append, letters, daemons, nameless)
-    for where, append, letters, daemons, nameless in product(
+    Case(where, append, letters, daemons, without_paths)
+    for where, append, letters, daemons, without_paths in product(
         (ONE_TASK, ROUTE, SEND), (False, True), (False, True), (0, 2), (False, True)
     )
-    if not nameless or (where == ONE_TASK and not letters)
+    if not without_paths or (where == ONE_TASK and not letters)
 )
 
 
@@ -277,7 +279,7 @@ class Scene:
             mock.patch.object(spark_sink, "routed_frame", through),
             mock.patch.object(spark_sink, "OneTask", partial(WatchedOne, place=pausing.place)),
             mock.patch.object(spark_sink, "SendTask", partial(WatchedSend, place=pausing.place)),
-            mock.patch.object(spark_sink, "NAMELESS_FROM", 0 if self.case.nameless else ROWS + 1),
+            mock.patch.object(spark_sink, "WITHOUT_PATHS_FROM", 0 if self.case.without_paths else ROWS + 1),
         ):
             yield
 

@@ -281,12 +281,12 @@ def resize(
 @config_app.command()
 def check(config: Config) -> int:
     """Check a configuration, with all its pipelines, as `run` does; print every problem."""
-    from memwal.ingest.pipeline.checks import examined
+    from memwal.ingest.pipeline.checks import find_problems
     from memwal.ingest.settings.load import load_every
 
     lines, pipelines = [], load_every(config, os.environ)
     for name, settings in pipelines.items():
-        _, problems = examined(settings, os.environ, starts=False)
+        _, problems = find_problems(settings, os.environ, starts=False)
         lines += [f"{name}: {line}" for problem in problems for line in _lines(problem)]
     if lines:
         raise Invalid.of(dict.fromkeys(lines))

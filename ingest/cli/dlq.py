@@ -17,9 +17,9 @@ from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.client.target import opened
-from memwal.ingest.dlq.replay import Replaying, among
+from memwal.ingest.dlq.replay import Replaying, with_ids
 from memwal.ingest.dlq.sources import by_source
-from memwal.ingest.dlq.table import SCHEMA, STAGES, DeadLetters, moment, quoted
+from memwal.ingest.dlq.table import SCHEMA, STAGES, DeadLetters, sql_text, sql_time
 from memwal.ingest.errors import Invalid
 from memwal.ingest.pipeline.checkpoint import unfinished
 from memwal.ingest.pipeline.checks import written_schema
@@ -71,7 +71,7 @@ def show_letter(
     letters = _find(settings, environ)
     if len(id) < _ID_MIN:
         raise Invalid(f"{id!r}: give at least {_ID_MIN} characters of the id, as `memwal dlq list` prints it")
-    found = [] if letters is None else letters.dataset.to_table(filter=f"starts_with(id, {quoted(id)})").to_pylist()
+    found = [] if letters is None else letters.dataset.to_table(filter=f"starts_with(id, {sql_text(id)})").to_pylist()
     if len(found) != 1:
         what = f"begins {len(found)} ids; give more characters" if found else "no dead letter has this id"
         raise Invalid(f"{id}: {what} (in {settings.dead_letters})")
@@ -97,7 +97,7 @@ def replay(
     limit: int | None,
 ) -> int:
     """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; what a put raises."""
-    condition = _all_of(_of_stage(stage), among(ids) if ids else None)
+    condition = _all_of(_of_stage(stage), with_ids(ids) if ids else None)
     letters = _find(settings, environ)
     if letters is None:
         console.out(f"no dead letters: {settings.dead_letters} does not exist", highlight=False)
@@ -131,7 +131,7 @@ def purge(
             age = parse_duration(older_than)
         except ValueError as error:
             raise Invalid(f"--older-than {older_than!r} {error}") from None
-    old = f"time <= {moment(wal.SystemClock().now() - age)}"
+    old = f"time <= {sql_time(wal.SystemClock().now() - age)}"
     condition = _all_of(old, _of_stage(stage)) or old
     letters = _find(settings, environ)
     gone = 0
@@ -175,7 +175,7 @@ def _of_stage(stage: str | None) -> str | None:
         return None
     if stage not in STAGES:
         raise Invalid(f"--stage {stage!r} is unknown{suggestion(stage, STAGES)}")
-    return f"stage = {quoted(stage)}"
+    return f"stage = {sql_text(stage)}"
 
 
 def _all_of(*conditions: str | None) -> str | None:
@@ -228,8 +228,8 @@ def _place(row: Mapping[str, Any]) -> str:
     return f"{file} row {row['row']}" + (f" from byte {row['block']}" if row["block"] and row["file"] else "")
 
 
-def _time(moment: Any) -> str:
-    return str(moment.strftime("%Y-%m-%d %H:%M:%S"))
+def _time(time: Any) -> str:
+    return str(time.strftime("%Y-%m-%d %H:%M:%S"))
 
 
 def _readable(raw: bytes | None, *, in_hex: bool) -> str | None:

@@ -1,8 +1,8 @@
 """Dead letters on their way through Spark: `RouteTask` makes them, and a single task writes them.
 
-A bad row keeps its place columns, is null in all others, and goes to no region: its `_memwal_bucket` is `NOWHERE`, and
-the column `LETTER` has the reason and the bytes of the row. Rows of no region sort before all others, so the task that
-gets them writes them before it sends anything.
+A bad row keeps its place columns, is null in all others, and goes to no region: its `_memwal_bucket` is `NO_REGION`,
+and the column `LETTER` has the reason and the bytes of the row. Rows of no region sort before all others, so the task
+that gets them writes them before it sends anything.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def given(letters: DeadLetters | None, query_id: str, batch_id: int) -> dict[Pla
     return found
 
 
-class Letterbox:
+class DeadLetterWriter:
     """Writes the bad rows of a micro-batch as the rules say.
 
     Thread safety. One thread.

@@ -30,7 +30,7 @@ from memwal.ingest.api.tokens import Applied, Receipt, Token
 from memwal.ingest.client.target import Target
 from memwal.ingest.dlq.bad_rows import conformed_to, unfit_of
 from memwal.ingest.dlq.sources import Map
-from memwal.ingest.dlq.table import DeadLetters, Replay, quoted
+from memwal.ingest.dlq.table import DeadLetters, Replay, sql_text
 from memwal.ingest.errors import Invalid
 from memwal.ingest.source.columns import DELETE, runs
 
@@ -150,7 +150,7 @@ class Replaying:
             # If another replay has finished this reservation, it has handled its dead letters.
             ids = list(reserved.ids) if self._letters.replay() == reserved else []
         if ids:
-            self._outcome.replayed += self._letters.delete(among(ids))
+            self._outcome.replayed += self._letters.delete(with_ids(ids))
         self._letters.reserve((), reserved)
         return None
 
@@ -162,7 +162,7 @@ class Replaying:
 
     def _fitting(self, ids: Sequence[str], *, tell: bool = True) -> tuple[list[str], pa.RecordBatch]:
         """Do step 1: return ids and rows of the dead letters that fit, in order. `tell`: count why others do not."""
-        letters = self._letters.dataset.to_table(filter=among(ids)).sort_by(_ORDER)
+        letters = self._letters.dataset.to_table(filter=with_ids(ids)).sort_by(_ORDER)
         mapped = self._map(letters)
         rows = mapped.rows
         unfit, _ = unfit_of(rows, lambda part: conformed_to(self._target, part)) if rows.num_rows else ({}, None)
@@ -180,6 +180,6 @@ def _deletes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.asarray(rows[DELETE].fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
 
 
-def among(ids: Sequence[str]) -> str:
+def with_ids(ids: Sequence[str]) -> str:
     """Return the condition (SQL) for dead letters with these ids."""
-    return f"id IN ({', '.join(map(quoted, ids))})"
+    return f"id IN ({', '.join(map(sql_text, ids))})"

@@ -314,14 +314,14 @@ def digest(ids: Iterable[str]) -> int:
 
 
 def _of_micro_batch(query_id: str, batch_id: int) -> str:
-    return f"query_id = {quoted(query_id)} AND batch_id = {batch_id}"
+    return f"query_id = {sql_text(query_id)} AND batch_id = {batch_id}"
 
 
-def quoted(text: str) -> str:
+def sql_text(text: str) -> str:
     """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def moment(seconds: float) -> str:
+def sql_time(seconds: float) -> str:
     """Return a unix time as an SQL literal."""
     return f"timestamp '{datetime.fromtimestamp(seconds, UTC).isoformat()}'"

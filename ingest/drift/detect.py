@@ -29,7 +29,7 @@ import pyarrow.json
 from memwal.flush import BaseTable
 from memwal.ingest.drift.avro_fields import fields_of_schema
 from memwal.ingest.drift.file_fields import OWN_SCHEMA, fields_of_files
-from memwal.ingest.drift.kinds import Kinds, new_columns, of_arrow, of_value, packed, said, unpacked, widen
+from memwal.ingest.drift.kinds import Kinds, described, new_columns, of_arrow, of_value, packed, unpacked, widen
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.mapping.avro import HEAD, Options, inline_schema, writer_schema
 from memwal.ingest.mapping.documents import documents, of_json
@@ -51,7 +51,7 @@ MOST_COLUMNS = 1_000
 """Most columns of a table to which columns are added: with more fields than that, field names are data."""
 
 
-class Grown(Exception):
+class ColumnsAdded(Exception):
     """Raised if the table has columns that the query was started without."""
 
 
@@ -122,7 +122,7 @@ def _at_once(values: list[bytes]) -> Kinds | None:
 class Drift:
     """Wraps the sink of a query, and examines each micro-batch first.
 
-    Thread safety. As the sink. Errors. As the sink, and `Grown`; the last one stays in `failure`.
+    Thread safety. As the sink. Errors. As the sink, and `ColumnsAdded`; the last one stays in `failure`.
     """
 
     def __init__(
@@ -135,15 +135,15 @@ class Drift:
         """`base`: the table with the columns that the query was started with. `told`: fields already logged."""
         self._settings, self._base, self._sink = settings, base, sink
         self.told: set[str] = set() if told is None else told
-        self.failure: MemWalError | Grown | None = None
+        self.failure: MemWalError | ColumnsAdded | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Examine, then write; Spark calls this."""
         self.failure = None
         try:
             self._look(frame)
-        except Grown as grown:
-            self.failure = grown
+        except ColumnsAdded as added:
+            self.failure = added
             raise
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
             self.failure = of_spark(error)
@@ -151,11 +151,11 @@ class Drift:
         self._sink(frame, batch_id)
 
     def _look(self, frame: DataFrame) -> None:
-        """Raise Grown if columns were added, Invalid if new fields end the run."""
+        """Raise ColumnsAdded if columns were added, Invalid if new fields end the run."""
         known = self._known()
         columns, passed = new_columns(self._found(frame, known), known)
         if self._settings.source.schema_drift == "fail" and columns:
-            names = ", ".join(map(said, columns))
+            names = ", ".join(map(described, columns))
             raise Invalid(
                 f"the source has fields without a column: {names}; add the columns, or set source.schema_drift"
             )
@@ -169,11 +169,11 @@ class Drift:
     def _add(self, columns: Sequence[pa.Field]) -> None:
         if len(self._base.schema.names) + len(columns) > MOST_COLUMNS:
             raise Invalid(
-                f"the source has {len(columns):,} new fields, such as {said(columns[0])}; with them the table has more "
-                f"than {MOST_COLUMNS:,} columns; add those that you want, and set source.schema_drift to ignore"
+                f"the source has {len(columns):,} new fields, such as {described(columns[0])}; with them the table has "
+                f"more than {MOST_COLUMNS:,} columns; add those that you want, and set source.schema_drift to ignore"
             )
         if add_columns(self._base, columns):
-            raise Grown(", ".join(column.name for column in columns))
+            raise ColumnsAdded(", ".join(column.name for column in columns))
 
     def _found(self, frame: DataFrame, known: frozenset[str]) -> Kinds:
         source = self._settings.source

@@ -118,7 +118,7 @@ def column(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, pa.string(), metadata=dict([MARK_ANY])) if kind == ANY else pa.field(name, kind)
 
 
-def said(field: pa.Field) -> str:
+def described(field: pa.Field) -> str:
     """Return name and type of a column for messages."""
     return f"{field.name} ({'text of any value' if field.metadata else field.type})"
 

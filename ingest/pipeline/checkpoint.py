@@ -75,7 +75,7 @@ def _numbers(directory: Path) -> list[int]:
 
 
 @contextmanager
-def held(checkpoints: Sequence[str]) -> Iterator[None]:
+def locked(checkpoints: Sequence[str]) -> Iterator[None]:
     """Lock those of `checkpoints` that are on a local disk. Raises: Invalid if another run on this host uses one."""
     with ExitStack() as locks:
         for checkpoint in checkpoints:

@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
     """Return the table, None if it does not exist yet. Reads only. Raises: the first problem, mostly Invalid."""
-    base, problems = examined(settings, environ, starts=True)
+    base, problems = find_problems(settings, environ, starts=True)
     if problems:
         raise problems[0]
     return base
 
 
-def examined(
+def find_problems(
     settings: Settings, environ: Mapping[str, str], *, starts: bool
 ) -> tuple[BaseTable | None, list[MemWalError]]:
     """Return the table (None if it does not exist or cannot be read) and all problems. Reads only.

@@ -45,7 +45,7 @@ class Figures:
         return self.rows / self.seconds if self.seconds > 0 else 0.0
 
 
-class Tally:
+class RunStats:
     """Counts receipts.
 
     Thread safety. `begin` and `add` from the query's thread, `figures` from any.

@@ -43,7 +43,7 @@ class Outage:
         """Return whether the query is to be started now."""
         return self._next is not None and not self.waits
 
-    def met(self, error: MemWalError) -> None:
+    def failed(self, error: MemWalError) -> None:
         """Handle `error`, which ended the query. Raises: `error`, if it is no outage, or the time is over."""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal.ingest.ops.http_server import Make
 from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.pipeline.figures import Tally
+from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter
 from memwal.ingest.sink.receipts import BatchReceipt
 
@@ -27,16 +27,16 @@ class RunPages:
     Thread safety. Any thread.
     """
 
-    def __init__(self, scrape: Scrape, meter: RunMeter, tally: Tally, table: str) -> None:
+    def __init__(self, scrape: Scrape, meter: RunMeter, stats: RunStats, table: str) -> None:
         self.health = Health()
         self.health.hold("starting", "Spark and the daemon are being started")
         self._scrape, self._meter, self._name = scrape, meter, table
-        self.tally = tally
+        self.stats = stats
         scrape.add(RunCollector(meter))
 
     def add(self, receipt: BatchReceipt) -> None:
         """Count a finished micro-batch."""
-        self.tally.add(receipt)
+        self.stats.add(receipt)
         self._meter.add(receipt)
 
     def look(self, query: StreamingQuery) -> None:
@@ -50,7 +50,7 @@ class RunPages:
 
     def status(self) -> dict[str, Any]:
         """Return what the pipeline has done so far; times in seconds, null if nothing was measured."""
-        figures, meter = self.tally.figures(), self._meter
+        figures, meter = self.stats.figures(), self._meter
         return {
             "table": self._name,
             "batch_id": figures.batch_id,

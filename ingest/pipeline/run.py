@@ -19,10 +19,10 @@ from memwal.ingest.fleet.slots import wait_for_executors
 from memwal.ingest.ops.http_server import listening
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.pipeline.checkpoint import held
+from memwal.ingest.pipeline.checkpoint import locked
 from memwal.ingest.pipeline.checks import check
 from memwal.ingest.pipeline.daemons import Owner, check_room, owner_of
-from memwal.ingest.pipeline.figures import Tally
+from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunMeter
 from memwal.ingest.pipeline.pages import RunPages
 from memwal.ingest.pipeline.screen import Screen
@@ -62,14 +62,14 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     clock = SystemClock()
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
-        pages = [RunPages(Scrape(), RunMeter(), Tally(clock), settings.table.uri) for settings in every]
+        pages = [RunPages(Scrape(), RunMeter(), RunStats(clock), settings.table.uri) for settings in every]
         for settings, shown in zip(every, pages, strict=True):
             stack.enter_context(_http(settings, shown, console))
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
         topics = {n: check_topics(starting.result(), s) for n, s in enumerate(every) if s.source.format == KAFKA}
-        stack.enter_context(held([settings.checkpoint for settings in every]))
+        stack.enter_context(locked([settings.checkpoint for settings in every]))
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
         for number, read in topics.items():
             note_topics(every[number], read)
@@ -110,7 +110,7 @@ def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Con
 
 def _stopped(pages: Sequence[RunPages]) -> str:
     """Return the last line of a run that was ended by a signal."""
-    rows = sum(each.tally.figures().rows for each in pages)
+    rows = sum(each.stats.figures().rows for each in pages)
     return f"stopped after {rows:,} rows of finished micro-batches, all durable; the same command continues from here"
 
 

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from rich.console import Console
 
 from memwal.flush import BaseTable
-from memwal.ingest.drift.detect import Drift, Grown
+from memwal.ingest.drift.detect import ColumnsAdded, Drift
 from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.pipeline.checkpoint import mark_checkpoint
 from memwal.ingest.pipeline.checks import written_schema
@@ -94,8 +94,8 @@ class PipelineStream:
         self._services.owner.check()
         try:
             self._go_on()
-        except Grown as grown:
-            self._progress.phase(f"new columns: {grown}")
+        except ColumnsAdded as added:
+            self._progress.phase(f"new columns: {added}")
             self._base = self._base.latest()
             self._stop_query()
             self.start(once=self._once)
@@ -117,7 +117,7 @@ class PipelineStream:
 
     def report(self, console: Console) -> None:
         """Print the report of the pipeline."""
-        print_report(console, self._services.owner.table, self._base.indexes, self._pages.tally.figures(), self._clock)
+        print_report(console, self._services.owner.table, self._base.indexes, self._pages.stats.figures(), self._clock)
 
     def stop(self) -> None:
         """Stop the feed and the query, if they still run."""
@@ -136,7 +136,7 @@ class PipelineStream:
                 self.start(once=self._once)
             self._check()
         except MemWalError as error:
-            self._outage.met(error)
+            self._outage.failed(error)
             self._progress.phase("waiting for the source")
             self._stop_query()
 
@@ -159,7 +159,7 @@ class PipelineStream:
                 self._progress.phase("warming up")
                 self._sink.warm_up(self._services.spark)
             mark_checkpoint(self._settings, self._base)
-            self._pages.tally.begin()
+            self._pages.stats.begin()
             query = writer.start()
         except Exception as error:
             raise of_spark(error) from error
@@ -232,4 +232,4 @@ class PipelineStream:
         except MemWalError as error:
             self._pages.health.hold("no_daemon", str(error))
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
-        self._progress.show(self._pages.tally.figures(), status, files)
+        self._progress.show(self._pages.stats.figures(), status, files)

@@ -33,8 +33,18 @@ from memwal.ingest.sink.prepared import PreparedTask
 from memwal.ingest.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.sink.route import RouteTask
 from memwal.ingest.sink.send import SendTask
-from memwal.ingest.sink.small import MOST_BYTES, NAMELESS, TOO_MANY, OneTask
-from memwal.ingest.source.columns import ADDED, BESIDE, BUCKET, COORDINATES, LETTER, LETTER_TYPE, OFFSET, PLACE, ROW
+from memwal.ingest.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask
+from memwal.ingest.source.columns import (
+    ADDED,
+    BUCKET,
+    COORDINATES,
+    LETTER,
+    LETTER_TYPE,
+    NOT_SHUFFLED,
+    OFFSET,
+    PLACE,
+    ROW,
+)
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.schema import spark_type
 from memwal.wal import SystemClock, SystemIds
@@ -53,9 +63,9 @@ SMALL, SMALL_ON_FEW = 200_000, 1_000_000
 """Most rows of a micro-batch for one task. A shuffle and a second stage take longer than so few rows do; if at most
 `FEW` tasks run at once, they move fewer rows through a shuffle and a sort than one task does without them."""
 FEW = 2
-NAMELESS_FROM = 10_000
+WITHOUT_PATHS_FROM = 10_000
 """Fewest rows for which leaving out the paths of files is worth another column in Spark's plan."""
-NAMED_FOR = 100
+WITH_PATHS_FOR = 100
 """Number of micro-batches that are read with paths after one that needed them."""
 
 
@@ -97,9 +107,9 @@ class MemWalSink:
         self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
         self._small: int | None = None
         self._too_many = False
-        self._named = 0
+        self._with_paths = 0
         self._prepared: PreparedTask | None = None
-        self._goes_on = False  # whether this sink has written the previous micro-batch
+        self._wrote_previous = False  # whether this sink has written the previous micro-batch
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -107,9 +117,9 @@ class MemWalSink:
         try:
             receipt = self._written(frame, batch_id)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
-            self.failure, self._goes_on = self._explained(error), False
+            self.failure, self._wrote_previous = self._explained(error), False
             raise self.failure from None
-        self.failure, self._goes_on = None, True
+        self.failure, self._wrote_previous = None, True
         if self._on_batch is not None:
             self._on_batch(receipt)
 
@@ -136,7 +146,7 @@ class MemWalSink:
                 found = self._explained(error)
                 if found.details.get("reason") != RESIZED:
                     raise
-                self._goes_on = False
+                self._wrote_previous = False
                 attempts.after(Unavailable(found.message, {"reason": NOT_OWNER}), alone=False)
 
     def _write(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
@@ -150,8 +160,8 @@ class MemWalSink:
         found = (self._find(), base.table_id or None)
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found)
         refused: dict[Place, BadRow] = {}
-        if not self._goes_on:
-            send, refused = self._where_it_came_to(send)
+        if not self._wrote_previous:
+            send, refused = self._after_restart(send)
         letters_added = 0
         for _ in range(_ROUNDS):
             rows = None if refused else self._by_one_task(frame, send)
@@ -163,7 +173,7 @@ class MemWalSink:
             if not told:
                 receipt = receipt_of(batch_id, rows, letters_added)
                 refuse_older(batch_id, max((each.newest or 0 for each in receipt.regions), default=None))
-                self._learn(receipt.rows + receipt.bad)
+                self._adapt_limit(receipt.rows + receipt.bad)
                 self._refuse_too_bad(receipt, send)
                 return receipt
             for packed in told:
@@ -173,7 +183,7 @@ class MemWalSink:
             f"regions refused {len(refused):,} rows of a micro-batch, new ones in each of {_ROUNDS} attempts; {reason}"
         )
 
-    def _where_it_came_to(self, send: SendTask) -> tuple[SendTask, dict[Place, BadRow]]:
+    def _after_restart(self, send: SendTask) -> tuple[SendTask, dict[Place, BadRow]]:
         """Return how to send a micro-batch that an earlier run may have begun, and its rows that are dead letters now.
 
         Rows that are dead letters stay so, even if the mapping has changed; once every region has applied the
@@ -200,7 +210,7 @@ class MemWalSink:
         schema = frame.schema
         if not fits_one_task(schema, task):
             return None
-        rows = self._nameless(frame, schema, task)
+        rows = self._without_paths(frame, schema, task)
         if rows is None:
             rows = self._taken(frame, schema, task)
         if any(row["said"] == TOO_MANY for row in rows):
@@ -208,18 +218,18 @@ class MemWalSink:
             return None
         return rows
 
-    def _nameless(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
+    def _without_paths(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
         """As `_taken`, of rows without the paths of their files; None if paths are needed, or few rows expected.
 
         A source that needed paths once will probably need them again, so the next micro-batches have them at once.
         """
-        self._named = max(0, self._named - 1)
-        if self._named or not set(PLACE) <= set(schema.names) or (self._last or 0) < NAMELESS_FROM:
+        self._with_paths = max(0, self._with_paths - 1)
+        if self._with_paths or not set(PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
             return None
-        rows = self._taken(frame, schema, replace(task, nameless=True))
-        if not any(row["said"] == NAMELESS for row in rows):
+        rows = self._taken(frame, schema, replace(task, without_paths=True))
+        if not any(row["said"] == PATHS_NEEDED for row in rows):
             return rows
-        self._named = NAMED_FOR
+        self._with_paths = WITH_PATHS_FOR
         return None
 
     def _taken(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
@@ -228,7 +238,7 @@ class MemWalSink:
             self._prepared = PreparedTask(task, schema, frame)
         return self._prepared.collected(frame, task.send.sequence)
 
-    def _learn(self, rows: int) -> None:
+    def _adapt_limit(self, rows: int) -> None:
         """Adapt the small-batch limit to the last micro-batch, which had `rows` rows."""
         if self._too_many:  # the rows are wide: half as many may fit into one task
             self._small, self._too_many = min(self._small or rows, rows // 2), False
@@ -348,7 +358,9 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     added = [StructField(name, kind, True) for name, kind in kinds]
     if route.letters != "fail":
         added.append(StructField(LETTER, spark_type(LETTER_TYPE), True))
-    passing = [StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in BESIDE]
+    passing = [
+        StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in NOT_SHUFFLED
+    ]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))

@@ -51,7 +51,7 @@ class Numbered:
 
 
 class PreparedTask:
-    """`task` for frames of `schema`; a `nameless` task gets `PART` in place of `PLACE`.
+    """`task` for frames of `schema`; a `without_paths` task gets `PART` in place of `PLACE`.
 
     Thread safety. As its Spark session. Errors. As Spark's.
     """
@@ -64,7 +64,7 @@ class PreparedTask:
         from pyspark.util import PythonEvalType
 
         self.task, self._schema, self._spark = task.of(0), schema, frame.sparkSession.sparkContext
-        given = [field for field in schema.fields if not (task.nameless and field.name in PLACE)]
+        given = [field for field in schema.fields if not (task.without_paths and field.name in PLACE)]
         kinds = {field.name: field.dataType for field in given}
         read = [functions.col(quoted(name)) for name in kinds]
         place = _missing_place(task, schema.names)
@@ -80,7 +80,7 @@ class PreparedTask:
         call = cast("Any", pandas_udf)(Numbered(self.task), returnType=receipt_schema(), functionType=kind)
         self._call: Any = call(*read)._jc  # noqa: SLF001 - PySpark's public API builds everything again
         # 4,096 rows of fixed-size values cannot have too many bytes, so they need not be measured.
-        narrow = task.nameless and all(field.dataType.typeName() in _FIXED for field in given)
+        narrow = task.without_paths and all(field.dataType.typeName() in _FIXED for field in given)
         self._limit = frame.sparkSession.conf.get(_LIMIT) if narrow else None
 
     def serves(self, task: OneTask, schema: StructType, frame: DataFrame) -> bool:
@@ -116,6 +116,6 @@ class PreparedTask:
 
 def _missing_place(task: OneTask, columns: Sequence[str]) -> tuple[str, str] | None:
     """Return the column to add that says where a row lies, and Spark's expression of it; None if there is one."""
-    if task.nameless:
+    if task.without_paths:
         return PART, PACKED
     return None if {OFFSET, BLOCK} & set(columns) else (BLOCK, "bigint(spark_partition_id())")

@@ -16,7 +16,18 @@ from memwal.ingest.dlq.bad_rows import BadRow, conformed_to, problems_of, unfit_
 from memwal.ingest.dlq.file_rows import explained
 from memwal.ingest.dlq.letters import Mode, Place, letter_column, place_of, rows_at
 from memwal.ingest.errors import Invalid
-from memwal.ingest.source.columns import BESIDE, BLOCK, BUCKET, FILE, LETTER, NOWHERE, ROW, TOPIC, of_table, runs
+from memwal.ingest.source.columns import (
+    BLOCK,
+    BUCKET,
+    FILE,
+    LETTER,
+    NO_REGION,
+    NOT_SHUFFLED,
+    ROW,
+    TOPIC,
+    of_table,
+    runs,
+)
 from memwal.ingest.source.whole_input import with_counts
 from memwal.ingest.spark.task import task_edge
 from memwal.memtable import InvalidRows
@@ -74,7 +85,7 @@ class RouteTask:
         good[list(bad)] = False
         if conformed is None:
             conformed = conformed_to(target, batch.filter(pa.array(good)))
-        buckets = np.full(batch.num_rows, NOWHERE, dtype=np.int32)
+        buckets = np.full(batch.num_rows, NO_REGION, dtype=np.int32)
         buckets[good] = target.base.route(conformed)
         return self._sorted_out(batch, numbers, bad, buckets)
 
@@ -106,7 +117,7 @@ class RouteTask:
     ) -> pa.RecordBatch:
         """Return all rows in order: good rows with their region, bad rows without values, with their dead letter."""
         letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
-        good = pa.array(buckets != NOWHERE)
+        good = pa.array(buckets != NO_REGION)
         for name in of_table(batch.schema.names) if bad else ():
             at = batch.schema.get_field_index(name)
             kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
@@ -115,7 +126,7 @@ class RouteTask:
 
 
 def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: pa.Array) -> pa.RecordBatch:
-    beside = [name for name in BESIDE if name in batch.schema.names]
+    beside = [name for name in NOT_SHUFFLED if name in batch.schema.names]
     return batch.drop_columns(beside).append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
 
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from memwal.ingest.api.tokens import Applied, StreamReceipt, Token
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.client.stream import RegionStream
-from memwal.ingest.dlq.letters import FAIL, Letterbox, Refusals, Rules
+from memwal.ingest.dlq.letters import FAIL, DeadLetterWriter, Refusals, Rules
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.rpc.owner_notes import FromNotes
@@ -32,7 +32,7 @@ from memwal.ingest.sink.receipts import RECEIPT, without_ack
 from memwal.ingest.source.columns import (
     DELETE,
     LANDED,
-    NOWHERE,
+    NO_REGION,
     ROW,
     of_table,
     rows_and_deletes,
@@ -80,8 +80,8 @@ class SendTask:
     def sent(self, regions: Iterator[RegionRows]) -> Iterator[pa.RecordBatch]:
         """As a call, but raises errors as they are: what the owner answers, Unavailable, UnknownOutcome."""
         first = next(regions, None)
-        if first is not None and first.bucket == NOWHERE:
-            written = Letterbox(self.letters, ROW, self.producer, self.sequence).take(first)
+        if first is not None and first.bucket == NO_REGION:
+            written = DeadLetterWriter(self.letters, ROW, self.producer, self.sequence).take(first)
             told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
             yield without_ack(SystemClock().now(), **told)
             first = next(regions, None)
@@ -89,7 +89,7 @@ class SendTask:
             return
         table = self._connected()
         table.refresh(look=False)
-        with Pipelined[pa.RecordBatch](self.in_flight_max) as acks:
+        with OrderedPipeline[pa.RecordBatch](self.in_flight_max) as acks:
             yield from self._send(table, chain([first], regions), acks)
 
     def note(self, regions: Iterable[UUID]) -> None:
@@ -107,7 +107,7 @@ class SendTask:
         return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)
 
     def _send(
-        self, table: RemoteTable, regions: Iterator[RegionRows], acks: Pipelined[pa.RecordBatch]
+        self, table: RemoteTable, regions: Iterator[RegionRows], acks: OrderedPipeline[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         for rows in regions:
             sending = self._sending(table, rows)
@@ -221,7 +221,7 @@ T = TypeVar("T")
 _AT_ONCE = 8
 
 
-class Pipelined(Generic[T]):
+class OrderedPipeline(Generic[T]):
     """Runs steps in threads and returns their results in the order in which the steps were begun.
 
     Thread safety. One thread. Invariants. More than `most` bytes are under way only if a single step has more. The

@@ -31,7 +31,7 @@ from memwal.ingest.source.columns import (
     COORDINATES,
     FILE,
     LANDED,
-    NOWHERE,
+    NO_REGION,
     OFFSET,
     PART,
     PLACE,
@@ -45,7 +45,7 @@ from memwal.wal import SystemClock
 MOST_BYTES = 64 << 20
 TOO_MANY = "too many rows for one task"
 """`said` of a receipt if nothing was sent."""
-NAMELESS = "paths of files are wanted"
+PATHS_NEEDED = "paths of files are wanted"
 """`said` of a receipt if rows came without the paths of their files and these are needed; other receipts do not count
 then."""
 
@@ -69,7 +69,7 @@ class OneTask:
     """Columns that order the rows of a region, more significant than their place."""
     most: int = MOST_BYTES
 
-    nameless: bool = False
+    without_paths: bool = False
     """Rows have `PART` in place of `PLACE`."""
 
     def of(self, sequence: int) -> OneTask:
@@ -79,18 +79,18 @@ class OneTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
             whole = until_end(batches)
-            yield from self._or_names_wanted(whole) if self.nameless else self._receipts(whole)
+            yield from self._or_paths_needed(whole) if self.without_paths else self._receipts(whole)
 
-    def _or_names_wanted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _or_paths_needed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             for receipt in self._receipts(map(unpacked, batches)):
                 if receipt["said"][0].as_py() not in (None, TOO_MANY):
-                    raise Invalid(NAMELESS)
+                    raise Invalid(PATHS_NEEDED)
                 yield receipt
         except Invalid:  # its message, or the dead letters of refused rows, would name files
             for _ in batches:
                 pass
-            yield without_ack(SystemClock().now(), said=NAMELESS)
+            yield without_ack(SystemClock().now(), said=PATHS_NEEDED)
 
     def _receipts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kept: list[pa.Table] = []
@@ -105,8 +105,8 @@ class OneTask:
             return
         # Columns of batches with bad rows are nullable, those of others may not be.
         rows = pa.concat_tables(kept, promote_options="default").combine_chunks() if kept else pa.table({})
-        if self.nameless and wants_names(rows):
-            raise Invalid(NAMELESS)
+        if self.without_paths and needs_paths(rows):
+            raise Invalid(PATHS_NEEDED)
         yield from self.send.sent(self._regions(rows))
 
     def _regions(self, rows: pa.Table) -> Iterator[RegionRows]:
@@ -127,13 +127,13 @@ def unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
     return placed.append_column(LANDED, landed).append_column(BLOCK, zeros)
 
 
-def wants_names(rows: pa.Table) -> bool:
+def needs_paths(rows: pa.Table) -> bool:
     """Return whether the paths of files are needed: for dead letters, or to order files with the same time."""
     if FILE not in rows.column_names:
         return False
     files = rows.group_by(FILE).aggregate([(LANDED, "min")])
     alike = pc.count_distinct(files[f"{LANDED}_min"]).as_py() < files.num_rows
-    return alike or bool(pc.any(pc.equal(rows[BUCKET], NOWHERE)).as_py())
+    return alike or bool(pc.any(pc.equal(rows[BUCKET], NO_REGION)).as_py())
 
 
 def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:

@@ -29,12 +29,12 @@ PROBLEM = "_memwal_problem"
 """Why a row cannot be used, after its stage ("parse: …", "map: …"); null if it can."""
 RAW_KEY, RAW_VALUE, RAW_HEADERS = "_memwal_raw_key", "_memwal_raw_value", "_memwal_raw_headers"
 """The raw bytes of the record, for its dead letter; optional."""
-BESIDE = (PROBLEM, RAW_KEY, RAW_VALUE, RAW_HEADERS)
+NOT_SHUFFLED = (PROBLEM, RAW_KEY, RAW_VALUE, RAW_HEADERS)
 """Columns that `RouteTask` removes, before the shuffle."""
-OURS = (*PLACE, *COORDINATES, DELETE, *BESIDE)
+NOT_OF_TABLE = (*PLACE, *COORDINATES, DELETE, *NOT_SHUFFLED)
 """Columns of a source that are not the table's."""
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-NOWHERE = -1
+NO_REGION = -1
 LETTER = "_memwal_letter"
 LETTER_TYPE = pa.struct(
     [
@@ -48,7 +48,7 @@ LETTER_TYPE = pa.struct(
 )
 ADDED = (ROW, BUCKET)
 """Columns that `RouteTask` adds."""
-_NOT_THE_USERS = {*OURS, *ADDED, LETTER}
+_NOT_THE_USERS = {*NOT_OF_TABLE, *ADDED, LETTER}
 
 
 def of_table(columns: Sequence[str]) -> list[str]:

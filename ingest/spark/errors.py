@@ -69,7 +69,7 @@ def of_spark(error: BaseException) -> MemWalError:
 
     if isinstance(error, MemWalError):
         return error
-    ours = found_in(str(error)) or _of_executors(str(error))
+    ours = found_in(str(error)) or _missing_on_executors(str(error))
     if ours is not None:
         return ours
     if not isinstance(error, PySparkException | Py4JJavaError):
@@ -88,7 +88,7 @@ def of_spark(error: BaseException) -> MemWalError:
     return Internal(f"Spark: {said}", {"condition": condition})
 
 
-def _of_executors(text: str) -> Invalid | None:
+def _missing_on_executors(text: str) -> Invalid | None:
     """Return the error if executors lack what every task of memwal needs, so that no task can report it."""
     if module := _NO_MODULE.search(text):
         return Invalid(
@@ -142,14 +142,14 @@ _NO_TOPIC = "UnknownTopicOrPartitionException"
 
 def of_java(thrown: Any) -> MemWalError | None:
     """Return the kind of a Java exception caused by Kafka's client; None for any other."""
-    return _told(_causes_of_java(thrown))
+    return _of_kafka(_causes_of_java(thrown))
 
 
 def of_captured(error: BaseException) -> MemWalError | None:
     """As `of_java`, for an exception that PySpark made of a Java one. PySpark keeps the `toString` of causes that it
     has no class for, which begins with the name of the Java class.
     """
-    return _told(_captured_causes(error))
+    return _of_kafka(_captured_causes(error))
 
 
 def _causes_of_java(thrown: Any) -> Iterator[tuple[str, str]]:
@@ -166,7 +166,7 @@ def _captured_causes(error: BaseException) -> Iterator[tuple[str, str]]:
         current = getattr(current, "_cause", None)
 
 
-def _told(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
+def _of_kafka(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
     for name, said in causes:
         if name == _LOST:
             return _lost(said)

@@ -61,12 +61,12 @@ _CONF = (
 
 def check_spark_names(source: SourceSettings) -> None:
     """Raise Invalid with every misspelt name in `source`, one line each."""
-    found = list(slips(source))
+    found = list(misspelt(source))
     if found:
         raise Invalid.of(found)
 
 
-def slips(source: SourceSettings) -> Iterator[str]:
+def misspelt(source: SourceSettings) -> Iterator[str]:
     """Yield a message for each misspelt name in a source's format, options and Spark configuration."""
     if meant := _meant(source.format, FORMATS):
         yield f"source.format: Spark has no source {source.format!r}; did you mean {meant!r}?"

@@ -57,7 +57,7 @@ _WORKER = "pyspark.worker"
 _frozen_with = 0
 
 
-def keep_what_is_imported() -> None:
+def freeze_imports() -> None:
     """Freeze imported objects. Call it at the end of a task; it is free unless the task has imported modules.
 
     Thread safety. One thread, as a worker has one task at a time.
@@ -74,7 +74,7 @@ class TaskError(Exception):
     """A `MemWalError` that leaves a Spark task. Its message is the marked line, see `ingest.spark.errors`."""
 
 
-def carried(error: BaseException) -> TaskError:
+def as_task_error(error: BaseException) -> TaskError:
     """Return `error`, classified and packed for the driver."""
     return TaskError(MARK + json.dumps(to_wire(on_executor(error)), default=str))
 
@@ -102,6 +102,6 @@ def task_edge() -> Iterator[None]:
     except BaseException as error:
         from memwal.wal.panics import as_exception  # not above: few tasks need the storage packages
 
-        raise carried(as_exception(error)) from error
+        raise as_task_error(as_exception(error)) from error
     finally:
-        keep_what_is_imported()
+        freeze_imports()

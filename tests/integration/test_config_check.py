@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memwal.ingest.settings.load import SourceSettings
-from memwal.ingest.spark.names import slips
+from memwal.ingest.spark.names import misspelt
 
 FOUND = [
     ({"source": {"path": "absent"}}, ["source.path: absent: No such file or directory"]),
@@ -97,7 +97,7 @@ def test_a_daemon_that_runs_does_not_make_its_configuration_wrong(
     ],
 )
 def test_what_spark_or_a_plugin_may_know_is_no_slip(source: dict[str, Any]) -> None:
-    assert list(slips(SourceSettings.model_validate(source))) == []
+    assert list(misspelt(SourceSettings.model_validate(source))) == []
 
 
 @pytest.mark.parametrize(

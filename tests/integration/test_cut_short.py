@@ -17,7 +17,7 @@ CUTS = {
     Case(ONE_TASK): {7: "stop", 25: "kill worker", 49: "cancel"},
     Case(ONE_TASK, append=True, letters=True): {7: "cancel", 49: "stop"},
     Case(ONE_TASK, append=True, daemons=2): {1: "kill worker", 49: "stop"},
-    Case(ONE_TASK, append=True, nameless=True): {25: "stop"},
+    Case(ONE_TASK, append=True, without_paths=True): {25: "stop"},
     Case(SEND, append=True): {1: "stop", 25: "cancel", 49: "kill worker"},
     Case(SEND, letters=True, daemons=2): {1: "stop", 7: "kill worker", 49: "cancel"},
     Case(ROUTE, append=True, letters=True): {7: "stop"},

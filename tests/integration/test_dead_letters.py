@@ -185,7 +185,7 @@ def test_a_poison_record_every_100_rows_is_a_letter_each_and_every_other_row_arr
 def test_letters_name_their_files_where_the_paths_had_been_left_out(
     stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_sink, "NAMELESS_FROM", 10)
+    monkeypatch.setattr(spark_sink, "WITHOUT_PATHS_FROM", 10)
     source = stream("parquet", table={"on_duplicate": "fail"}, mode="table")
     names = [f"name {n}" for n in range(60)]
     source.land(pa.table({"id": range(60), "name": names, "price": range(60)}))

@@ -371,12 +371,12 @@ def test_paths_of_files_are_left_out_until_one_is_asked_for(
     stream: Callable[..., Stream], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One task takes each micro-batch but the first; what it is given tells whether paths were."""
-    monkeypatch.setattr(spark_sink, "NAMELESS_FROM", 10)
-    monkeypatch.setattr(spark_sink, "NAMED_FOR", 2)
+    monkeypatch.setattr(spark_sink, "WITHOUT_PATHS_FROM", 10)
+    monkeypatch.setattr(spark_sink, "WITH_PATHS_FOR", 2)
     collected, given = PreparedTask.collected, list[bool]()
 
     def noted(prepared: Any, frame: Any, number: int) -> Any:
-        given.append(prepared.task.nameless)
+        given.append(prepared.task.without_paths)
         return collected(prepared, frame, number)
 
     monkeypatch.setattr(PreparedTask, "collected", noted)
@@ -407,7 +407,7 @@ def test_only_narrow_rows_are_handed_over_without_being_measured(spark: Any, col
     place = f", {LANDED} timestamp, {FILE} string, {BLOCK} long"
     frame = spark.createDataFrame([], columns + place)
     send = SendTask("grpc://127.0.0.1:1", (), "query", 0, 1.0)
-    task = PreparedTask(OneTask(RouteTask("nowhere", ()), send, nameless=True), frame.schema, frame)
+    task = PreparedTask(OneTask(RouteTask("nowhere", ()), send, without_paths=True), frame.schema, frame)
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
     before = spark.conf.get(name)
     with task.unmeasured(spark):

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from memwal import Invalid
-from memwal.ingest.pipeline.checkpoint import held, unfinished
+from memwal.ingest.pipeline.checkpoint import locked, unfinished
 from memwal.ingest.settings.load import load
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     one, other = str(tmp_path / "one"), f"file://{tmp_path}/other"
-    with held([one, "s3a://bucket/checkpoint"]):
+    with locked([one, "s3a://bucket/checkpoint"]):
         for again in (one, f"file://{one}"):
             with pytest.raises(Invalid, match=r"sink\.checkpoint: another run uses .*/one; stop it"):
-                held([other, again]).__enter__()
-        with held([other, "s3a://bucket/checkpoint"]):
+                locked([other, again]).__enter__()
+        with locked([other, "s3a://bucket/checkpoint"]):
             pass
-    with held([one]):
+    with locked([one]):
         pass
 
 
 def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
-    holds = "import sys; from memwal.ingest.pipeline.checkpoint import held; run = held([sys.argv[1]])"
+    holds = "import sys; from memwal.ingest.pipeline.checkpoint import locked; run = locked([sys.argv[1]])"
     run = subprocess.Popen(
         [sys.executable, "-c", f"{holds}; run.__enter__(); print(flush=True); input()", str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -36,9 +36,9 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         assert run.stdout is not None
         run.stdout.readline()
         with pytest.raises(Invalid, match="another run uses"):
-            held([str(tmp_path)]).__enter__()
+            locked([str(tmp_path)]).__enter__()
         run.kill()
-    with held([str(tmp_path)]):
+    with locked([str(tmp_path)]):
         pass
 
 

@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, moment
+from memwal.ingest.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, sql_time
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.wal import SystemIds
 from tests.support.clock import FakeClock
@@ -144,7 +144,7 @@ def test_letters_are_deleted_by_age(at: str) -> None:
     table = opened(at)
     table.append(letters(range(3), 0, time=1_000_000), "q", 0)
     table.append(letters(range(3, 5), 1, time=9_000_000), "q", 1)
-    assert table.delete(f"time <= {moment(5.0)}") == 3
+    assert table.delete(f"time <= {sql_time(5.0)}") == 3
     assert there(at) == [3, 4]
 
 

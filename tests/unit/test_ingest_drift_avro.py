@@ -15,7 +15,7 @@ import pytest
 
 from memwal.flush import BaseTable
 from memwal.ingest.drift.avro_fields import fields_of_schema
-from memwal.ingest.drift.detect import MOST_COLUMNS, Drift, FieldsTask, Grown
+from memwal.ingest.drift.detect import MOST_COLUMNS, ColumnsAdded, Drift, FieldsTask
 from memwal.ingest.drift.kinds import Kinds, new_columns, unpacked
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.source.columns import PROBLEM
@@ -182,7 +182,7 @@ def test_a_micro_batch_with_new_fields_is_not_written_before_they_are_columns(
         drift(base, "add")(None, 0)  # type: ignore[arg-type] # as above
     schema = few
     for adding in (first := drift(base, "add"), drift(base, "add", first.told)):
-        with pytest.raises(Grown, match=r"^grade$"):
+        with pytest.raises(ColumnsAdded, match=r"^grade$"):
             adding(None, 0)  # type: ignore[arg-type] # as above
     assert written == []
     again = drift(base.latest(), "add", first.told)

@@ -8,7 +8,7 @@ import pytest
 
 from memwal.ingest.client.writes import InFlight
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.sink.send import Pipelined
+from memwal.ingest.sink.send import OrderedPipeline
 
 
 def test_who_finds_no_room_waits_and_what_is_too_large_goes_alone() -> None:
@@ -40,7 +40,7 @@ def test_results_come_in_order_and_only_as_many_bytes_are_under_way_as_may_be() 
         assert gates[number].wait(60)
         return number
 
-    with Pipelined[int](100) as pipelined:
+    with OrderedPipeline[int](100) as pipelined:
         for number in (0, 1):
             results += pipelined.begin(lambda number=number: step(number), 50)
         assert results == []  # both are under way
@@ -59,7 +59,7 @@ def test_a_step_that_fails_is_told_when_its_turn_comes() -> None:
     def broken() -> int:
         raise Unavailable("no")
 
-    with Pipelined[int](100) as pipelined:
+    with OrderedPipeline[int](100) as pipelined:
         assert list(pipelined.begin(broken, 10)) == []
         assert list(pipelined.begin(lambda: 1, 10)) == []
         with pytest.raises(Unavailable):

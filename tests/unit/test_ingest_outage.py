@@ -23,7 +23,7 @@ def test_the_query_is_started_again_with_ever_longer_pauses_until_the_time_is_ov
     found, health, clock = outage(200.0)
 
     def attempt() -> None:
-        found.met(SILENCE)
+        found.failed(SILENCE)
         assert [each["reason"] for each in health.reasons()] == ["source_silent"]
         assert (found.waits, found.due) == (True, False)
         clock.advance(PAUSE_MOST)
@@ -43,7 +43,7 @@ def test_the_query_is_started_again_with_ever_longer_pauses_until_the_time_is_ov
 def test_a_source_that_answers_again_has_all_the_time_again() -> None:
     found, health, clock = outage(100.0)
     for status in ({"message": "Waiting for data to arrive"}, {"message": "Waiting for next trigger"}):
-        found.met(SILENCE)
+        found.failed(SILENCE)
         clock.advance(90.0)
         found.started()
         found.look({"message": "Getting offsets from KafkaV2[…]"})
@@ -55,9 +55,9 @@ def test_a_source_that_answers_again_has_all_the_time_again() -> None:
 @pytest.mark.parametrize("error", [Invalid("wrong"), Unavailable("a daemon", {"reason": "lost"})])
 def test_what_does_not_pass_by_itself_ends_the_run(error: Exception) -> None:
     with pytest.raises(type(error)):
-        outage(100.0)[0].met(error)
+        outage(100.0)[0].failed(error)
 
 
 def test_no_time_means_that_the_run_ends() -> None:
     with pytest.raises(Unavailable):
-        outage(0.0)[0].met(SILENCE)
+        outage(0.0)[0].failed(SILENCE)

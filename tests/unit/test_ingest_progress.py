@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from memwal.ingest.pipeline.figures import Figures, Tally
+from memwal.ingest.pipeline.figures import Figures, RunStats
 from memwal.ingest.pipeline.screen import Screen
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
 from tests.support.clock import FakeClock
@@ -25,10 +25,10 @@ STATUS: dict[str, Any] = {
 
 def figures(batch_id: int) -> Figures:
     clock = FakeClock()
-    tally = Tally(clock)
+    stats = RunStats(clock)
     clock.sleep(1.0)
-    tally.add(BatchReceipt(batch_id, tuple(RegionReceipt(id, 500_000, True, 1, 0.01, None, None, 1.0) for id in IDS)))
-    return tally.figures()
+    stats.add(BatchReceipt(batch_id, tuple(RegionReceipt(id, 500_000, True, 1, 0.01, None, None, 1.0) for id in IDS)))
+    return stats.figures()
 
 
 def shown(*, terminal: bool, batches: tuple[int, ...]) -> str:

@@ -13,7 +13,7 @@ from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.dlq.letters import Rules
 from memwal.ingest.sink.route import RouteTask
 from memwal.ingest.sink.send import SendTask
-from memwal.ingest.sink.small import NAMELESS, TOO_MANY, OneTask, in_order, unpacked
+from memwal.ingest.sink.small import PATHS_NEEDED, TOO_MANY, OneTask, in_order, unpacked
 from memwal.ingest.source.columns import BLOCK, BUCKET, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, ROW, TOPIC
 from memwal.ingest.spark.task import TaskError
 from tests.routed import ended, placed
@@ -94,7 +94,7 @@ def test_rows_without_the_paths_of_their_files_arrive_in_the_same_order(
 ) -> None:
     table, task = served
     files = [packed(made.table(range(20), version=n), 9 - n, landed=n - 1) for n in (3, 0, 1)]
-    receipts = pa.Table.from_batches(task(nameless=True)(ended(files)))
+    receipts = pa.Table.from_batches(task(without_paths=True)(ended(files)))
     assert sum(receipts["rows"].to_pylist()) == 60
     assert {row["name"] for row in table.scan(["name"]).to_pylist()} == {f"row {id} v3" for id in range(20)}
     assert {receipt["landed_first"] for receipt in receipts.to_pylist()} == {-0.001}
@@ -117,12 +117,14 @@ def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or
     nullable = pa.schema([field.with_nullable(True) for field in made.schema])
     bad = packed(pa.Table.from_pylist([{**made.row(7), "id": None}], nullable), 1)
     good = packed(made.table(range(20)).cast(nullable), 2, landed=5)
-    lenient = OneTask(RouteTask(uri, (), letters="skip"), replace(task().send, letters=Rules("skip")), nameless=True)
+    lenient = OneTask(
+        RouteTask(uri, (), letters="skip"), replace(task().send, letters=Rules("skip")), without_paths=True
+    )
     of_one_moment = [packed(made.table(range(20), version=n), n) for n in range(2)]
-    for asked, batches in ((task(nameless=True), [bad, good]), (lenient, [bad, good]), (lenient, of_one_moment)):
+    for asked, batches in ((task(without_paths=True), [bad, good]), (lenient, [bad, good]), (lenient, of_one_moment)):
         left = ended(batches)
         (receipt,) = asked(left)
-        assert receipt["said"].to_pylist() == [NAMELESS]
+        assert receipt["said"].to_pylist() == [PATHS_NEEDED]
         assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
     assert not table.scan(["id"]).num_rows
 

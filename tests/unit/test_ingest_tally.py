@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from memwal.ingest.pipeline.figures import Tally
+from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
 from tests.support.clock import FakeClock
 
@@ -20,13 +20,13 @@ def receipt(
 
 def test_rows_are_counted_per_region_and_over_time() -> None:
     clock = FakeClock()
-    tally = Tally(clock)
+    stats = RunStats(clock)
     clock.sleep(50.0)
-    tally.begin()
+    stats.begin()
     clock.sleep(2.0)
-    tally.add(BatchReceipt(4, (receipt("a", 30), receipt("b", 10))))
+    stats.add(BatchReceipt(4, (receipt("a", 30), receipt("b", 10))))
     clock.sleep(100.0)
-    figures = tally.figures()
+    figures = stats.figures()
     assert (figures.rows, figures.micro_batches, figures.batch_id) == (40, 1, 4)
     assert figures.by_region == {"a": 30, "b": 10}
     assert figures.seconds == pytest.approx(2.0)
@@ -34,29 +34,29 @@ def test_rows_are_counted_per_region_and_over_time() -> None:
 
 
 def test_rows_that_were_applied_before_are_told_apart() -> None:
-    tally = Tally(FakeClock())
-    tally.add(BatchReceipt(0, (receipt("a", 30, applied=False), receipt("b", 10))))
-    assert (tally.figures().rows, tally.figures().repeated) == (40, 30)
+    stats = RunStats(FakeClock())
+    stats.add(BatchReceipt(0, (receipt("a", 30, applied=False), receipt("b", 10))))
+    assert (stats.figures().rows, stats.figures().repeated) == (40, 30)
 
 
 def test_waiting_times_count_by_rows_and_acks_by_stream() -> None:
-    tally = Tally(FakeClock())
-    tally.add(BatchReceipt(0, (receipt("a", 1, ack=0.5, waited=9.0), receipt("b", 99, ack=0.1, waited=2.0))))
-    figures = tally.figures()
+    stats = RunStats(FakeClock())
+    stats.add(BatchReceipt(0, (receipt("a", 1, ack=0.5, waited=9.0), receipt("b", 99, ack=0.1, waited=2.0))))
+    figures = stats.figures()
     assert (figures.queryable_p50, figures.queryable_max) == (2.0, 9.0)
     assert figures.ack_p50 == pytest.approx(0.3)
 
 
 def test_rows_of_a_topic_have_waited_for_different_times() -> None:
-    tally = Tally(FakeClock())
-    tally.add(BatchReceipt(0, (RegionReceipt("a", 10, True, 1, 0.01, 99.0, 99.5, acked_at=100.0),)))
-    assert (tally.figures().queryable_p50, tally.figures().queryable_max) == (0.75, 1.0)
+    stats = RunStats(FakeClock())
+    stats.add(BatchReceipt(0, (RegionReceipt("a", 10, True, 1, 0.01, 99.0, 99.5, acked_at=100.0),)))
+    assert (stats.figures().queryable_p50, stats.figures().queryable_max) == (0.75, 1.0)
 
 
 def test_nothing_measured_is_not_zero() -> None:
-    tally = Tally(FakeClock())
-    assert math.isnan(tally.figures().ack_p50)
-    assert math.isnan(tally.figures().queryable_max)
-    tally.add(BatchReceipt(0, (receipt("a", 5, waited=None),)))
-    assert math.isnan(tally.figures().queryable_p50)
-    assert tally.figures().ack_p50 == pytest.approx(0.01)
+    stats = RunStats(FakeClock())
+    assert math.isnan(stats.figures().ack_p50)
+    assert math.isnan(stats.figures().queryable_max)
+    stats.add(BatchReceipt(0, (receipt("a", 5, waited=None),)))
+    assert math.isnan(stats.figures().queryable_p50)
+    assert stats.figures().ack_p50 == pytest.approx(0.01)

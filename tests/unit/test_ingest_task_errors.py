@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from memwal.ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.spark.errors import found_in, of_captured, of_spark
-from memwal.ingest.spark.task import MARK, TaskError, carried, task_edge
+from memwal.ingest.spark.task import MARK, TaskError, as_task_error, task_edge
 from memwal.memtable import InvalidRows
 from memwal.wal import Fenced
 
@@ -27,13 +27,13 @@ def as_spark_shows_it(error: BaseException) -> str:
 @pytest.mark.parametrize("kind", KINDS.values())
 def test_every_kind_comes_back_with_message_and_details(kind: type[MemWalError]) -> None:
     sent = kind('column "a": {"b"} is\nwrong – twice\\', {"row": 7, "column": "a"})
-    found = found_in(as_spark_shows_it(carried(sent)))
+    found = found_in(as_spark_shows_it(as_task_error(sent)))
     assert type(found) is kind
     assert (found.message, found.details) == (sent.message, sent.details)
 
 
 def test_what_crosses_is_one_line() -> None:
-    assert "\n" not in str(carried(Invalid("two\nlines")))
+    assert "\n" not in str(as_task_error(Invalid("two\nlines")))
 
 
 def test_errors_of_the_packages_are_classified_in_the_task() -> None:
@@ -60,7 +60,7 @@ def test_texts_that_carry_nothing() -> None:
 
 
 def test_details_that_json_does_not_know_do_not_hide_the_error() -> None:
-    found = found_in(str(carried(Invalid("wrong", {"path": object()}))))
+    found = found_in(str(as_task_error(Invalid("wrong", {"path": object()}))))
     assert isinstance(found, Invalid)
     assert found.message == "wrong"
 
@@ -69,7 +69,7 @@ def test_an_error_of_ours_on_the_driver_is_what_it_is() -> None:
     error = Invalid("as it is")
     assert of_spark(error) is error
     assert isinstance(of_spark(ValueError("a fault")), Internal)
-    assert of_spark(RuntimeError(as_spark_shows_it(carried(Unavailable("gone"))))).kind == "UNAVAILABLE"
+    assert of_spark(RuntimeError(as_spark_shows_it(as_task_error(Unavailable("gone"))))).kind == "UNAVAILABLE"
 
 
 def test_what_spark_refuses_by_itself_names_the_setting() -> None:
@@ -140,7 +140,7 @@ def test_a_fence_keeps_both_epochs() -> None:
     import uuid
 
     fenced = Fenced(uuid.UUID(int=1), 6, 7)
-    found = found_in(as_spark_shows_it(carried(fenced)))
+    found = found_in(as_spark_shows_it(as_task_error(fenced)))
     assert found is not None
     assert (found.kind, found.details["ours"], found.details["theirs"]) == ("FENCED", 6, 7)
 
