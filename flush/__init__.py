@@ -1,4 +1,4 @@
-"""Frozen memtables to SSTs, SSTs into the base Lance table. See README.md for formats and protocols."""
+"""Writes frozen memtables as SSTs, and SSTs into the base Lance table. README.md has the rooms and protocols."""
 
 from memwal.flush.base.setup import OnDuplicate, Upsert, WriteRules
 from memwal.flush.base.swap import swapped, unborn

@@ -320,8 +320,8 @@ def wrong_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         takes = [name for name in signature.parameters if name != "self"]
         unknown = next((name for name in kwargs if name not in takes), None)
         if unknown is None:
-            said = f"{error}; its arguments are {', '.join(takes)}" if takes else f"{error}; it has no arguments"
-            return Invalid(f"{name}(): {said}")
+            text = f"{error}; its arguments are {', '.join(takes)}" if takes else f"{error}; it has no arguments"
+            return Invalid(f"{name}(): {text}")
         meant = _MEANT.get(unknown)
         hint = f"; write {meant}" if meant in takes else suggestion(unknown, takes) if takes else "; it has none"
         return Invalid(f"{name}() has no argument {unknown!r}{hint}")

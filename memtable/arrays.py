@@ -1,4 +1,4 @@
-"""NumPy array types of the package, and the growable array the row-indexed structures are made of."""
+"""NumPy array types of the package, and the growable array that row-indexed structures use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Vectors = npt.NDArray[np.float32]
 
 FIRST_ROWS = 256
 PAGED = 256 << 10
-"""Bytes of an array from which on it lies in pages of its own."""
+"""Bytes from which on an array has memory pages of its own."""
 
 
 def uninitialised(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array whose memory, where it is much, goes back to the system with it: from malloc's heap, where NumPy puts
-    arrays of up to 32 MiB, it would not. What is not written is address space, no memory.
+    """An uninitialised array. A large one gets pages of its own, which go back to the system with it; memory from
+    malloc's heap, where NumPy puts arrays of up to 32 MiB, would not. Unwritten parts are address space, no memory.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < PAGED:
@@ -31,11 +31,11 @@ def uninitialised(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
 
 
 class GrowableArray:
-    """An append-only array of fixed row shape. It doubles its capacity, and grows fourfold where room costs no memory.
+    """An append-only array of fixed row shape. Its capacity doubles, or grows fourfold where room costs no memory.
 
     Thread safety. One writer; readers take `data` once and read rows below a count they know to be complete.
-    Invariants. Rows below `size` keep their place. After growth the old array stays as it is, so a reader
-    that holds it goes on reading valid rows.
+    Invariants. Rows below `size` keep their place. Growth leaves the old array as it is, so a reader that holds it
+    still reads valid rows.
     """
 
     def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
@@ -48,18 +48,18 @@ class GrowableArray:
         self.write(self.size, values)
 
     def write(self, first: int, values: npt.NDArray[Any]) -> None:
-        """Put `values` at the rows first, first + 1, ..., which end at `size` or behind. Requires: first <= size."""
+        """Write `values` to the rows first, first + 1, ..., which end at `size` or beyond. Requires: first <= size."""
         self.fill(first, first + len(values), values)
 
     def fill(self, first: int, end: int, values: Any) -> None:
-        """As write(), `values` being one for each row before `end`, or one for all of them."""
+        """As write(); `values` has one value for each row before `end`, or one for all of them."""
         if end > len(self.data):
             growth = 2 if self.data.nbytes < PAGED else 4
             larger = uninitialised((max(end, growth * len(self.data), FIRST_ROWS), *self._shape), self.data.dtype)
             larger[: self.size] = self.data[: self.size]
             self.data = larger
         self.data[first:end] = values
-        self.size = end  # last: who reads it takes the rows before it for written
+        self.size = end  # last: readers take the rows below it as written
 
     @property
     def bytes(self) -> int:

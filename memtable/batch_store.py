@@ -1,4 +1,4 @@
-"""The rows themselves: Arrow record batches in arrival order."""
+"""The rows of a memtable: Arrow record batches in arrival order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import Positions
 
-# Small batches are merged, so that there are few to look through; large ones would cost more to copy than to look at.
+# Small batches are merged, so that reads visit few; copying large ones would cost more than visiting them.
 SMALL_ROWS = 4_096
 SMALL_BYTES = 1 << 18
 MERGE_AT = 64
 # A record batch of one row costs far more than its data: Arrow's C++ objects and buffer headers, per column.
-# Measured at about 200 bytes a column; counted, so that a stream of single-row puts freezes the memtable in
-# time.
+# Measured at about 200 bytes a column; counted, so that a stream of single-row puts freezes the memtable in time.
 BATCH_OVERHEAD = 200
 
 
@@ -31,7 +30,7 @@ class Batches:
     rows: int
 
     def table(self) -> pa.Table:
-        """All rows of the prefix as one table, nothing copied."""
+        """All rows of the prefix as one table, without a copy."""
         return pa.Table.from_batches(self.batches, schema=self.schema)
 
     def take(self, positions: Positions, names: Sequence[str]) -> pa.Table:
@@ -42,7 +41,8 @@ class Batches:
         if len(positions) == 1:  # a get of one key
             at = int(np.searchsorted(self._starts, positions[0], side="right")) - 1
             row = self.batches[at].select(names).slice(positions[0] - self._starts[at], 1)
-            # A copy, which keeps no batch alive. Of two, since one is given back as it is; a third of the time of take.
+            # A copy, which keeps no batch alive. concat_batches returns a single batch uncopied, so it gets two. Takes
+            # a third of the time of take.
             return pa.Table.from_batches([pa.concat_batches([row, row.slice(1)])])
         ascending = len(positions) < 2 or bool((positions[1:] > positions[:-1]).all())
         order = None if ascending else np.argsort(positions, kind="stable")
@@ -71,12 +71,12 @@ class Batches:
 
 
 class BatchStore:
-    """Appends record batches and hands out prefixes.
+    """Appends record batches and returns prefixes.
 
-    `bytes`: of the current batches, their fixed costs included.
+    `bytes`: size of the current batches, their fixed costs included.
 
     Thread safety. One writer; `prefix` may be read by any thread at any time.
-    Invariants. (1) A row never changes its position. (2) A prefix once handed out never changes. (3) Runs of
+    Invariants. (1) A row never changes its position. (2) A returned prefix never changes. (3) Runs of
     small batches are merged, so the number of batches stays below rows / SMALL_ROWS + bytes / SMALL_BYTES + MERGE_AT,
     whatever the sizes of puts.
     """

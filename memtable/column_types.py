@@ -1,10 +1,10 @@
-"""Which column types a table can hold: those that WAL entries, SSTs and the base table all give back as they were.
+"""The column types that a table can hold: those that WAL entries, SSTs and the base table all return unchanged.
 
-Lance takes more at creation than it can read back beside MemWAL, and a row that was acknowledged must never be the
-first to find out. Measured with pylance 14.0.2: maps cannot be written; view types and dictionaries come back as
-another type; JSON comes back as another value; a null in a struct or list with a field that is not null cannot be
-read, and a tombstone is such a null; binary of width 0 is written and cannot be read; a list of fixed size holds
-values of a fixed width only; its projections parse dots and backticks in names.
+Lance accepts more types at creation than it can read back beside MemWAL; they are refused there, before any row is
+acknowledged. Measured with pylance 14.0.2: maps cannot be written; view types and dictionaries come back as another
+type; JSON comes back as another value; a null in a struct or list with a field that is not null cannot be read, and a
+tombstone is such a null; binary of width 0 is written and cannot be read; a list of fixed size holds values of a fixed
+width only; its projections parse dots and backticks in names.
 """
 
 from __future__ import annotations

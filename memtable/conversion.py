@@ -1,4 +1,4 @@
-"""Casting a caller's column to the table's, losing nothing, and naming the row where it cannot be done."""
+"""Lossless casts of a caller's column to the table's type, with errors that name the row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memwal.memtable.exact_cast import exact, is_list, misfit
 
 
 def convert(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """`column` in the type of `field`, by the rule of `memtable.exact_cast`; the same object where it is of that type.
+    """`column` in the type of `field`, by the rules of `memtable.exact_cast`; the same object where it has that type.
 
     Raises InvalidRows naming the column, both types, and the first row at fault where a value is.
     """
@@ -49,7 +49,7 @@ def _refused(column: pa.ChunkedArray, field: pa.Field, error: Exception) -> Inva
 
 
 def _first_failing(column: pa.ChunkedArray, kind: pa.DataType) -> int | None:
-    """First row whose value alone cannot be cast, by halving: log2(rows) casts on the error path only."""
+    """First row whose value cannot be cast, found by halving: log2(rows) casts, on the error path only."""
     low, high = 0, len(column)
     while low < high:
         middle = (low + high) // 2

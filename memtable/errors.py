@@ -1,6 +1,6 @@
 """The errors a memtable raises.
 
-All are one line, name what is wrong (column, row, numbers) and how to mend it.
+Each message is one line that names what is wrong (column, row, numbers) and how to mend it.
 """
 
 
@@ -21,7 +21,7 @@ class InvalidRows(ValueError):
 
 
 class MemTableFrozen(RuntimeError):
-    """apply() was called on a frozen memtable: a fault of the caller, never of the data."""
+    """apply() was called on a frozen memtable: an error of the caller, never of the data."""
 
     def __init__(self, generation: int) -> None:
         super().__init__(f"memtable of generation {generation} is frozen: put into the active memtable instead")
@@ -29,10 +29,10 @@ class MemTableFrozen(RuntimeError):
 
 
 class MemTableFailed(RuntimeError):
-    """An apply() broke off half-way, for want of memory for example; the memtable takes no more rows.
+    """An apply() broke off half-way, for example for want of memory; the memtable takes no more rows.
 
-    Its snapshots stay as they were: the rows of that apply() are in none of them. The rows are in the WAL, so
-    a new claim of the region replays them.
+    Its snapshots stay as they were: none holds the rows of that apply(). The rows are in the WAL, so a new claim of the
+    region replays them.
     """
 
     def __init__(self, generation: int) -> None:

@@ -1,4 +1,4 @@
-"""The rule for values of another type than their column: one that does not fit exactly is refused.
+"""Casts of values to another column type: a value that does not fit exactly is refused.
 
     number -> number     the same number; into a float narrower than float64 it may round, never become infinite.
                          A float in a decimal is the number that its shortest digits write (0.1 is 0.1)
@@ -6,10 +6,9 @@
                          never becomes one without or the other way round, because that would guess the zone
     text, bytes          the same in another layout
     list, struct         element by element, field by field; fields go by name, and one the column lacks is refused
-    null, dictionary     null becomes anything, a dictionary its values
+    null, dictionary     null fits any type; a dictionary becomes its values
 
-Everything else is a type that does not belong there (text is no number, a number no time). Everything here is pure and
-works on whole arrays.
+Every other type is refused (text is no number, a number no time). All functions are pure and work on whole arrays.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _ANY_INTEGER = pa.decimal128(20, 0)
-"""A decimal that every integer of 64 bits fits."""
+"""A decimal type that holds every 64-bit integer."""
 
 
 def misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
-    """Why no value of the type `found` belongs into a column of type `wanted`, with the remedy; None where some may."""
+    """Why no value of type `found` fits a column of type `wanted`, with the remedy; None where some values may fit."""
     if pa.types.is_dictionary(found):
         found = found.value_type
     if found == wanted or pa.types.is_null(found):
@@ -41,7 +40,8 @@ def misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
 
 
 def exact(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`values` in the type `kind`, of which `misfit` says None. Raises pa.ArrowInvalid where a value does not fit."""
+    """`values` cast to the type `kind`, for which `misfit` returned None. Raises pa.ArrowInvalid if a value does not
+    fit."""
     found = values.type
     if found == kind:
         return values
@@ -59,7 +59,7 @@ def exact(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list, a large one or one of a fixed size."""
+    """Whether a type is a list, a large list or a list of fixed size."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -117,7 +117,7 @@ def _number(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(kind) and pa.types.is_floating(found):
         return values.cast(pa.string()).cast(kind)  # Arrow's own cast rounds
     if pa.types.is_decimal(kind) and pa.types.is_integer(found):
-        return values.cast(_ANY_INTEGER).cast(kind)  # Arrow's own cast looks at the types alone
+        return values.cast(_ANY_INTEGER).cast(kind)  # Arrow's own cast checks the types only
     return values.cast(kind)
 
 
@@ -128,7 +128,7 @@ def _float(values: pa.Array, kind: pa.DataType) -> pa.Array:
         return exact(digits, kind)
     rounded = values.cast(kind)
     if pa.types.is_integer(values.type):
-        if pa.types.is_float16(kind):  # of wider floats Arrow checks it
+        if pa.types.is_float16(kind):  # for wider floats Arrow checks it
             _expect_same(rounded.cast(pa.float64()).cast(values.type), values)
     elif kind.bit_width < values.type.bit_width and overflows(rounded, values):
         raise pa.ArrowInvalid(f"a number is beyond the largest {kind}")
@@ -145,7 +145,7 @@ def _time(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def _expect_same(back: pa.Array, values: pa.Array) -> None:
     if not back.equals(values):
         row = int(np.argmax(pc.not_equal(back, values).fill_null(False).to_numpy(zero_copy_only=False)))
-        was, is_now = (part.slice(row, 1).cast(pa.string())[0] for part in (values, back))  # Python has not every time
+        was, is_now = (part.slice(row, 1).cast(pa.string())[0] for part in (values, back))  # Python has not all
         raise pa.ArrowInvalid(f"{was} would become {is_now}")
 
 
@@ -162,7 +162,7 @@ def _struct(values: pa.StructArray, kind: pa.DataType) -> pa.Array:
 
 
 def _list(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Lists of any sort as lists of any other; the elements of nulls are left out, as `flatten` does."""
+    """Convert lists of any kind to any other kind; elements of null lists are left out, as `flatten` does."""
     elements = exact(values.flatten(), kind.value_type)
     fixed = pa.types.is_fixed_size_list(values.type) and pa.types.is_fixed_size_list(kind)
     if fixed and values.null_count == 0 and values.type.list_size == kind.list_size:

@@ -1,4 +1,4 @@
-"""What a table indexes: one IndexSpec per indexed column, and the check that a schema can carry it.
+"""The indexes of a table: one IndexSpec per indexed column, and the check that a schema can carry it.
 
 The kinds and their parameters are Lance's own (`LanceDataset.create_index`, `create_scalar_index`), so that
 one spec describes the index of the base table and the one in memory.
@@ -54,14 +54,14 @@ _LANGUAGES = (
 class IndexSpec:
     """One index over one column.
 
-    Invariants. Immutable; says nothing of a schema (see check_indexes for that).
+    Invariants. Immutable; independent of a schema (see check_indexes for that).
     """
 
     column: str
     kind: IndexKind
     parameters: Mapping[str, Any] = field(default_factory=dict)
     called: str = ""
-    """Its name, where that is not the one below: the column was renamed since."""
+    """Name of the index where it is not the default below, because the column was renamed since."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def vector_width(kind: pa.DataType) -> int | None:
 
 
 def check_indexes(schema: pa.Schema, specs: Sequence[IndexSpec]) -> None:
-    """Refuse index definitions which the schema cannot carry.
+    """Refuse index definitions that the schema cannot carry.
 
     Raises InvalidRows naming the column, the kind, the type found and the remedy. Thread safety: pure.
     """
@@ -158,13 +158,13 @@ def _check_parameters(spec: IndexSpec, kind: pa.DataType) -> None:
     if shortest > longest:
         raise InvalidRows(
             f"index {spec.kind} on column {spec.column!r}: min_ngram_length = {shortest} is more than"
-            f" max_ngram_length = {longest}; raise that one",
+            f" max_ngram_length = {longest}; raise max_ngram_length",
             column=spec.column,
         )
 
 
 def _value_problem(name: str, value: Any, kind: pa.DataType) -> str | None:
-    """What is wrong with one parameter's value; None where nothing is."""
+    """What is wrong with one parameter's value; None if it is valid."""
     if name == "metric":
         return None if value in METRICS else f"it must be one of {', '.join(METRICS)}"
     if name == "language":

@@ -6,10 +6,10 @@ import faiss
 
 
 class one_thread:  # noqa: N801 - a context, used like a function
-    """Within it faiss runs on the calling thread only.
+    """A context in which faiss runs on the calling thread only.
 
-    Training then adds in one order, so it is reproducible, and region writers do not fight over the cores. OpenMP keeps
-    this number per calling thread, so nothing outside the block, and no other thread, sees it.
+    Training then adds numbers in one order, so it is reproducible, and region writers do not compete for the cores.
+    OpenMP keeps this setting per calling thread, so it has no effect outside the block or in other threads.
     """
 
     __slots__ = ("_before",)

@@ -1,10 +1,10 @@
-"""The row schema: the one shape of every memtable batch, WAL entry and SST.
+"""The row schema, which every memtable batch, WAL entry and SST has.
 
     base columns, in order        key columns as in the base table (not null), all others nullable; a table may have
                                   no key
     _tombstone: bool not null     true: this row deletes its key, every column outside the key is null
 
-Source: "MemTable & WAL Specification" of the Lance documentation. Everything here is pure.
+Source: "MemTable & WAL Specification" of the Lance documentation. All functions are pure.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _KEY_TYPES = "an integer, bool, string or binary"
 def key_columns(schema: pa.Schema) -> tuple[str, ...]:
     """Names of the key columns, from Lance's field metadata; () where the schema names none."""
     marked = [field for field in schema if (field.metadata or {}).get(PRIMARY_KEY) == b"true"]
-    # Lance orders by the position where there is one, by the schema where there is none; sorted() is stable.
+    # Lance orders columns with a position by it, and others by the schema; sorted() is stable.
     return tuple(f.name for f in sorted(marked, key=lambda f: int(f.metadata.get(PRIMARY_KEY_POSITION, 0))))
 
 
 def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """Row schema of a table with the base schema `base` and the key `key`; () where its rows are only appended.
+    """Row schema of a table with the base schema `base` and the key `key`, () where rows are only appended.
 
     Field metadata is kept, schema metadata is not. Raises InvalidRows where a key column is missing, doubled,
     nullable or of a type that cannot be a key, or where a column is called `_tombstone`.
@@ -51,7 +51,7 @@ def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def required_columns(base: pa.Schema, key: Sequence[str]) -> tuple[str, ...]:
-    """Columns outside the key which the base table declares not null; the row schema itself cannot say so."""
+    """Columns outside the key that the base table declares not null; the row schema itself cannot express it."""
     return tuple(f.name for f in base if not f.nullable and f.name not in key)
 
 
@@ -71,12 +71,12 @@ def is_key_type(kind: pa.DataType) -> bool:
 def with_tombstone(
     rows: pa.Table, row_schema: pa.Schema, required: Collection[str] = (), deletes: Mask | None = None
 ) -> pa.Table:
-    """A caller's rows in the row schema: columns reordered and cast, missing ones null; `_tombstone` as `deletes` says
-    (bool [rows]), false without it.
+    """A caller's rows in the row schema: columns reordered and cast, missing ones null, `_tombstone` set to `deletes`
+    (bool [rows]), or to false without it.
 
-    `required` names columns outside the key which must be present and not null, but in rows that delete. Casts are
-    those that lose nothing (see conversion.convert). Raises InvalidRows naming the column, and the row where there is
-    one, for an unknown or doubled column, a missing key column, a null where none may be, a wrong type, and a
+    `required`: columns outside the key that must be present and not null, except in rows that delete. Casts are
+    lossless (see conversion.convert). Raises InvalidRows naming the column, and the row at fault if a single one is,
+    for an unknown or doubled column, a missing key column, a null in a column that is not null, a wrong type, and a
     vector of another width.
     """
     wanted = [f for f in row_schema if f.name != TOMBSTONE]
@@ -93,7 +93,7 @@ def with_tombstone(
 def tombstones(keys: pa.Table, row_schema: pa.Schema) -> pa.Table:
     """One deleting row for each key: the key set, `_tombstone` true, everything else null.
 
-    `keys` has exactly the key columns (those that may not be null), in any order. Raises InvalidRows as
+    `keys` has exactly the key columns (those that are not nullable), in any order. Raises InvalidRows as
     with_tombstone does.
     """
     key = [f.name for f in row_schema if not f.nullable and f.name != TOMBSTONE]
@@ -108,9 +108,9 @@ def tombstones(keys: pa.Table, row_schema: pa.Schema) -> pa.Table:
 
 
 def emptied(rows: pa.Table, kept: Collection[str], deletes: Mask) -> pa.Table:
-    """`rows` with every column but those of `kept` null where `deletes` (bool [rows]) is set."""
+    """`rows` with nulls in every column outside `kept` where `deletes` (bool [rows]) is set."""
     rest = [name for name in rows.column_names if name not in kept]
-    # Not if_else: it does not know every type.
+    # Not if_else: it does not support every type.
     nulled = rows.select(rest).take(pa.array(np.arange(rows.num_rows), mask=deletes))
     columns = [nulled.column(name) if name in rest else rows.column(name) for name in rows.column_names]
     fields = [field.with_nullable(True) if field.name in rest else field for field in rows.schema]
@@ -120,7 +120,7 @@ def emptied(rows: pa.Table, kept: Collection[str], deletes: Mask) -> pa.Table:
 def _column(
     rows: pa.Table, field: pa.Field, required: Collection[str], deletes: Mask | None
 ) -> pa.ChunkedArray | pa.Array:
-    """One column in the type of `field`; all null where the caller left it out."""
+    """One column in the type of `field`; all null if the caller left it out."""
     must = not field.nullable or (field.name in required and (deletes is None or not deletes.all()))
     if field.name not in rows.column_names:
         if must:

@@ -1,4 +1,4 @@
-"""Steps that must not stop half-way, called by readers."""
+"""Running a step of a reader to its end, even if the reader is interrupted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def shielded(step: Callable[[], T]) -> T:
-    """What `step` returns or raises; once begun it runs to its end, even if the caller is interrupted meanwhile.
+    """Run `step` to its end, even if the caller is interrupted meanwhile. Returns or raises what `step` does.
 
-    Python raises KeyboardInterrupt, and what other signals raise, in the main thread between any two instructions. So
-    there the step runs in a thread of its own: 0.1 ms. Its locks must be taken inside of it.
+    Python raises KeyboardInterrupt and the errors of signal handlers in the main thread between any two instructions.
+    So a step of the main thread runs in a thread of its own, which costs 0.1 ms. `step` must take its locks inside.
     """
     if threading.current_thread() is not threading.main_thread():
         return step()
@@ -23,7 +23,7 @@ def shielded(step: Callable[[], T]) -> T:
     def run() -> None:
         try:
             done.append(step())
-        except BaseException as error:  # noqa: BLE001 - raised where it was called
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller
             failed.append(error)
 
     thread = threading.Thread(target=run, name="memtable-step", daemon=True)

@@ -1,4 +1,4 @@
-"""A consistent prefix of a memtable: what a reader, and the flush, sees."""
+"""A consistent prefix of a memtable, for readers and the flush."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import TextQuery
 from memwal.memtable.vector.index import VectorIndex
 
-# An index is of use where it names less than this part of the rows: one row fetched costs as much as this many, or for
-# texts half as many, evaluated where they lie.
+# An index is used if it names less than this fraction of the rows: fetching one row costs as much as evaluating this
+# many in place, or half as many for texts.
 WORTH = 32
-# Rows of which all are evaluated as soon as any: fetching a few of them takes longer.
+# Up to this many rows are all evaluated: fetching a few of them takes longer.
 SCANNED = 4_096
 
 
 @dataclass(frozen=True)
 class Indexes:
-    """The structures a memtable maintains, shared by its snapshots; each tells its own thread safety."""
+    """The structures of a memtable, shared by its snapshots; each documents its own thread safety."""
 
     keys: KeyIndex | NoKeys
     tombstones: GrowableArray
-    """bool [rows]: which rows delete their key."""
+    """bool [rows]: true where a row deletes its key."""
     vectors: Mapping[str, VectorIndex] = field(default_factory=dict)
     texts: Mapping[str, TextIndex] = field(default_factory=dict)
     scalars: Mapping[str, ScalarIndex] = field(default_factory=dict)
@@ -83,8 +83,8 @@ class Snapshot:
     def lookup(self, keys: pa.Table) -> Positions:
         """Position of the newest row (tombstones included) of each key, -1 where the key is not here.
 
-        `keys` has exactly the key columns, in any order. Raises InvalidRows for other columns, types and
-        nulls, and where the table has no key.
+        `keys` has exactly the key columns, in any order. Raises InvalidRows for other columns or types, for
+        nulls, and if the table has no key.
         """
         if not self.key:
             raise no_key()
@@ -100,7 +100,7 @@ class Snapshot:
         return self._rows.table().select(list(self.key)).filter(pa.array(mask))
 
     def batches(self, mask: Mask) -> Iterator[pa.RecordBatch]:
-        """The rows of `mask` in arrival order, all columns. Only batches that hold other rows too are copied."""
+        """The rows of `mask` in arrival order, all columns. Copies only batches that also hold other rows."""
         start = 0
         for batch in self._rows.batches:
             wanted = mask[start : start + batch.num_rows]
@@ -113,8 +113,8 @@ class Snapshot:
     def take(self, positions: Positions, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows at `positions`, in that order.
 
-        `columns`: names in the order wanted, `_tombstone` among them if wished; None: all base columns in
-        base order. Raises InvalidRows for an unknown column and IndexError for a position outside 0..n-1.
+        `columns`: names in the order wanted, `_tombstone` allowed; None: all base columns in base order. Raises
+        InvalidRows for an unknown column and IndexError for a position outside 0..n-1.
         """
         names = list(self.schema.names if columns is None else columns)
         if columns is None:
@@ -123,7 +123,7 @@ class Snapshot:
             for name in names:
                 self._check_column(name)
         positions = np.asarray(positions, dtype=np.int64)
-        if (positions.view(np.uint64) >= self.n).any():  # a negative one is a very large one
+        if (positions.view(np.uint64) >= self.n).any():  # as unsigned, a negative position is very large
             raise IndexError(f"row positions must lie in 0..{self.n - 1}")
         return self._rows.take(positions, names)
 
@@ -177,8 +177,8 @@ class Snapshot:
     def search(self, column: str, vector: npt.ArrayLike, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """The k rows of `mask` nearest to `vector`, ascending by exact distance (float32, as Lance counts).
 
-        Fewer than k only where the mask holds fewer vectors (null vectors, and zero ones under cosine, do not
-        count). Raises InvalidRows where the column has no ivf_pq index, or for a query of another width, with
+        Returns fewer than k only if the mask holds fewer vectors (null vectors, and zero vectors under cosine, do not
+        count). Raises InvalidRows if the column has no ivf_pq index, or for a query of another width, with
         NaN or inf.
         """
         index = self._indexes.vectors.get(column)
@@ -189,8 +189,8 @@ class Snapshot:
     def match(self, column: str, text: str | TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """The k rows of `mask` that match `text` best, descending by BM25 score (float32).
 
-        `text`: words, phrases and prefixes as `text_query` reads them, or the query made of them. Raises InvalidRows
-        where the column has no fts index, and for a text that cannot be answered.
+        `text`: words, phrases and prefixes as `memtable.text.query` parses them, or the parsed query. Raises
+        InvalidRows if the column has no fts index, and for a text that cannot be answered.
         """
         index = self._indexes.texts.get(column)
         if index is None:
@@ -202,7 +202,7 @@ class Snapshot:
         return index.match(searcher, query, k, mask)
 
     def _narrowed(self, narrowing: Narrowing | None, mask: Mask) -> Positions | None:
-        """The rows of `mask` that may pass, ascending; None where no index names so few that it is of use."""
+        """The rows of `mask` that may pass, ascending; None if no index names few enough to be worth using."""
         named = None if narrowing is None else self._named(narrowing, int(np.count_nonzero(mask)) // WORTH)
         if named is None or (len(named) and self.n <= SCANNED):
             return None
@@ -210,7 +210,7 @@ class Snapshot:
         return rows[np.diff(rows, prepend=-1) > 0]
 
     def _named(self, narrowing: Narrowing, limit: int) -> Positions | None:
-        """Every row that may pass, in any order, some maybe twice; None where they may be more than `limit`."""
+        """Every row that may pass, in any order, possibly with repeats; None if there may be more than `limit`."""
         if isinstance(narrowing, Condition):
             index = self._indexes.scalars[narrowing.column]
             return index.candidates(narrowing.asked, partial(self._column, narrowing.column), self.n, limit)
@@ -225,7 +225,7 @@ class Snapshot:
         return known[0] if known else None
 
     def _key_values(self, values: Sequence[Any]) -> list[pa.Array]:
-        """The values in the types of the first key columns, each as an array of one."""
+        """The values cast to the types of the first key columns, each as an array of one element."""
         found = []
         for name, value in zip(self.key, values, strict=False):
             try:
@@ -233,7 +233,7 @@ class Snapshot:
             except (ValueError, TypeError, OverflowError) as error:
                 raise InvalidRows(f"key column {name!r} cannot hold {value!r}: {error}", column=name) from None
             if value is None:
-                raise InvalidRows(f"key column {name!r} is never null: leave it and those after it out", column=name)
+                raise InvalidRows(f"key column {name!r} is never null: leave it and the later ones out", column=name)
         return found
 
     def _key_column(self, keys: pa.Table, name: str) -> pa.ChunkedArray:
@@ -265,7 +265,7 @@ class Snapshot:
 
 
 def _first_from(keys: pa.Table, low: Sequence[pa.Array]) -> int:
-    """How many of the keys, in order, are before `low`: where each column narrows what the one before left equal."""
+    """The number of keys, in order, before `low`: each column narrows the keys that are equal in those before it."""
     start, stop = 0, keys.num_rows
     for column, value in zip(keys.columns, low, strict=False):
         equal = sort_form(column.slice(start, stop - start))

@@ -1,11 +1,11 @@
-"""The memtable: the rows of one generation that are not in an SST yet, queryable the moment they are put.
+"""The memtable: the rows of one generation that are not in an SST yet, queryable as soon as they are put.
 
-The order of steps in apply(), which makes it all-or-nothing and visible at once:
+The order of the steps in apply() makes it all-or-nothing and visible at once:
 
     1. Check everything that can be wrong with the rows; nothing has changed so far.
-    2. Hand the rows to the structures that are addressed by row position. No snapshot looks there beyond its
-       own rows. They note them, no more: index_step() takes them in, and a read what is left.
-    3. Publish the prefix: the one assignment from which on a snapshot includes the rows.
+    2. Hand the rows to the structures that are addressed by row position. No snapshot reads them beyond its own rows.
+       They only note the rows: index_step() indexes them, and a read indexes the rest.
+    3. Publish the prefix by one assignment: later snapshots include the rows.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from memwal.memtable.vector.model import VectorModel
 
 @dataclass(frozen=True)
 class Checked:
-    """Rows that passed every check, in the forms the structures take; `size`: their bytes.
+    """Rows that passed every check, in the form that each structure takes; `size`: their bytes.
 
-    Thread safety. Immutable. Any memtable of the same schema, key and indexes takes it.
+    Thread safety. Immutable. Valid for any memtable of the same schema, key and indexes.
     """
 
     rows: pa.Table
@@ -45,7 +45,7 @@ class Checked:
 
     @property
     def num_rows(self) -> int:
-        """Rows in it."""
+        """Number of rows."""
         return int(self.rows.num_rows)
 
 
@@ -70,9 +70,8 @@ class MemTable:
     ) -> None:
         """An empty memtable for rows of the row schema `schema` (schema.row_schema).
 
-        `key`: () where the table has none. `models`: by column, what the base table's vector indexes were trained to;
-        without one an index trains itself. Raises InvalidRows where the key, an index or a model does not fit the
-        schema.
+        `key`: () if the table has none. `models`: by column, the models of the base table's vector indexes; without one
+        an index trains itself. Raises InvalidRows if the key, an index or a model does not fit the schema.
         """
         _check_key(schema, key)
         check_indexes(schema, indexes)
@@ -89,7 +88,7 @@ class MemTable:
 
     @property
     def rows(self) -> int:
-        """Rows put, superseded ones and tombstones included."""
+        """Number of rows put, superseded ones and tombstones included."""
         return self._store.prefix.rows
 
     @property
@@ -98,12 +97,12 @@ class MemTable:
         return self._frozen
 
     def check(self, rows: pa.Table, size: int | None = None) -> Checked:
-        """Raise what apply(rows) would raise, and change nothing; apply() takes what it returns. Any thread.
+        """Raise what apply(rows) would raise, and change nothing. apply() also takes the result. Any thread.
 
-        `size`: bytes of the rows, where the caller knows them; counting takes as long as the rest for few rows.
+        `size`: bytes of the rows, if the caller knows them; for few rows counting takes as long as the rest.
 
-        To be called before the rows are appended to the WAL: an entry whose rows cannot be applied could not
-        be replayed either.
+        Call it before the rows are appended to the WAL: an entry whose rows cannot be applied could not be replayed
+        either.
         """
         same = rows.schema.equals(self.schema, check_metadata=True)
         if not same and not rows.schema.equals(self.schema, check_metadata=False):
@@ -119,10 +118,11 @@ class MemTable:
     def apply(self, rows: pa.Table | Checked) -> None:
         """Put rows of the row schema, checked before or not; every snapshot taken after the return sees them all.
 
-        Later rows replace earlier ones of the same key, within the batch too; without a key none does. Raises
-        InvalidRows (column, row) for another schema, a null key or an unusable vector, with nothing changed, and
-        MemTableFrozen after freeze(). Any other error (of memory, of an index library) leaves the rows invisible and
-        the memtable failed: every later apply() raises MemTableFailed, since its parts may be out of step.
+        A later row replaces an earlier one of the same key, within the batch too; without a key no row replaces
+        another. Raises InvalidRows (column, row) for another schema, a null key or an unusable vector, with nothing
+        changed, and MemTableFrozen after freeze(). Any other error (of memory, of an index library) leaves the rows
+        invisible and the memtable failed: every later apply() raises MemTableFailed, since its parts may be out of
+        step.
         """
         with self._writing:
             if self._frozen:
@@ -134,10 +134,10 @@ class MemTable:
                 self._put(checked)
 
     def index_step(self) -> bool:
-        """Move one bounded block of the waiting rows into each index but the B-trees; False when none waits any more.
+        """Move one bounded block of the waiting rows into each index except the B-trees. Returns False when none waits.
 
-        Any thread, also after freeze(), beside apply() and reads; a call beside another one waits for it. Rows that
-        wait are found by reads, at the cost of looking at each, or for keys of indexing them first.
+        Any thread, also after freeze(), beside apply() and reads; concurrent calls wait for each other. Reads find rows
+        that wait, at the cost of visiting each, or for keys of indexing them first.
         """
         held = self._indexes
         steps = [held.keys.step()]
@@ -146,14 +146,14 @@ class MemTable:
         return any(steps)
 
     def freeze(self) -> None:
-        """Take no more rows. Reads go on; memory only an index writer needs is given back."""
+        """Take no more rows. Reads go on; memory that only index writers need is freed."""
         with self._writing:
             self._frozen = True
             for text in self._indexes.texts.values():
                 text.close_writer()
 
     def snapshot(self) -> Snapshot:
-        """All rows put so far, as they are now. O(1), never waits for the writer."""
+        """A fixed view of all rows put so far. O(1), never waits for the writer."""
         return Snapshot(self._store.prefix, self.key, self.generation, self._indexes)
 
     @property
@@ -219,7 +219,7 @@ def _check_not_null(rows: pa.Table, name: str) -> None:
 
 
 def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str:
-    """The first field in which a batch differs from the row schema."""
+    """Describe the first field in which a batch differs from the row schema."""
     for place, field in enumerate(wanted):
         if place >= len(found.names):
             return f"rows have no column {field.name!r}: bring them to the row schema with with_tombstone()"

@@ -42,10 +42,9 @@ class _Attempts:
 
 
 def settle(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: WalOptions) -> bytes | None:
-    """Put `data` at `key` unless taken. Returns None once it is ours and durable, or the bytes that took the
-    slot.
+    """Put `data` at `key` unless taken. Returns None once it is ours and durable, else the bytes in the slot.
 
-    `data` must hold an id that nobody else uses.
+    `data` must hold a unique id.
     Raises OutcomeUnknown or StoreUnavailable when `options.retry_budget` is spent; StoreRefused at once.
     """
     outcome = _first_try(store, key, data)
@@ -80,8 +79,7 @@ def _next_try(store: ObjectStore, data: bytes, attempts: _Attempts) -> PutOutcom
 def _judge(
     store: ObjectStore, data: bytes, outcome: PutOutcome | StoreUnavailable, attempts: _Attempts
 ) -> tuple[bool, bytes | None]:
-    """(settled, bytes that took the slot or None for ours); records in `attempts` what an unsettled answer
-    means."""
+    """(settled, the other bytes in the slot or None for ours). Records in `attempts` what an unsettled answer means."""
     attempts.count += 1
     if outcome is PutOutcome.CREATED:
         return True, None
@@ -100,7 +98,7 @@ def _read_back(store: ObjectStore, data: bytes, attempts: _Attempts) -> tuple[bo
     except (StoreUnavailable, StoreRefused) as error:
         found, attempts.reason = None, str(error)
     if found is None:
-        # It exists, but whose it is cannot be told: it may be ours, so this counts as unknown.
+        # The object exists and may be ours, but cannot be read: this counts as unknown.
         attempts.may_have_landed = True
         return False, None
     return True, None if found == data else found

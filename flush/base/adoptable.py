@@ -31,7 +31,7 @@ _BATCH_ROWS, _READ_AHEAD, _READ_BUFFER = 1 << 16, 4, 64 << 20
 _BLOB = b"lance-encoding:blob"
 
 
-def unfit(dataset: lance.LanceDataset) -> str | None:
+def unfit_reason(dataset: lance.LanceDataset) -> str | None:
     """Return in one line why the table cannot hold rows put through MemWAL, without its name; None where it can."""
     version, copy = dataset.data_storage_version, "copy its rows into a new table"
     if version == "0.1":
@@ -48,8 +48,8 @@ def unfit(dataset: lance.LanceDataset) -> str | None:
 
 
 def expect_fit(uri: str, dataset: lance.LanceDataset) -> None:
-    """Raise UnsupportedTable where `unfit` gives a reason."""
-    if (reason := unfit(dataset)) is not None:
+    """Raise UnsupportedTable where `unfit_reason` gives a reason."""
+    if (reason := unfit_reason(dataset)) is not None:
         raise UnsupportedTable(f"{uri}: {reason}")
 
 

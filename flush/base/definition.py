@@ -41,7 +41,7 @@ def _check_key(schema: pa.Schema, key: Sequence[str], wal_format: WalFormat) -> 
     first = schema.field(key[0])
     if wal_format == "arrow" and (pa.types.is_binary(first.type) or pa.types.is_large_binary(first.type)):
         raise InvalidRows(
-            f"key column {first.name!r} has the type {first.type}, by which Lance cannot shard a table with "
+            f"key column {first.name!r} has the type {first.type}, and Lance cannot shard by it with "
             "wal.format = 'arrow': put another column first in the key, or choose wal.format = 'lance'",
             column=first.name,
         )
@@ -54,7 +54,7 @@ def _check_version(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
     if name not in schema.names:
         raise InvalidRows(f"version column {name!r} is not in the table{nearest(name, schema.names)}", column=name)
     if not key or name in key:
-        what = "is part of the key" if key else "is for rows with a key, and the table has none"
+        what = "is part of the key" if key else "needs a key, and the table has none"
         raise InvalidRows(f"version column {name!r} {what}: name a column outside the key, or none", column=name)
     if not is_version_type(kind := schema.field(name).type):
         raise InvalidRows(
@@ -62,8 +62,8 @@ def _check_version(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
         )
     if setup.rules.upsert == "insert":
         raise InvalidRows(
-            f"version column {name!r} is for rows that replace others, and upsert = 'insert' never replaces one: drop "
-            "one of both",
+            f"version column {name!r} decides which row replaces another, and upsert = 'insert' never replaces one: "
+            "drop one of the two",
             column=name,
         )
 
@@ -71,12 +71,12 @@ def _check_version(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
 def _check_append(schema: pa.Schema, key: Sequence[str], by: Sequence[str], wal_format: WalFormat) -> None:
     if key:
         raise InvalidRows(
-            f"the key {', '.join(key)} is named for a table whose rows are only appended: drop one of both"
+            f"the key {', '.join(key)} is given for a table whose rows are only appended: drop one of the two"
         )
     if wal_format == "arrow":
         raise InvalidRows(
-            "wal.format = 'arrow' needs a key: Lance's own writers refuse a log whose table's metadata has changed, as "
-            "every commit that appends does; choose wal.format = 'lance'"
+            "wal.format = 'arrow' needs a key: Lance's own writers refuse a log once the table's metadata changed, and "
+            "every commit that appends changes it; choose wal.format = 'lance'"
         )
     for place, name in enumerate(by):
         if name not in schema.names:

@@ -42,14 +42,14 @@ _FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
 """Parameters that only Lance's index has, with the values under which both indexes find the same rows."""
 
 
-def taken_over(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
+def with_existing_indexes(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
     """Return `wanted`, each spec with the name and parameters of the existing index of its kind on its column.
 
     Raises InvalidRows where a wanted parameter differs from the existing index, where our index cannot do what the
     existing one does, and where an index of another kind has the name.
     """
     built = list(dataset.describe_indices())
-    return tuple(_taken_over(uri, dataset, spec, built) for spec in wanted)
+    return tuple(_with_existing_index(uri, dataset, spec, built) for spec in wanted)
 
 
 def has_files(segment: Any) -> bool:
@@ -60,7 +60,7 @@ def has_files(segment: Any) -> bool:
     return bool(segment.size_bytes) or bool(segment.fragment_ids)
 
 
-def _taken_over(uri: str, dataset: lance.LanceDataset, spec: IndexSpec, built: Sequence[Any]) -> IndexSpec:
+def _with_existing_index(uri: str, dataset: lance.LanceDataset, spec: IndexSpec, built: Sequence[Any]) -> IndexSpec:
     if spec.column not in dataset.schema.names:
         return spec  # check_definition reports it
     number = field_id(dataset, spec.column)

@@ -9,7 +9,7 @@
     collected (flush.garbage.plans). *Crash here: the next commit takes the same range.*
  3. Reduce the SSTs to the newest row of each key: a tombstone is a delete, any other row an upsert.
  4. Check whether other programs added rows since the last commit and, where they did, whether a key stands twice
-    (flush.commits.foreign_writes). A row to repair is deleted, and back to 1.
+    (flush.commits.foreign_writes). A row to repair is deleted, and back to 1. *Crash here: at most a row was repaired.*
  5. Deletes pass: one base-table version, without the marker. Left out where there is nothing to delete. *Crash here:
     the deleted keys are gone from the base and the progress is not recorded. Readers see the same rows as before,
     because the SSTs still shadow the base. The next commit takes the same range and gives the same table.*

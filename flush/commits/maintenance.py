@@ -12,8 +12,8 @@ commit of its own:
    more than save disk space: Lance checks a write from an old handle against the versions since, as far as they exist.
    From a handle that is older than all of them deleted rows come back (`flush.verification.history`).
 
-What belongs together is decided by size (`together`): as many as possible while the largest is no larger than the sum
-of the others. So a rewrite at least doubles the size, and a row is rewritten at most log2(rows / rows of a batch of
+What belongs together is decided by size (`worth_merging`): as many as possible while the largest is no larger than the
+sum of the others. So a rewrite at least doubles the size, and a row is rewritten at most log2(rows / rows of a batch of
 `fragments_min` commits) times. Fragments of `rows_max` rows and more are never rewritten for their size. At most
 `fragments_min` plus that logarithm of fragments are left unmerged.
 
@@ -50,7 +50,7 @@ class MaintenanceRules:
     versions_min: int = 10
 
 
-def together(sizes: Sequence[int]) -> int:
+def worth_merging(sizes: Sequence[int]) -> int:
     """Return how many of `sizes`, from the first on, belong together.
 
     That is the largest count whose last size is no larger than the sum of those before it; 1 where there is no such
@@ -75,7 +75,7 @@ def merge_segments(dataset: lance.LanceDataset, names: Iterable[str], segments_m
     for index in dataset.describe_indices():
         if index.name in wanted:
             sizes = [sum(rows.get(fragment, 0) for fragment in segment.fragment_ids) for segment in index.segments]
-            if (count := together(sizes[::-1])) >= segments_min:
+            if (count := worth_merging(sizes[::-1])) >= segments_min:
                 merged[count].append(index.name)
     for count, indexes in merged.items():
         dataset.optimize.optimize_indices(index_names=indexes, num_indices_to_merge=count)
@@ -92,7 +92,7 @@ def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, dele
     chosen = {number for number, one in fragments.items() if one.num_deletions > deleted_min * one.physical_rows}
     for group in _same_segments(dataset, fragments):
         small = sorted((n for n in group if live[n] < rows_max), key=live.__getitem__)
-        count = together([live[number] for number in small])
+        count = worth_merging([live[number] for number in small])
         if count >= fragments_min:
             chosen.update(small[:count])
     if not chosen:

@@ -73,12 +73,12 @@ def parse_plan_key(key: str) -> tuple[UUID, int] | None:
 def uncommitted(
     manifests: Sequence[RegionManifest],
     committed: Mapping[UUID, int],
-    taken_back: Callable[[], Mapping[UUID, int]] = dict,
+    restored: Callable[[], Mapping[UUID, int]] = dict,
 ) -> list[RegionPlan]:
     """Return per region all published generations above the committed one.
 
     `committed` must be read *after* the manifests: another committer prunes them only after its commit.
-    `taken_back`: as the function below; called only where generations are missing between the two.
+    `restored`: returns `restored_generations`; called only where generations are missing between the two.
     Raises Corrupt where generations are missing that no restore took back.
     """
     plans = []
@@ -87,13 +87,13 @@ def uncommitted(
         ssts = tuple(sst for sst in manifest.ssts if sst.generation > done)
         if ssts:
             if ssts[0].generation > done + 1:
-                done = max(done, min(taken_back().get(manifest.region_id, 0), ssts[0].generation - 1))
+                done = max(done, min(restored().get(manifest.region_id, 0), ssts[0].generation - 1))
             _check_contiguous(manifest, ssts, done)
             plans.append(RegionPlan(manifest.region_id, ssts))
     return plans
 
 
-def within(plans: Sequence[RegionPlan], memory_max: int) -> list[RegionPlan]:
+def fitting(plans: Sequence[RegionPlan], memory_max: int) -> list[RegionPlan]:
     """Return as many SSTs of `plans` as `memory_max` bytes hold, at least one: oldest first, regions by turns. Pure.
 
     An SST of unknown size is taken by itself. The next round takes the rest.
@@ -166,7 +166,7 @@ def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: i
         )
 
 
-def taken_back(store: ObjectStore, newest: int) -> Mapping[UUID, int]:
+def restored_generations(store: ObjectStore, newest: int) -> Mapping[UUID, int]:
     """Return per region the highest generation that restores up to version `newest` took back; absent = none.
 
     Reads the manifests of all versions. Raises StoreUnavailable, StoreRefused.

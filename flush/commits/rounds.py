@@ -26,7 +26,7 @@ from memwal.flush.commits.foreign_writes import (
 from memwal.flush.commits.held_back import HeldBack, is_failure
 from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from memwal.flush.commits.patience import Patience
-from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, taken_back, uncommitted, within
+from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, restored_generations, uncommitted
 from memwal.flush.commits.report import CommitTotals
 from memwal.flush.errors import CommitConflict, CountMismatch
 from memwal.wal import (
@@ -162,14 +162,14 @@ class Rounds:
 
     def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
         """Step 2: return the ranges that all committers have agreed on."""
-        restored = partial(taken_back, self.store, base.version)
+        restored = partial(restored_generations, self.store, base.version)
         everything: list[RegionPlan] = []
         for manifest in manifests:
             with self._failing_alone(manifest.region_id, base):
                 everything += uncommitted([manifest], base.committed, restored)
         whole = {plan.region: plan for plan in everything}
         plans: list[RegionPlan] = []
-        for part in within(everything[:1] if self.one_by_one else everything, self.memory_max):
+        for part in fitting(everything[:1] if self.one_by_one else everything, self.memory_max):
             with self._failing_alone(part.region, base):
                 plans.append(
                     agree(

@@ -1,4 +1,4 @@
-"""Deletes commit plans that no committer needs again: plans of ranges that every retained base version has committed.
+"""Deletes commit plans that no committer can need again: every retained base version has committed their ranges.
 
 A plan decides where the range that starts at generation `first` ends. Two ranges from one start must never both be
 committed (`flush.commits.plan`), so a plan may be deleted only if a committer that then makes another plan in the empty

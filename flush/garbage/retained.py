@@ -3,8 +3,8 @@
 An SST that is committed and pruned is in no newest manifest, but three kinds of readers may still use it:
 
  * A read under way. It took a region manifest, then the base version that was newest at that moment; generations that
-   this version had not committed it reads from SSTs. A read that began within the grace time holds the version that was
-   newest when the grace time began, or a newer one. A version is newest until the next one, so its own age says
+   this version had not committed it reads from SSTs. A read that began within the grace time holds the version that
+   was newest when the grace time began, or a newer one. A version is newest until the next one, so its own age says
    nothing: the one that was newest then may be a year old.
  * An index that lags. Lance's readers search an SST's own index for rows that the base's index does not cover yet.
    Lance records per index and region up to which generation it was extended (`index_catchup`); an index that was

@@ -1,19 +1,19 @@
 """What each version of the base table changed, as a list of actions: `memwal log`.
 
-Pure: two neighbouring states of the table (`flush.base.state`) in, actions out. Rows are counted by what the manifests
-say of fragments, so no row is read:
+Pure: takes two neighbouring states of the table (`flush.base.state`), returns actions. Rows are counted from the
+manifests' fragments, so no row is read:
 
     added     rows of fragments that the version before did not have
-    removed   rows newly deleted in fragments that stayed, and all that lived in fragments that went
+    removed   rows newly deleted in fragments that stayed, and all live rows of fragments that are gone
 
-An append, a delete and a compaction say what they are in their transaction. Any other change of rows is a merge: every
-row that it replaces is removed and added, so `min(added, removed)` were updated, the rest was inserted or deleted. That
-is exact for a commit of ours, whose passes either delete or upsert.
+The transaction names an append, a delete and a compaction. Any other change of rows is a merge: every row that it
+replaces is removed and added, so `min(added, removed)` rows were updated, the rest was inserted or deleted. That is
+exact for our commits, whose passes either delete or upsert.
 
-A commit that deletes rows and upserts others is two versions (flush.commits.committer, steps 4 and 5). The first
-carries no progress; it is known by the second, which was planned on it. A commit into a table without a key is a
-version that inserts rows and says in its metadata what is committed, and one that only moves Lance's marker up to that
-("mark").
+A commit that deletes rows and upserts others is two versions (flush.commits.committer, steps 5 and 6). The first
+carries no progress; it is recognised by the second, which was planned on it. A commit into a table without a key is a
+version that inserts rows and records the committed generations in its metadata, and one that only moves Lance's marker
+up to them ("mark").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPERATIONS_OF_ROWS = ("append", "delete", "overwrite", "rewrite")
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a version did. `details` are numbers and texts that JSON takes."""
+    """One change that a version made. `details` are numbers and texts, fit for JSON."""
 
     kind: str
     """create, append, insert, update, delete, overwrite, restore, commit, mark, compact, reserve, index built,
@@ -46,18 +46,20 @@ class Action:
 
 @dataclass(frozen=True)
 class Change:
-    """One version and what it did. `actions` is None where the version before it is not kept, so nobody can tell."""
+    """One version and its actions; None where the version before it is not kept, so that they are unknown."""
 
     state: TableState
     actions: tuple[Action, ...] | None
     part_of: int | None = None
-    """The version that completes the commit whose deletes this one is."""
+    """Of a deletes pass: the version that completes its commit."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The newest versions of a table, newest first. `older`: how many kept ones come before them. `gone`: versions that
-    were cleaned up while they were being read."""
+    """The newest versions of a table, newest first.
+
+    `older`: number of kept versions before them. `gone`: versions that were cleaned up while they were being read.
+    """
 
     changes: tuple[Change, ...]
     older: int
@@ -65,29 +67,29 @@ class History:
 
 
 def read_history(store: ObjectStore, limit: int | None = None) -> History:
-    """The newest `limit` versions (None: all) of the table at the root of `store`, newest first.
+    """Return the newest `limit` versions (None: all) of the table at the root of `store`, newest first.
 
-    Reads about three small objects per version. Versions that are cleaned up meanwhile are named, not missed.
-    Raises Corrupt where a version that is there cannot be read; StoreUnavailable, StoreRefused.
+    Reads about three small objects per version. Versions that are cleaned up meanwhile are listed in `gone`.
+    Raises Corrupt where an existing version cannot be read; StoreUnavailable, StoreRefused.
     """
     kept = versions(store)
     wanted = kept if limit is None else kept[-limit:]
-    # One more, to compare the oldest one with.
+    # One more, to compare the oldest with.
     numbers = kept[max(0, len(kept) - len(wanted) - 1) :]
     with ThreadPoolExecutor(_READERS, "history") as pool:
         states = pool.map(lambda number: _state(store, number), numbers)
-        found = {number: state for number, state in zip(numbers, states, strict=True) if state is not None}
+        by_version = {number: state for number, state in zip(numbers, states, strict=True) if state is not None}
     changes, following = [], None
     for number in reversed(wanted):
-        if (state := found.get(number)) is not None:
-            changes.append(change(found.get(number - 1), state, following))
+        if (state := by_version.get(number)) is not None:
+            changes.append(change(by_version.get(number - 1), state, following))
             following = state
-    gone = tuple(number for number in wanted if number not in found)
+    gone = tuple(number for number in wanted if number not in by_version)
     return History(tuple(changes), len(kept) - len(wanted), gone)
 
 
 def change(before: TableState | None, after: TableState, following: TableState | None = None) -> Change:
-    """What `after` did to `before`, the version before it. `following`: the version after it, where there is one.
+    """Return what version `after` changed in `before`, the version below it. `following`: the version above, or None.
 
     Pure. `before` is None for the first version, and where it is not kept.
     """
@@ -99,7 +101,7 @@ def change(before: TableState | None, after: TableState, following: TableState |
 
 
 def _state(store: ObjectStore, version: int) -> TableState | None:
-    """None where it was cleaned up meanwhile."""
+    """Read a version; None where it was cleaned up meanwhile."""
     try:
         return read_state(store, version)
     except Corrupt:
@@ -110,9 +112,9 @@ def _state(store: ObjectStore, version: int) -> TableState | None:
 
 def _is_deletes_pass(actions: Sequence[Action], state: TableState, following: TableState) -> bool:
     planned_on = following.transaction is not None and following.transaction.read_version == state.version
-    # Its rows may be gone already: then it changed nothing.
-    alone = [each.kind for each in actions] in (["delete"], ["other"])
-    return alone and planned_on and following.committed != state.committed
+    # Its rows may have been deleted before: then it changed nothing.
+    deletes_only = [action.kind for action in actions] in (["delete"], ["other"])
+    return deletes_only and planned_on and following.committed != state.committed
 
 
 def _actions(before: TableState | None, after: TableState) -> Iterator[Action]:
@@ -120,8 +122,8 @@ def _actions(before: TableState | None, after: TableState) -> Iterator[Action]:
         columns = [name for name, _ in after.columns.values()]
         yield Action("create", {"columns": columns, "rows": after.rows})
         return
-    found = [action for step in _STEPS for action in step(before, after)]
-    yield from found or [_nothing_seen(after)]
+    actions = [action for step in _STEPS for action in step(before, after)]
+    yield from actions or [_no_change(after)]
 
 
 def _operation(state: TableState) -> str:
@@ -129,11 +131,11 @@ def _operation(state: TableState) -> str:
 
 
 def _rows(before: TableState, after: TableState) -> Iterator[Action]:
-    new = [each for id, each in after.fragments.items() if id not in before.fragments]
-    gone = [each for id, each in before.fragments.items() if id not in after.fragments]
-    stayed = [(before.fragments[id], each) for id, each in after.fragments.items() if id in before.fragments]
-    added = sum(each.live for each in new)
-    removed = sum(each.live for each in gone) + sum(max(0, new.deleted - old.deleted) for old, new in stayed)
+    new = [fragment for id, fragment in after.fragments.items() if id not in before.fragments]
+    gone = [fragment for id, fragment in before.fragments.items() if id not in after.fragments]
+    stayed = [(before.fragments[id], fragment) for id, fragment in after.fragments.items() if id in before.fragments]
+    added = sum(fragment.live for fragment in new)
+    removed = sum(fragment.live for fragment in gone) + sum(max(0, new.deleted - old.deleted) for old, new in stayed)
     operation = _operation(after)
     if operation == "restore" and after.transaction is not None:
         yield Action("restore", {"version": after.transaction.restored, "rows": after.rows})
@@ -161,8 +163,8 @@ def _compaction(before: TableState, after: TableState, new: Sequence[Fragment], 
         {
             "fragments_before": len(gone),
             "fragments_after": len(new),
-            "rows": sum(each.live for each in new),
-            "deleted_rows_dropped": sum(each.deleted for each in gone),
+            "rows": sum(fragment.live for fragment in new),
+            "deleted_rows_dropped": sum(fragment.deleted for fragment in gone),
             "bytes_before": before.bytes,
             "bytes_after": after.bytes,
         },
@@ -172,10 +174,10 @@ def _compaction(before: TableState, after: TableState, new: Sequence[Fragment], 
 def _rewritten_columns(
     before: TableState, after: TableState, stayed: Sequence[tuple[Fragment, Fragment]]
 ) -> Iterator[Action]:
-    """Values that were written into new files of old fragments. New columns do that too; they are named as such."""
+    """Yield columns rewritten into new files of old fragments. Added columns do that too; `_columns` reports those."""
     touched = [new for old, new in stayed if set(new.files) - set(old.files)]
     if touched and before.columns == after.columns:
-        rows = sum(each.live for each in touched)
+        rows = sum(fragment.live for fragment in touched)
         yield Action("columns rewritten", {"fragments": len(touched), "rows": rows})
 
 
@@ -193,8 +195,8 @@ def _indexes(before: TableState, after: TableState) -> Iterator[Action]:
     for name, segments in shown.items():
         if name not in before.indexes:
             yield Action("index built", {"index": name})
-        # A segment may go where nothing is left that it covers; and a compaction, which moves rows, writes an index
-        # again. Neither is news.
+        # Not reported: a segment that is gone because it covered no rows any more, and an index that a compaction
+        # rewrites because it moves rows.
         elif segments - before.indexes[name] and _operation(after) not in _OPERATIONS_OF_ROWS:
             yield Action("index extended", {"index": name, "segments": len(segments)})
     for name in _shown(before.indexes):
@@ -220,7 +222,7 @@ def _columns(before: TableState, after: TableState) -> Iterator[Action]:
 
 def _settings(before: TableState, after: TableState) -> Iterator[Action]:
     old, new = before.settings, after.settings
-    # What is committed is told as a commit.
+    # `_progress` reports what is committed.
     changed = sorted(key for key in {*old, *new} - {COMMITTED} if old.get(key) != new.get(key))
     if changed:
         yield Action("settings", {"keys": changed})
@@ -233,8 +235,8 @@ def _mem_wal(before: TableState, after: TableState) -> Iterator[Action]:
         yield Action("ingestion", {"state": "removed"})
 
 
-def _nothing_seen(after: TableState) -> Action:
-    """A version that changed nothing that counts here: an empty pass, reserved fragment numbers."""
+def _no_change(after: TableState) -> Action:
+    """Return the action of a version that no step reports: an empty pass, reserved fragment numbers."""
     operation = _operation(after)
     return Action("reserve" if operation == "reserve_fragments" else "other", {"operation": operation})
 

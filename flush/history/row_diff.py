@@ -1,7 +1,7 @@
 """Which rows of two tables differ, by key.
 
-Pure and vectorised: keys are matched by one hash join, and then whole columns are compared. Equal means equal to the
-last bit: a null equals a null only, NaN equals the same NaN, and a vector is compared number by number.
+Pure and vectorised: one hash join matches the keys, then whole columns are compared. Equal means equal to the last bit:
+a null equals only a null, NaN equals the same NaN, and a vector is compared number by number.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowDiff:
-    """Positions of rows, int64, ascending in the table they belong to."""
+    """Positions of rows, int64, ascending in their table."""
 
     removed: Positions
-    """In `before`: keys that are not in `after`."""
+    """In `before`: keys that `after` lacks."""
     added: Positions
-    """In `after`: keys that are not in `before`."""
+    """In `after`: keys that `before` lacks."""
     changed: Positions
-    """In `after`: keys of both, with a value that differs."""
+    """In `after`: keys in both, with a value that differs."""
     same: int
-    """Rows that are equal."""
+    """Number of equal rows."""
     columns: Mapping[str, int]
-    """How many of the changed rows differ in a column; columns where none does are absent."""
+    """Column -> number of changed rows in which it differs; columns without a difference are absent."""
 
     def __bool__(self) -> bool:
         return bool(len(self.removed) or len(self.added) or len(self.changed))
 
 
 def compare_rows(before: pa.Table, after: pa.Table, key: Sequence[str]) -> RowDiff:
-    """What `after` has that `before` has not. Each key at most once in each table, no nulls in it.
+    """Return the rows that differ. Each table has each key at most once, without nulls.
 
-    Compares the columns that both have; they may be of different types where one can be cast to the other's.
+    Compares the columns that both have; their types may differ where one can be cast to the other.
     """
     left, right = match(before.select(list(key)), after.select(list(key)))
     differs, columns = np.zeros(len(left), dtype=bool), {}
     for name in before.column_names:
         if name in after.column_names and name not in key and len(left):
-            here = _differs(_taken(before.column(name), left), _taken(after.column(name), right))
-            if here.any():
-                differs, columns[name] = differs | here, int(here.sum())
+            in_column = _differs(_taken(before.column(name), left), _taken(after.column(name), right))
+            if in_column.any():
+                differs, columns[name] = differs | in_column, int(in_column.sum())
     return RowDiff(
         removed=_rest(before.num_rows, left),
         added=_rest(after.num_rows, right),
@@ -59,7 +59,7 @@ def compare_rows(before: pa.Table, after: pa.Table, key: Sequence[str]) -> RowDi
 
 
 def match(left: pa.Table, right: pa.Table) -> tuple[Positions, Positions]:
-    """Positions of the rows with equal keys, pair by pair. Both tables have the key columns alone, each key once."""
+    """Return the positions of rows with equal keys, as pairs. Both tables have only key columns, each key once."""
     names = [f"k{column}" for column in range(left.num_columns)]
     one = left.rename_columns(names).append_column("_left", pa.array(np.arange(left.num_rows)))
     kinds = pa.schema([pa.field(name, one.schema.field(name).type) for name in names])
@@ -69,7 +69,7 @@ def match(left: pa.Table, right: pa.Table) -> tuple[Positions, Positions]:
 
 
 def repeated(keys: pa.Table) -> Positions:
-    """Positions of rows whose key an earlier row has too. `keys`: the key columns alone."""
+    """Return the positions of rows whose key an earlier row has too. `keys`: only key columns."""
     names = [f"k{column}" for column in range(keys.num_columns)]
     numbered = keys.rename_columns(names).append_column("_row", pa.array(np.arange(keys.num_rows)))
     firsts = numbered.group_by(names).aggregate([("_row", "min")]).column("_row_min").to_numpy()
@@ -88,7 +88,7 @@ def _taken(column: pa.ChunkedArray, rows: Positions) -> pa.Array:
 
 
 def _differs(one: pa.Array, two: pa.Array) -> Mask:
-    """True where two values at the same place differ."""
+    """Return True where the two values at the same position differ."""
     if one.type != two.type:
         one, two = _of_one_type(one, two)
     nulls_one, nulls_two = _mask(pc.is_null(one)), _mask(pc.is_null(two))
@@ -102,7 +102,7 @@ def _differs(one: pa.Array, two: pa.Array) -> Mask:
 
 
 def _values_differ(one: pa.Array, two: pa.Array) -> Mask:
-    """The same for arrays without nulls at the top, of one type and of at least one value."""
+    """As `_differs`, for arrays of one type without top-level nulls, with at least one value."""
     kind = one.type
     if isinstance(one, pa.ExtensionArray):
         return _differs(one.storage, two.storage)

@@ -1,1 +1,1 @@
-"""Another number of regions. Imports base, sst and commits."""
+"""Changes the number of regions of a table. Imports base, sst and commits."""

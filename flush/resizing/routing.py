@@ -1,21 +1,21 @@
-"""Which version of the routing a table has, decided once for everybody.
+"""Which routing version a table has, decided once for all processes; the switch to it, and the opening of its regions.
 
     {table}/_mem_wal/{bucket-0}/routing/{rev(version)}.json
         {"routing": 2, "buckets": 8, "applied": {"loader": 17}, "by": "1f3a90cc…", "retired": "base64"}
         retired: as in wal.snapshots; absent where no name is
 
 The object is created once, by a conditional create, when all regions of the version before and of this one are sealed
-and drained (`flush.resizing.steps`): from then on this version follows, with so many buckets, and every one of its
-regions begins with this applied map. Whoever comes by may do what is left of it, any number at once:
+and drained (`flush.resizing.steps`). From then on this version follows, with this number of buckets, and all of its
+regions begin with this applied map. Any process may do the remaining steps, several at once:
 
  1. **Switch**: one version of the base table. In lance format `memwal:routing` and `memwal:regions` in its schema
     metadata; in arrow format the sharding spec in the details of Lance's MemWAL index, whose id is the routing's
-    version, so that Lance's own writers and readers route by it too. Nothing else is changed, the progress included:
-    no generation is uncommitted, and no region publishes one before it is opened.
+    version, so that Lance's own writers and readers route by it too. Nothing else changes, and the
+    progress need not: every published generation is committed, and no region publishes one before it is opened.
  2. **Open** every region of the new version: see `wal.fence`, `opening`. Others stay sealed.
 
 The switch is a compare-and-swap: Lance refuses it where the same metadata, or the index, was replaced since the version
-read. The objects stay for ever: they are few and small, and a resizer that sleeps aims at the same slot.
+read. The objects are never deleted: they are few and small, and a resizer that has slept aims at the same slot.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ _FIELDS: MessageFields = {
     "MemWalIndexDetails": ((2, "num_shards", _Field.TYPE_UINT32), (7, "sharding_specs", "ShardingSpec[]")),
 }
 _OPENINGS = 10
-"""Claims of one region, each of which another finisher may overtake."""
+"""Attempts to claim one region; another process that finishes the resize may overtake each."""
 _RETRIES = 10
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided of one version of the routing."""
+    """The decision on one version of the routing."""
 
     routing: int
     buckets: int
@@ -79,36 +79,36 @@ class Decision:
 
 
 def routing_key(version: int) -> str:
-    """Key of what was decided of a version of the routing."""
+    """Return the key of the decision on a version of the routing."""
     return f"{region_prefix(bucket_region(0))}routing/{rev(version)}.json"
 
 
 def decided(store: ObjectStore, version: int) -> Decision | None:
-    """What was decided of `version`, None where nothing is. Raises Corrupt, StoreUnavailable, StoreRefused."""
+    """Return the decision on `version`, None where there is none. Raises Corrupt, StoreUnavailable, StoreRefused."""
     data = store.get(routing_key(version))
     return None if data is None else _parsed(routing_key(version), data)
 
 
 def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: WalOptions) -> Decision:
-    """What is decided of the version: `proposed`, or what another decided first.
+    """Return the decision on the version: `proposed`, or an earlier one of another process.
 
     Requires: every region of the version before and of `proposed` is sealed, and drained.
     Raises Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused (harmless: resize again).
     """
     key = routing_key(proposed.routing)
-    said = {**vars(proposed), "applied": dict(proposed.applied)}
+    described = {**vars(proposed), "applied": dict(proposed.applied)}
     if len(retired := AppliedMap.of(proposed.applied).snapshot.retired):
-        said["retired"] = encoded_hashes(retired)
-    found = settle(store, key, json.dumps(said).encode(), clock=clock, options=options)
-    return proposed if found is None else _parsed(key, found)
+        described["retired"] = encoded_hashes(retired)
+    existing = settle(store, key, json.dumps(described).encode(), clock=clock, options=options)
+    return proposed if existing is None else _parsed(key, existing)
 
 
 def finish(
     base: BaseTable, store: ObjectStore, *, clock: Clock, ids: Ids, options: WalOptions, at_once: int = AT_ONCE
 ) -> BaseTable:
-    """Do what is left of decided versions: switch, open; returns the newest base version, `base` where that is none.
+    """Switch to decided versions and open their regions; returns the newest base version, or `base` itself.
 
-    `at_once`: regions that are opened side by side.
+    `at_once`: regions that are opened in parallel.
     Raises CommitConflict; Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of
     them finish again.
     """
@@ -124,12 +124,12 @@ def finish(
 
 def _parsed(key: str, data: bytes) -> Decision:
     try:
-        found = json.loads(data)
-        applied = {str(name): int(number) for name, number in found["applied"].items()}
-        begun = AppliedMap(applied, Snapshot(retired=decoded_hashes(found.get("retired", ""))))
-        return Decision(int(found["routing"]), int(found["buckets"]), begun, str(found["by"]))
+        stored = json.loads(data)
+        applied = {str(name): int(number) for name, number in stored["applied"].items()}
+        begun = AppliedMap(applied, Snapshot(retired=decoded_hashes(stored.get("retired", ""))))
+        return Decision(int(stored["routing"]), int(stored["buckets"]), begun, str(stored["by"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Corrupt(f"{key}: {data[:80]!r} is no routing of a table; restore it from a backup") from error
+        raise Corrupt(f"{key}: {data[:80]!r} is no routing decision; restore it from a backup") from error
 
 
 # ---- 1: switch -----------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
                 raise
             patience.wait(error)
         base = BaseTable.open(base.uri, base.storage_options)
-    sync_table(base.dataset)  # regions that are opened count on it
+    sync_table(base.dataset)  # opened regions rely on it
     return base
 
 
@@ -161,7 +161,7 @@ def _of_metadata(to: Decision) -> Any:
 
 
 def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any:
-    """The MemWAL index with another sharding spec, under another id, in place of the one that is there."""
+    """Return the operation that replaces the MemWAL index by one with the new sharding spec and another id."""
     kind, stored = mem_wal_details(store, base.version)
     details = _DETAILS.FromString(stored)
     details.num_shards = to.buckets
@@ -186,12 +186,12 @@ def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = Non
 def _open(
     base: BaseTable, store: ObjectStore, to: Decision, region: UUID, *, clock: Clock, ids: Ids, options: WalOptions
 ) -> None:
-    """Open one region, unless that is done: by somebody else in this very moment, for one."""
+    """Open one region, unless it is open already; another process may be opening it at this moment."""
     manifests = ManifestStore(store, region, clock=clock, options=options)
     for _ in range(_OPENINGS):
         current = manifests.latest()
         if current is None or current.spec_id >= to.routing or current.status is not RegionStatus.SEALED:
-            return  # not there: `verify` says so, and nobody can claim it by an older routing
+            return  # None: `verify` reports it, and it cannot be claimed by an older routing
         try:
             claim(
                 store,

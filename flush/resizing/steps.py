@@ -1,42 +1,40 @@
-"""Resize: another number of regions for a table, so that no key is ever in two regions that take writes.
+"""Resize: gives a table another number of regions, so that no key is ever in two regions that take writes.
 
-Routing version k with n regions becomes version k+1 with m. Every region manifest says by its spec id of which version
-it is, and the base table says which version holds.
+Routing version k with n regions becomes version k+1 with m. Every region manifest has the routing version of its region
+(the spec id), and the base table has the version that holds.
 
- 1. **Finish** what an earlier resize has left: a version that is decided is switched to and opened
-    (`flush.resizing.routing`).
+ 1. **Finish** an earlier resize: a version that is decided is switched to and opened (`flush.resizing.routing`).
  2. **Seal**, region by region, all of the n and of the m: a claim that raises the epoch and seals in one manifest
-    write. The region's writer is fenced by it, and only another resize may claim from then on. A region that was
-    never there is created sealed. *Crash here: some regions are sealed, the routing is k. The next resize goes
-    on; to stay with n, resize to n.*
- 3. **Drain** each of the n as it is sealed: its log is replayed, and flushed generation by generation. Before that wait
-    until no older owner answers reads from memory any more (`wal.lease`): a key may move to a region that was never
-    its own.
-    *Crash here: as 2. The log, or an SST, has the rows.*
+    write. It fences the region's writer, and only another resize may claim from then on. A region that does not exist
+    yet is created sealed. *Crash here: some regions are sealed, the routing is k. The next resize goes on; to stay with
+    n, resize to n.*
+ 3. **Drain** each of the n as it is sealed: replay its log, and flush it generation by generation. Before that wait
+    until no older owner answers reads from memory any more (`wal.lease`): a key may move to a region that it was never
+    in before. *Crash here: as 2. The log, or an SST, has the rows.*
  4. **Commit** until no manifest lists an SST. *Crash here: as 2.*
- 5. **Prove** it from storage, of all n under the claims of 2: still ours, still sealed, no SST listed, no row above
-    `replay_after`. And read the map of what was applied in each (`flush.resizing.applied_maps`).
-    And wait until no owner of the m answers reads from memory any more, as in 3.
- 6. **Decide** k+1, m and the map that all regions begin with, by one conditional create. *Before it nothing has
-    changed; after it nobody can go back.* Where another resize has decided first, its decision holds.
- 7. **Switch** the base table to k+1 and m, in one version. *Crash here: regions are sealed, and whoever opens the
-    table, or resizes it again, does 7 and 8.*
+ 5. **Prove** it from storage, for all n under the claims of 2: still ours, still sealed, no SST listed, no row above
+    `replay_after`. Read the applied map of each (`flush.resizing.applied_maps`). And wait until no owner of the m
+    answers reads from memory any more, as in 3.
+ 6. **Decide** k+1, m and the applied map that all regions begin with, by one conditional create. *Before it nothing has
+    changed; after it the resize cannot be taken back.* Where another resize has decided first, its decision holds.
+ 7. **Switch** the base table to k+1 and m, in one version. No commit can come in between, since no region publishes.
+    *Crash here: the regions are sealed, and any process that opens the table, or resizes it again, does 7 and 8.*
  8. **Open** each of the m: a claim whose sentinel carries the map, then the manifest edit that makes it ACTIVE and of
-    version k+1. *Crash here: as 7.* Regions that fell away stay sealed, empty, and of their old version: growing again
-    opens them like the others.
+    version k+1. *Crash here: as 7.* Regions that are no longer used stay sealed, empty, and of their old version: a
+    later resize to more regions opens them like the others.
 
 Invariants.
 
- (1) A region that takes writes is of the version that the base table says, or of an older one of which all regions are
+ (1) A region that takes writes has the routing version of the base table, or an older one all regions of which are
      still to be sealed: between 6 and 8 every region is sealed or of k+1.
- (2) Sealed, and drained, once true, stays true until k+1 is decided: a seal is only ever broken by 8.
- (3) Who routes by k cannot write any more: his claims are fenced by 2, and later ones find SEALED or a newer version
-     (`Sealed`, `Resized`). So it does not matter when he notices.
- (4) What was acknowledged is in the base table before 6, and a token that was applied is in the map of 6.
+ (2) Sealed and drained, once true, stays true until k+1 is decided: only 8 breaks a seal.
+ (3) A writer that routes by k can no longer write: its claims are fenced by 2, and later ones find SEALED or a newer
+     version (`Sealed`, `Resized`). So it does not matter when the writer notices.
+ (4) Acknowledged rows are in the base table before 6, and an applied token is in the map of 6.
 
-Two resizes at once: the later seal fences the earlier resize, which gives up; where both have got as far as 6, one
-decides. A writer that opens the table meanwhile is refused, and what it was acknowledged for before lies below the
-sentinel of 2, and is drained. No clock has a part in any of it.
+Two resizes at once: the later seal fences the earlier resize, which gives up; where both have reached 6, one decides. A
+writer that opens the table meanwhile is refused, and its earlier acknowledged rows lie below the sentinel of 2, and are
+drained. No clock decides anything.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ from memwal.wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
 
 BUCKETS_MAX = 4096
 Step = Callable[[str], None]
-"""Told in a few words of what is done next."""
+"""Called with a few words about the next step."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +81,26 @@ class ResizeReport:
     """What one resize did."""
 
     routing: int
-    """Version of the routing that holds now."""
+    """Version of the routing now."""
     before: int
-    """Regions when it began."""
+    """Number of regions when it began."""
     regions: int
-    """Regions now."""
+    """Number of regions now."""
     version: int
     """Base-table version afterwards."""
     rows_drained: int
-    """Rows that were in the log only."""
+    """Rows that were only in the log."""
     ssts_committed: int
     seconds: float
-    """From the first seal to the last region opened: the pause of whoever writes."""
+    """From the first seal to the last region opened: the pause in writes."""
     resumed: bool = False
-    """Whether there was nothing to do but to finish an earlier resize."""
+    """Whether it only finished an earlier resize."""
 
 
 def being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
-    """Whether a region of the table is sealed: a resize is under way, or was broken off."""
-    found = (ManifestStore(store, region, clock=clock).latest() for region in base.regions)
-    return any(manifest is not None and manifest.status is RegionStatus.SEALED for manifest in found)
+    """Return whether a region of the table is sealed: a resize is under way, or was broken off."""
+    manifests = (ManifestStore(store, region, clock=clock).latest() for region in base.regions)
+    return any(manifest is not None and manifest.status is RegionStatus.SEALED for manifest in manifests)
 
 
 def resize(
@@ -119,26 +117,26 @@ def resize(
     on_step: Step = lambda _: None,
     at_once: int = AT_ONCE,
 ) -> ResizeReport:
-    """Give the table at `uri`, the root of `store`, so many `buckets`. Steps in the module's text.
+    """Change the table at `uri`, the root of `store`, to `buckets` regions. Steps: see the module docstring.
 
-    `retries`, `memory_max`: as for `commit`; nor are more bytes of logs drained at once, but at least one region's.
-    `on_step` is told of what is done next, in this thread. `at_once`: regions that are sealed, drained and opened side
-    by side.
+    `retries`, `memory_max`: as for `commit`; `memory_max` also limits the bytes of logs drained at once, but at least
+    one region's. `on_step` is called before each step, in this thread. `at_once`: regions that are sealed, drained and
+    opened in parallel.
     Thread safety. Any number of threads and processes; one wins.
-    Durability. When it returns every row that was acknowledged before is in the base table, and the regions may be
-    claimed by the new routing.
-    Raises InvalidResize (nothing was written); CommitConflict (another resize got in between: look, and resize again);
+    Durability. When it returns, every row acknowledged before is in the base table, and the regions may be claimed by
+    the new routing.
+    Raises InvalidResize (nothing was written); CommitConflict (another resize came in between: look, and resize again);
     what `commit` and `wal.claim` raise. After any of them resize again.
     """
     options = options or WalOptions()
-    found = BaseTable.open(uri, storage_options)
-    _check(found, buckets)
-    broken_off = being_resized(found, store, clock=clock)
-    base = finish(found, store, clock=clock, ids=ids, options=options, at_once=at_once)
+    begun = BaseTable.open(uri, storage_options)
+    _check(begun, buckets)
+    broken_off = being_resized(begun, store, clock=clock)
+    base = finish(begun, store, clock=clock, ids=ids, options=options, at_once=at_once)
     if base.buckets == buckets and not being_resized(base, store, clock=clock):
-        if base is found and not broken_off:
+        if base is begun and not broken_off:
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
-        return ResizeReport(base.routing_version, found.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
+        return ResizeReport(base.routing_version, begun.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
     run = _Run(base, store, clock, ids, options, on_step, at_once, Budget(memory_max))
     began = clock.monotonic()
     try:
@@ -159,7 +157,7 @@ def resize(
     except (Fenced, Resized) as error:
         raise CommitConflict(f"{uri}: another resize took the regions over ({error})") from error
     seconds = clock.monotonic() - began
-    return ResizeReport(base.routing_version, found.buckets, base.buckets, base.version, rows, report.ssts, seconds)
+    return ResizeReport(base.routing_version, begun.buckets, base.buckets, base.version, rows, report.ssts, seconds)
 
 
 def _check(base: BaseTable, buckets: int) -> None:
@@ -167,11 +165,11 @@ def _check(base: BaseTable, buckets: int) -> None:
         raise InvalidResize(f"{buckets} regions: give a number from 1 to {BUCKETS_MAX}")
     if base.regions == (UNSHARDED_REGION,):
         raise InvalidResize(
-            f"{base.uri}: another program set it up without sharding, which stays so; copy the rows into a new table"
+            f"{base.uri}: another program set it up without sharding, which is final; copy the rows into a new table"
         )
     if not base.routes_alike:
         raise InvalidResize(
-            f"{base.uri}: a column by which its rows are routed was dropped, so nobody can tell where a row went; copy "
+            f"{base.uri}: a column by which its rows are routed was dropped, so the region of a row is unknown; copy "
             "the rows into a new table"
         )
 
@@ -194,7 +192,7 @@ class _Run:
     _claims: dict[UUID, Claim] = field(default_factory=dict)
 
     def seal_and_drain(self, target: tuple[UUID, ...]) -> int:
-        """Steps 2 and 3; returns the number of rows that were in the log only."""
+        """Steps 2 and 3; returns the number of rows that were only in the log."""
         rows, regions = 0, list(dict.fromkeys((*self.base.regions, *target)))
         for number, drained in enumerate(each(self._sealed_and_drained, regions, self.at_once), 1):
             rows += drained
@@ -202,10 +200,10 @@ class _Run:
         return rows
 
     def switch(self, buckets: int) -> BaseTable:
-        """Steps 5 to 8. Raises: CommitConflict where another number was decided."""
+        """Steps 5 to 8. Raises CommitConflict where another number was decided."""
         self.on_step("switching")
         maps = list(each(self._proved, self.base.regions, self.at_once))
-        list(each(self._owned, self._claims, self.at_once))  # after the last of them was sealed, those to come too
+        list(each(self._owned, self._claims, self.at_once))  # all claims again, after the last region was sealed
         self._wait_for_readers(self._claims.values())
         proposed = Decision(self.base.routing_version + 1, buckets, initial_map(maps), self.ids.entry_id())
         outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
@@ -230,13 +228,13 @@ class _Run:
         return rows
 
     def _logged(self, region: UUID) -> int:
-        """Bytes of its log that a claim replays, by what is there before the seal."""
+        """Return the bytes of its log that a claim replays, as listed before the seal."""
         if self.at_once == 1:
             return 0
         manifest = self._manifests(region).latest()
         after = 0 if manifest is None else manifest.replay_after
-        found = ((parse_entry_key(each.key), each.size) for each in self.store.describe(wal_prefix(region)))
-        return sum(size for key, size in found if key is not None and key.position > after)
+        entries = ((parse_entry_key(info.key), info.size) for info in self.store.describe(wal_prefix(region)))
+        return sum(size for key, size in entries if key is not None and key.position > after)
 
     def _seal(self, region: UUID) -> Claim:
         return claim(
@@ -252,7 +250,7 @@ class _Run:
         )
 
     def _drain(self, claimed: Claim) -> int:
-        """Generations as the log has them: what Lance's own writer may have published of one is all of it."""
+        """Flush generations as in the log: one that Lance's own writer may have published has all its rows in it."""
         rows, generation, covers, done = list[Entry](), claimed.manifest.current_generation, 0, 0
         for entry in claimed.entries:
             if entry.header.generation > generation and rows:
@@ -287,7 +285,7 @@ class _Run:
         return table.rows
 
     def _proved(self, region: UUID) -> AppliedMap:
-        """Step 5 for one region: its applied map."""
+        """Step 5 for one region; returns its applied map."""
         manifest = self._owned(region)
         entries, applied = read_tail(
             self.store, region, self.base.codec, manifest.replay_after, clock=self.clock, options=self.options
@@ -304,7 +302,7 @@ class _Run:
         self.clock.sleep(max(0.0, until - self.clock.monotonic()))
 
     def _owned(self, region: UUID) -> RegionManifest:
-        """Its newest manifest, ours and sealed. Raises Fenced, Corrupt."""
+        """Return the newest manifest of `region`, which must be ours and sealed. Raises Fenced, Corrupt."""
         manifest = self._manifests(region).owned(self._claims[region].guard)
         if manifest.status is not RegionStatus.SEALED:
             raise Corrupt(f"region {region}: it was opened while writer epoch {manifest.writer_epoch} had it sealed")

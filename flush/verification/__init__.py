@@ -1,1 +1,1 @@
-"""Is everything on storage as the protocols promise? Imports base, sst, commits and history."""
+"""Checks that storage is as the protocols promise. Imports base, sst, commits and history."""

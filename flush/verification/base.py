@@ -1,15 +1,15 @@
 """Checks of the base table's newest version.
 
-    check_files    every data and deletion file that the version refers to is there, of the size recorded; so are the
-                   files of every index together
-    check_fit      no column or file format under which rows that are put or deleted cannot be held
-    check_indexes  the B-tree and full-text indexes of the set-up are there, and each index is on its column
-    check_marker   what is committed is of a region that exists, and was published
+    check_files    every data and deletion file of the version exists, with the recorded size; so do the files of every
+                   index, by their total size
+    check_fit      no column type and no file format that cannot hold puts and deletes
+    check_indexes  the B-tree and full-text indexes of the set-up exist, and each index is on its column
+    check_marker   every committed generation is of an existing region, and was published
     check_index_rows (deep) every file of an index can be read
-    check_base_rows  (deep) every row is read: as many as recorded; each key once, never null, where there is one
+    check_base_rows  (deep) every row can be read; as many as recorded; each key once and never null, where it has a key
 
-A vector index may be missing: it is built by the first commit that has rows enough. Of a segment without rows Lance
-may have written nothing (`has_files`).
+A vector index may be missing: the first commit with enough rows builds it. For a segment without rows Lance may have
+written no file (`has_files`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uuid import UUID
 import pyarrow as pa
 from lance.file import LanceFileReader
 
-from memwal.flush.base.adoptable import unfit
+from memwal.flush.base.adoptable import unfit_reason
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_keys
@@ -33,7 +33,7 @@ _DATA, _DELETIONS, _INDEXES = "data/", "_deletions/", "_indices/"
 
 
 def check_files(view: View) -> Iterator[Finding]:
-    """The files of the version."""
+    """Check the data and deletion files of the version, and the files of its indexes."""
     sizes = {info.key: info.size for prefix in (_DATA, _DELETIONS) for info in view.store.describe(prefix)}
     for fragment in view.state.fragments.values():
         wanted = dict(fragment.files)
@@ -44,32 +44,32 @@ def check_files(view: View) -> Iterator[Finding]:
             if size is None:
                 yield Finding("base file", key, f"it is missing; {fragment.live:,} rows need it", _RESTORE)
             elif recorded and size != recorded:
-                yield Finding("base file", key, f"it has {size:,} bytes, recorded are {recorded:,}", _RESTORE)
+                yield Finding("base file", key, f"it has {size:,} bytes, {recorded:,} are recorded", _RESTORE)
     yield from _index_files(view)
 
 
 def _index_files(view: View) -> Iterator[Finding]:
-    """The directory of every index segment, by the size of its files together: Lance records no more."""
+    """Check the directory of every index segment by the total size of its files: Lance records only that."""
     sizes: Counter[str] = Counter()
     for info in view.store.describe(_INDEXES):
         sizes[info.key.removeprefix(_INDEXES).partition("/")[0]] += info.size
     for index in view.base.dataset.describe_indices():
-        remedy = f"drop the index {index.name}, and commit: that builds it anew"
+        remedy = f"drop the index {index.name}, and commit: that rebuilds it"
         for segment in index.segments:
             name = str(segment.uuid)
-            # Lance's own indexes are all in the manifest; those of a clone lie in the table that it was cloned from.
+            # Lance's own indexes are in the manifest; those of a clone are in the table that it was cloned from.
             if index.name.startswith("__lance_") or segment.base_id is not None or not has_files(segment):
                 continue
             if name not in sizes:
                 what = f"it is missing; index {index.name} needs it"
                 yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
             elif segment.size_bytes and sizes[name] != segment.size_bytes:
-                what = f"its files have {sizes[name]:,} bytes, recorded are {segment.size_bytes:,}; index {index.name}"
+                what = f"its files have {sizes[name]:,} bytes, {segment.size_bytes:,} are recorded; index {index.name}"
                 yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
 
 
 def check_index_rows(view: View) -> Iterator[Finding]:
-    """Every file of every index, read from its first row to its last; what the rows say is Lance's own affair."""
+    """Read every file of every index from its first row to its last; the values of the rows are not checked."""
     for index in view.base.dataset.describe_indices():
         for segment in index.segments:
             if index.name.startswith("__lance_") or segment.base_id is not None:
@@ -78,7 +78,7 @@ def check_index_rows(view: View) -> Iterator[Finding]:
                 if (reason := _damage(view, info.key)) is not None:
                     what = f"Lance cannot read it: {reason}; index {index.name} needs it"
                     yield Finding(
-                        "base file", info.key, what, f"drop the index {index.name}, and commit: that builds it anew"
+                        "base file", info.key, what, f"drop the index {index.name}, and commit: that rebuilds it"
                     )
 
 
@@ -95,14 +95,14 @@ def _damage(view: View, key: str) -> str | None:
 
 
 def check_fit(view: View) -> Iterator[Finding]:
-    """What `memwal init` refuses, in a table that was set up before it did, or that has become so since."""
-    if (reason := unfit(view.base.dataset)) is not None:
+    """Check for what `memwal init` refuses: older tables, or tables changed after their set-up, may have it."""
+    if (reason := unfit_reason(view.base.dataset)) is not None:
         what, _, remedy = reason.rpartition(": ")
         yield Finding("columns", "columns (base table)", what, remedy)
 
 
 def check_indexes(view: View) -> Iterator[Finding]:
-    """The indexes that the table was set up with."""
+    """Check the indexes that the table was set up with."""
     built = {index.name: index for index in view.base.dataset.describe_indices()}
     for spec in view.base.indexes:
         index = built.get(spec.name)
@@ -111,29 +111,29 @@ def check_indexes(view: View) -> Iterator[Finding]:
             yield Finding("index", where, f"it is missing on column {spec.column}", "commit: that builds it")
         elif index is not None and list(index.field_names) != [spec.column]:
             what = f"it is on {', '.join(index.field_names)}, not on {spec.column}"
-            yield Finding("index", where, what, "drop it, and commit: that builds it anew")
+            yield Finding("index", where, what, "drop it, and commit: that rebuilds it")
 
 
 def check_marker(view: View) -> Iterator[Finding]:
-    """What the version says is committed; that it was published is checked with the region (check_list)."""
+    """Check that every committed generation is of an existing region; check_list checks that it was published."""
     for region, generation in view.base.committed.items():
-        if region not in view.found:
-            what = f"generation {generation} of it is committed, but there is nothing of the region"
+        if region not in view.regions:
+            what = f"its generation {generation} is committed, but the region has no object on storage"
             yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
-        elif region not in view.base.regions and not _fell_away(view, region):
-            what = f"generation {generation} of it is committed, but it is no region of the table"
-            yield Finding("marker", region_prefix(region), what, "look who committed it")
+        elif region not in view.base.regions and not _is_retired(view, region):
+            what = f"its generation {generation} is committed, but it is no region of the table"
+            yield Finding("marker", region_prefix(region), what, "find the program that committed it")
 
 
-def _fell_away(view: View, region: UUID) -> bool:
-    """Whether it is sealed, as a resize leaves regions that the table has no more."""
+def _is_retired(view: View, region: UUID) -> bool:
+    """Return whether it is sealed, as a resize leaves regions that the table no longer uses."""
     return region in view.manifests and view.manifests[region].status is RegionStatus.SEALED
 
 
 def check_base_rows(view: View) -> Iterator[Finding]:
-    """Every row of the version."""
+    """Read every row of the version."""
     total, keys, read = view.state.rows, [], 0
-    where = f"{_DATA} (base table)"  # without the version, which may have moved on when this is asked again
+    where = f"{_DATA} (base table)"  # without the version: the check may be repeated on a newer one
     try:
         for batch in view.base.dataset.scanner(columns=view.base.schema.names).to_batches():
             if view.base.key:
@@ -147,7 +147,7 @@ def check_base_rows(view: View) -> Iterator[Finding]:
         return
     if read != total:
         yield Finding(
-            "base rows", where, f"version {view.base.version} holds {read:,} rows, recorded are {total:,}", _RESTORE
+            "base rows", where, f"version {view.base.version} holds {read:,} rows, {total:,} are recorded", _RESTORE
         )
     if keys:
         remedy = "remove the extra rows, and append through memwal only"

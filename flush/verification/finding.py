@@ -1,4 +1,4 @@
-"""What the checks of `flush.verification.runner` look at, and what they say."""
+"""The view of a table that the checks of `flush.verification.runner` read, and the findings that they return."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from memwal.wal.panics import is_panic
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong on storage.
+    """One damage on storage.
 
-    Invariants. Two findings with equal `check` and `where` are of the same damage, whatever the numbers in `what`.
+    Invariants. Two findings with equal `check` and `where` are the same damage, even if the numbers in `what` differ.
     """
 
     check: str
     """Short name of the check, such as "manifest" or "sidecar"."""
     where: str
-    """Key of the object, or a name of the place, below the table's root."""
+    """Key of the object below the table's root, or a name of the place."""
     what: str
     remedy: str
 
@@ -36,35 +36,35 @@ class View:
     """The table at one moment: the newest manifest of each region, then the newest version of the base.
 
     Thread safety. Any thread; immutable.
-    Invariants. The manifests were read first: whatever the base says is committed was published by then, or is being
-    published now, and then the next view has other manifests.
+    Invariants. The manifests were read first. A generation that the base has committed is in them, or was published
+    after they were read; then the next view has newer manifests.
     """
 
     store: ObjectStore
     base: BaseTable
     state: TableState
     manifests: Mapping[UUID, RegionManifest]
-    """Regions whose newest manifest cannot be read are left out; see check_chain."""
-    found: tuple[UUID, ...]
-    """All regions that have anything on storage."""
+    """Newest manifest by region, without regions whose newest manifest cannot be read; see check_chain."""
+    regions: tuple[UUID, ...]
+    """All regions with any object on storage."""
     deep: bool = False
-    """Whether checks read all there is, not only what changed lately."""
+    """Whether checks read everything, not only recent objects."""
 
     @property
-    def moment(self) -> tuple[int, Mapping[UUID, int]]:
-        """What two views of an unchanged table have in common."""
+    def versions(self) -> tuple[int, Mapping[UUID, int]]:
+        """Version of the base and of each region's manifest; equal in two views of an unchanged table."""
         return self.base.version, {region: manifest.version for region, manifest in self.manifests.items()}
 
 
 Check = Callable[[View], Iterator[Finding]]
-"""Reads storage, writes nothing, yields what is wrong. Raises StoreUnavailable, StoreRefused."""
+"""Reads storage, writes nothing, yields findings. Raises StoreUnavailable, StoreRefused."""
 
 
 def take_view(store: ObjectStore, uri: str, *, deep: bool = False) -> View:
-    """The table at `uri`, the root of `store`, as it is now. Raises what BaseTable.open raises."""
-    found = tuple(regions(store))
+    """Return a view of the table at `uri`, the root of `store`. Raises what BaseTable.open raises."""
+    on_storage = tuple(regions(store))
     manifests = {}
-    for region in found:
+    for region in on_storage:
         try:
             manifest = ManifestStore(store, region).latest()
         except Corrupt:
@@ -72,29 +72,29 @@ def take_view(store: ObjectStore, uri: str, *, deep: bool = False) -> View:
         if manifest is not None:
             manifests[region] = manifest
     base = BaseTable.open(uri, store.storage_options)
-    return View(store, base, read_state(store, base.version), manifests, found, deep)
+    return View(store, base, read_state(store, base.version), manifests, on_storage, deep)
 
 
 def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending runs of consecutive numbers, as first and last: 1, 2, 3, 7 are (1, 3), (7, 7)."""
-    found: list[tuple[int, int]] = []
+    """Return ascending runs of consecutive numbers, as first and last: (1, 3), (7, 7) for 1, 2, 3, 7."""
+    runs: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
         else:
-            found.append((number, number))
-    return found
+            runs.append((number, number))
+    return runs
 
 
-def said(what: str, first: int, last: int) -> str:
-    """position 4 is missing, positions 4 to 6 are missing"""
+def missing_text(what: str, first: int, last: int) -> str:
+    """Return "position 4 is missing" or "positions 4 to 6 are missing"."""
     return f"{what} {first} is missing" if first == last else f"{what}s {first} to {last} are missing"
 
 
 def unreadable(error: BaseException) -> str | None:
-    """In one line why pylance could not read a file; None where `error` is of another kind.
+    """Return in one line why pylance could not read a file; None where `error` is of another kind.
 
-    A panic of its Rust code, as over an empty file, is no Exception.
+    A panic of its Rust code, as with an empty file, is not an Exception.
     """
     if not isinstance(error, OSError | ValueError | RuntimeError) and not is_panic(error):
         return None

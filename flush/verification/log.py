@@ -1,16 +1,16 @@
-"""Checks of a region's manifests, log and commit plans: no row is decoded.
+"""Checks of a region's manifests, log and commit plans; decodes no row.
 
-What must hold, and so what is checked:
+What must hold, and is checked:
 
- * Manifests: from the first version kept to the newest none is missing, each can be read (its checksum holds), and each
+ * Manifests: none is missing from the first version kept to the newest, each can be read (its checksum holds), and each
    follows the one before by the numbered rules of `wal.invariants`. Without `deep` the newest thousand are read.
- * Entries above `replay_after`: none is missing below the tip, and the tip is no lower than what the manifest has seen,
-   because the newest entry is never collected: the map of what was applied lies in it.
- * Every entry that is there, without `deep` those above `replay_after` and a thousand below it: its checksum holds;
-   epochs do not go down and are none above the manifest's; the first entry of an epoch from 2 on is the sentinel of its
-   claim. Sentinels are never collected.
- * Commit plans: each can be read; no two ranges overlap; the committed generation is the end of a range, never within
-   one: it would be half a commit.
+ * Entries above `replay_after`: none is missing below the tip, and the tip is no lower than the position that the
+   manifest has seen, because the newest entry, which has the applied map, is never collected.
+ * Every existing entry, without `deep` those above `replay_after` and a thousand below it: its checksum holds; epochs
+   do not go down and none is above the manifest's; the first entry of an epoch from 2 on is the sentinel of its claim.
+   Sentinels are never collected.
+ * Commit plans: each can be read; no two ranges overlap; the committed generation is the end of a range, never inside
+   one, which would be half a commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import pairwise
 from uuid import UUID
 
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
-from memwal.flush.verification.finding import Finding, View, said, spans
+from memwal.flush.verification.finding import Finding, View, missing_text, spans
 from memwal.wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionManifest, check_succession
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
@@ -31,25 +31,25 @@ from memwal.wal.manifest_garbage import pruned_below
 
 _READERS = 8
 _NEWEST = 1000
-"""Manifest versions, and entries below `replay_after`, that are read where rows are not: older ones never change, and
-reading all that there ever were costs a request for each."""
+"""Manifest versions, and entries below `replay_after`, that are read without `deep`: older ones never change, and each
+costs a request."""
 _RESTORE = "restore it from a backup"
 
 
 def check_chain(view: View, region: UUID) -> Iterator[Finding]:
-    """The manifest versions of a region."""
+    """Check the manifest versions of a region."""
     keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
     listed = sorted(key.version for key in keys if key is not None)
-    # A collection that was ended leaves some of what it prunes; a writer that slept may put one there.
+    # An interrupted collection leaves some pruned versions; a writer that has slept may put one there.
     floor = pruned_below(view.store, region)
     listed = [version for version in listed if version >= floor] or listed
     if not listed:
         if any(view.store.list(wal_keys(region))):
-            yield Finding("manifest", manifest_prefix(region), "there are WAL entries but no manifest", _RESTORE)
+            yield Finding("manifest", manifest_prefix(region), "it has WAL entries but no manifest", _RESTORE)
         return
     missing = sorted(set(range(listed[0], listed[-1])) - set(listed))
     for first, last in spans(missing):
-        yield Finding("manifest", manifest_key(region, first), said("version", first, last), _RESTORE)
+        yield Finding("manifest", manifest_key(region, first), missing_text("version", first, last), _RESTORE)
     manifests = ManifestStore(view.store, region)
     newest = listed if view.deep else listed[-_NEWEST:]
     with ThreadPoolExecutor(_READERS, "verify") as pool:
@@ -72,7 +72,7 @@ def _readable(manifests: ManifestStore, version: int) -> RegionManifest | Corrup
 
 def _succession(before: RegionManifest | None, manifest: RegionManifest) -> Iterator[Finding]:
     if (before is None and manifest.version > 1) or (before is not None and before.version + 1 != manifest.version):
-        return  # the one before was collected, or is missing or damaged, which is said
+        return  # the one before was collected, or is missing or damaged, which has a finding
     try:
         check_succession(before, manifest)
     except InvariantViolation as error:
@@ -82,7 +82,7 @@ def _succession(before: RegionManifest | None, manifest: RegionManifest) -> Iter
 
 
 def _without_key(error: Corrupt) -> str:
-    """The text of an error that names an object's key at its front, without it and without its remedy."""
+    """Return the text of an error without the object's key at its front and without its remedy."""
     return str(error).partition(".binpb: ")[2].partition(";")[0] or str(error)
 
 
@@ -90,7 +90,7 @@ def _without_key(error: Corrupt) -> str:
 
 
 def check_log(view: View, region: UUID) -> Iterator[Finding]:
-    """The WAL of a region."""
+    """Check the WAL of a region."""
     suffix, positions = view.base.codec.suffix, []
     for key in sorted(view.store.list(wal_keys(region))):
         parsed = parse_entry_key(key)
@@ -115,7 +115,7 @@ def _holes(view: View, region: UUID, positions: Sequence[int]) -> Iterator[Findi
     tip = max(positions, default=0)
     missing = set(range(manifest.replay_after + 1, tip)) - set(positions)
     for first, last in spans(sorted(missing)):
-        what = f"{said('position', first, last)}, below the tip {tip}: their rows are lost to every replay"
+        what = f"{missing_text('position', first, last)}, below the tip {tip}: their rows are lost to every replay"
         yield Finding("hole", entry_key(region, first, suffix), what, "restore what is missing from a backup")
     if tip < manifest.last_seen:
         what = f"the log ends at position {tip}, the manifest has seen position {manifest.last_seen}"
@@ -124,7 +124,7 @@ def _holes(view: View, region: UUID, positions: Sequence[int]) -> Iterator[Findi
 
 
 def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[int, EntryHeader], dict[int, Corrupt]]:
-    """Of each position its header, or why it cannot be read; neither where it was collected meanwhile."""
+    """Return the header of each position, or why it cannot be read; neither where it was collected meanwhile."""
     reader = EntryReader(view.store, region, view.base.codec)
 
     def readable(position: int) -> EntryHeader | Corrupt | None:
@@ -135,15 +135,15 @@ def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[i
 
     with ThreadPoolExecutor(_READERS, "verify") as pool:
         read = dict(zip(positions, pool.map(readable, positions), strict=True))
-    headers = {position: each for position, each in read.items() if isinstance(each, EntryHeader)}
-    return headers, {position: each for position, each in read.items() if isinstance(each, Corrupt)}
+    headers = {position: result for position, result in read.items() if isinstance(result, EntryHeader)}
+    return headers, {position: result for position, result in read.items() if isinstance(result, Corrupt)}
 
 
 def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknown: Container[int]) -> Iterator[Finding]:
     manifest, suffix, previous = view.manifests[region], view.base.codec.suffix, 0
     for position, header in headers.items():
         where, epoch = entry_key(region, position, suffix), header.writer_epoch
-        # What came before it is there, or was rows that are collected; a missing or damaged entry is said elsewhere.
+        # The entry before it exists, or was collected; a missing or damaged entry has a finding of its own.
         is_first = position - 1 in headers or (position - 1 <= manifest.replay_after and position - 1 not in unknown)
         if epoch < previous:
             what = f"writer epoch {epoch} follows epoch {previous}: a fenced writer's entry"
@@ -161,7 +161,7 @@ def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknow
 
 
 def check_plans(view: View, region: UUID) -> Iterator[Finding]:
-    """The ranges that committers agreed on."""
+    """Check the ranges that committers agreed on."""
     ranges = []
     for key in view.store.list(plan_prefix(region)):
         parsed, data = parse_plan_key(key), view.store.get(key)
@@ -185,7 +185,7 @@ def check_plans(view: View, region: UUID) -> Iterator[Finding]:
 
 
 def _last(first: int, data: bytes) -> int | None:
-    """The end of a plan that begins at `first`; None where `data` is no such plan."""
+    """Return the end of a plan that begins at `first`; None where `data` is no such plan."""
     try:
         plan = json.loads(data)
         last = plan["last"]

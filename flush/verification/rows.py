@@ -1,13 +1,13 @@
-"""Checks of rows in the log, and of the log against the SSTs that were made of it.
+"""Checks the rows in the log, and each SST against the part of the log that it was made of.
 
-The fingerprint: an SST holds what was in the log between two positions, which the manifests say: the version that
-publishes it moves `replay_after` from one to the other. So while all those entries are still there,
+The fingerprint of an SST: it holds the rows of the log between two positions, which the manifests record: the version
+that publishes it moves `replay_after` from one to the other. So while all those entries exist,
 
-    newest row per key of the entries in (replay_after before, replay_after then]  =  the SST's rows
+    newest row per key of the entries in (replay_after before, replay_after after]  =  the SST's rows
 
-to the last bit, tombstones too; without a key all rows, in their order. Entries that are collected make no statement;
-nor does a range of which one is damaged, which check_log says. What a generation number in an entry says is not asked:
-a claim that replays entries may number them anew.
+to the last bit, tombstones included; without a key all rows, in order. Nothing is checked where entries were collected,
+or where one of the range is damaged, which check_log reports. The generation number in an entry is not used: a claim
+that replays entries may number them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROW = "_row"
 
 
 def check_tail(view: View, region: UUID) -> Iterator[Finding]:
-    """The entries that no SST holds yet: they decode, and each row is in its own region."""
+    """Check the entries that no SST holds yet: they decode, and each row is in its own region."""
     after = view.manifests[region].replay_after
     try:
         entries = _entries(view, region, after, find_tip(view.store, region, view.base.codec.suffix, after))
@@ -46,34 +46,34 @@ def check_tail(view: View, region: UUID) -> Iterator[Finding]:
 
 
 def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
-    """One SST against the entries it was made of, where they are all there."""
+    """Check one SST against the entries it was made of, where they all exist."""
     covered = _covered(view, region, sst)
     if covered is None:
         return
     try:
         entries = _entries(view, region, *covered)
     except (Corrupt, Overtaken):
-        return  # collected, or damaged, which check_log says
+        return  # collected, or damaged, which check_log reports
     rows, place = _newest(view, entries), sst_key(region, sst.path)
     if rows is None:
         return
     try:
         held = read_sst(view.store, region, sst, view.base.shape.rows)
     except Corrupt:
-        return  # said by check_parts and check_rows
+        return  # reported by check_parts and check_rows
     except BaseException as error:
         if unreadable(error) is None:
             raise
-        return  # said by check_rows
-    found = compare_rows(rows, held, view.base.key) if view.base.key else _compare_in_order(rows, held)
-    if found:
+        return  # reported by check_rows
+    diff = compare_rows(rows, held, view.base.key) if view.base.key else _compare_in_order(rows, held)
+    if diff:
         remedy = "stop its writer; restore the SST from a backup, or move the region's manifests back before it"
-        what = f"it is not what positions {covered[0] + 1} to {covered[1]} of the log say: {_difference(found)}"
+        what = f"it differs from positions {covered[0] + 1} to {covered[1]} of the log: {_difference(diff)}"
         yield Finding("fingerprint", place, what, remedy)
 
 
 def _covered(view: View, region: UUID, sst: SsTable) -> tuple[int, int] | None:
-    """The positions that an SST was made of, as (after, last); None where the manifests do not say any more."""
+    """Return the positions that an SST was made of, as (after, last); None where the manifests no longer have them."""
     manifests = ManifestStore(view.store, region)
     keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
     versions = sorted(key.version for key in keys if key is not None)
@@ -95,7 +95,7 @@ def _covered(view: View, region: UUID, sst: SsTable) -> tuple[int, int] | None:
     if not 0 < low < len(versions) or versions[low - 1] != versions[low] - 1:
         return None
     before, then = read(versions[low - 1]), read(versions[low])
-    if before is None or then is None or sst.path not in {each.path for each in then.ssts}:
+    if before is None or then is None or sst.path not in {published.path for published in then.ssts}:
         return None
     return before.replay_after, then.replay_after
 
@@ -105,7 +105,7 @@ def _entries(view: View, region: UUID, after: int, tip: int) -> list[Entry]:
 
 
 def _newest(view: View, entries: list[Entry]) -> pa.Table | None:
-    """The newest row of each key, tombstones too, every row where there is no key; None without rows."""
+    """Return the newest row of each key, tombstones included; without a key every row; None without rows."""
     rows = [entry.rows for entry in entries if entry.rows.num_rows]
     if not rows:
         return None
@@ -118,15 +118,15 @@ def _newest(view: View, entries: list[Entry]) -> pa.Table | None:
 
 
 def _compare_in_order(before: pa.Table, after: pa.Table) -> RowDiff:
-    """Row by row, where no key says which belong together: their numbers do."""
+    """Compare the rows of a table without a key, matched by row number."""
     one, two = (rows.append_column(_ROW, pa.array(np.arange(rows.num_rows))) for rows in (before, after))
     return compare_rows(one, two, [_ROW])
 
 
-def _difference(found: RowDiff) -> str:
+def _difference(diff: RowDiff) -> str:
     counts = {
-        "rows are in the log alone": len(found.removed),
-        "rows are in the SST alone": len(found.added),
-        f"rows differ in {', '.join(found.columns)}": len(found.changed),
+        "rows are only in the log": len(diff.removed),
+        "rows are only in the SST": len(diff.added),
+        f"rows differ in {', '.join(diff.columns)}": len(diff.changed),
     }
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

@@ -1,13 +1,13 @@
-"""Is everything on storage as the protocols promise? `memwal verify`. Reads only; safe while writers run.
+"""Checks that everything on storage is as the protocols promise: `memwal verify`. Reads only; safe while writers run.
 
- 1. A view: the newest manifest of every region, then the newest version of the base.
- 2. Every check reads what it looks at, and yields findings. `deep` checks read all rows, of the places that are whole.
- 3. What a check found may be a change that was going on: an entry that was written while the log was listed, an SST
-    that was committed and collected. So before it is reported, the check is done again on a fresh view, and only what
-    both found counts; and again, until nobody published, committed or claimed anything meanwhile, or five times. What
-    lies behind a view of an unchanged table is not collected, and a listing that missed an entry sees it the next time.
+ 1. Take a view: the newest manifest of every region, then the newest version of the base.
+ 2. Every check reads its objects and yields findings. `deep` checks read all rows, of objects without a finding.
+ 3. A finding may be a change in progress: an entry that was written while the log was listed, an SST that was committed
+    and collected. So before it is reported, the check is repeated on a fresh view, and only what both runs found
+    counts; and again, until nothing was published, committed or claimed between two views, or five times. Nothing that
+    a view of an unchanged table needs is collected, and an entry that one listing missed is in the next one.
 
-A crash of this program leaves nothing behind, and nothing that is wrong is mended: each finding says how to.
+A crash of this program leaves nothing behind. It repairs nothing: each finding has a remedy.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from memwal.wal import ObjectStore, SsTable
 _TRIES = 5
 
 Progress = Callable[[str, int, int], None]
-"""Told of what is checked next, how many checks are done, and how many there are."""
+"""Called with the name of the next check, the number of checks done, and their total."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification looked at and found."""
+    """What a verification checked and found."""
 
     version: int
     """Base-table version."""
@@ -73,7 +73,7 @@ def verify_table(
         for done, (what, check) in enumerate(checks, begin):
             if on_progress is not None:
                 on_progress(what, done, begin + len(checks))
-            findings.extend(runner.settled(check))
+            findings.extend(runner.confirmed(check))
 
     run(shallow, 0)
     broken = tuple(finding.where for finding in findings)
@@ -81,16 +81,16 @@ def verify_table(
     run(following, len(shallow))
     ssts = sum(len(manifest.ssts) for manifest in view.manifests.values())
     count = len(shallow) + len(following)
-    return Verified(view.base.version, len(view.found), ssts, count, deep, tuple(findings))
+    return Verified(view.base.version, len(view.regions), ssts, count, deep, tuple(findings))
 
 
 def _shallow(view: View) -> Iterator[tuple[str, Check]]:
-    """What is asked of every table, and what to call it."""
+    """Yield name and function of the checks of every verification."""
     yield "base table", check_files
     yield "columns", check_fit
     yield "indexes", check_indexes
     yield "progress", check_marker
-    for region in view.found:
+    for region in view.regions:
         yield f"manifests of {region}", partial(check_chain, region=region)
         yield f"commit plans of {region}", partial(check_plans, region=region)
         yield f"log of {region}", _of_region(region, check_log)
@@ -99,7 +99,7 @@ def _shallow(view: View) -> Iterator[tuple[str, Check]]:
 
 
 def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
-    """What reads rows. Places in which something is `broken` already are left out: they would say so again."""
+    """Yield the checks that read rows, without places that are in `broken`: they would be reported again."""
     if not any(where.startswith("_indices/") for where in broken):
         yield "files of the indexes", check_index_rows
     yield "history of the base table", check_returned
@@ -121,7 +121,7 @@ _SstCheck = Callable[[View, UUID, SsTable], Iterator[Finding]]
 
 
 def _of_region(region: UUID, check: _RegionCheck) -> Check:
-    """`check` of one region, where its manifest can be read."""
+    """Return `check` for one region; it does nothing where the region's manifest cannot be read."""
 
     def run(view: View) -> Iterator[Finding]:
         if region in view.manifests:
@@ -131,7 +131,7 @@ def _of_region(region: UUID, check: _RegionCheck) -> Check:
 
 
 def _of_ssts(check: _SstCheck, path: str | None = None) -> _RegionCheck:
-    """`check` of the SSTs that a region lists now, or of the one at `path`."""
+    """Return `check` for the SSTs that a region lists now, or only for the one at `path`."""
 
     def run(view: View, region: UUID) -> Iterator[Finding]:
         for sst in view.manifests[region].ssts:
@@ -142,7 +142,7 @@ def _of_ssts(check: _SstCheck, path: str | None = None) -> _RegionCheck:
 
 
 class _Runner:
-    """Runs checks, and tells damage from change; see step 3 in the module's text.
+    """Runs checks, and tells damage from changes in progress; see step 3 of the module docstring.
 
     Thread safety. One thread.
     """
@@ -150,17 +150,17 @@ class _Runner:
     def __init__(self, take: Callable[[], View], view: View) -> None:
         self._take, self._view = take, view
 
-    def settled(self, check: Check) -> list[Finding]:
-        """What `check` finds again and again."""
+    def confirmed(self, check: Check) -> list[Finding]:
+        """Return the findings that every run of `check` has."""
         view = self._view
-        found = list(check(view))
+        findings = list(check(view))
         for _ in range(_TRIES):
-            if not found:
+            if not findings:
                 return []
             before = view
-            view = self._view = self._take()  # what comes later need not begin with the old one
-            again = {(each.check, each.where): each for each in check(view)}
-            found = [again[same] for each in found if (same := (each.check, each.where)) in again]
-            if view.moment == before.moment:
+            view = self._view = self._take()  # later checks begin with it too
+            again = {(finding.check, finding.where): finding for finding in check(view)}
+            findings = [again[same] for one in findings if (same := (one.check, one.where)) in again]
+            if view.versions == before.versions:
                 break
-        return found
+        return findings

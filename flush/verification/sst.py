@@ -1,13 +1,13 @@
-"""Checks of published SSTs: that the directory is whole, and with `deep` that its parts say the same.
+"""Checks of published SSTs: the directory is complete, and with `deep` its parts agree.
 
     check_list    the region is the table's; every generation above the committed one is listed, up to the current one
-    check_parts   data, bloom filter, key sidecar and indexes are there, as large and with as many rows as recorded
+    check_parts   data, bloom filter, key sidecar and indexes exist, with the recorded sizes and row counts
     check_rows    every row is read: each key once, never null, in its own region; the sidecar is the keys sorted, with
-                  the offset of each; the bloom filter passes every key; each page of the sidecar is summed up rightly
+                  the offset of each; the bloom filter passes every key; min and max of each sidecar page are right
 
-Where the table has no key, an SST has neither filter nor sidecar, and of its rows only the region is checked.
-`check_rows` is for an SST whose parts are whole. SSTs of Lance's own writer hold superseded rows too, behind a deletion
-vector; sidecar and bloom filter have those as well.
+An SST of a table without a key has neither filter nor sidecar, and only the region of its rows is checked.
+`check_rows` is for an SST whose parts are complete. SSTs of Lance's own writer hold superseded rows too, behind a
+deletion vector; their sidecar and bloom filter have those as well.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lance.file import LanceFileReader
 
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.base.field_ids import column_ids
-from memwal.flush.commits.plan import taken_back
+from memwal.flush.commits.plan import restored_generations
 from memwal.flush.history.row_diff import Mask, repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
 from memwal.flush.sst.key_encoding import sort_form
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
-from memwal.flush.verification.finding import Finding, View, said, spans, unreadable
+from memwal.flush.verification.finding import Finding, View, missing_text, spans, unreadable
 from memwal.wal import RegionStatus, SsTable
 from memwal.wal.codec.columns import field_ids, sources
 from memwal.wal.layout import manifest_prefix, sst_key
@@ -40,7 +40,7 @@ _ROW_ID = "_rowid"
 
 
 def check_list(view: View, region: UUID) -> Iterator[Finding]:
-    """Which SSTs a region lists."""
+    """Check which SSTs a region lists."""
     manifest, done = view.manifests[region], view.base.committed.get(region, 0)
     current = manifest.current_generation
     where = manifest_prefix(region)
@@ -53,12 +53,11 @@ def check_list(view: View, region: UUID) -> Iterator[Finding]:
     wanted = range(done + 1, current)
     missing = sorted(set(wanted) - {sst.generation for sst in manifest.ssts})
     if missing:
-        back = taken_back(view.store, view.base.version).get(region, 0)
-        missing = [generation for generation in missing if generation > back]
+        restored = restored_generations(view.store, view.base.version).get(region, 0)
+        missing = [generation for generation in missing if generation > restored]
     for first, last in spans(missing):
-        what = (
-            f"version {manifest.version}: {said('generation', first, last)}, above the committed {done}: rows are lost"
-        )
+        gap = missing_text("generation", first, last)
+        what = f"version {manifest.version}: {gap}, above the committed {done}: rows are lost"
         yield Finding("generations", where, what, "restore the manifest from a backup")
     if done >= current:
         what = f"generation {done} is committed, but the current one of version {manifest.version} is {current}"
@@ -66,7 +65,7 @@ def check_list(view: View, region: UUID) -> Iterator[Finding]:
 
 
 def check_parts(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
-    """The files of one SST, and what they say of themselves."""
+    """Check the files of one SST against the sizes and counts recorded for them."""
     place = f"{sst_key(region, sst.path)}/"
     sizes = {info.key.removeprefix(place): info.size for info in view.store.describe(place)}
     if not sizes:
@@ -97,15 +96,15 @@ def _data_parts(view: View, region: UUID, sst: SsTable, sizes: dict[str, int]) -
     for file in files:
         size, recorded = sizes.get(f"data/{file.path}"), file.file_size_bytes
         if size is None or (recorded and size != recorded):
-            what = "it is missing" if size is None else f"it has {size:,} bytes, recorded are {recorded:,}"
+            what = "it is missing" if size is None else f"it has {size:,} bytes, {recorded:,} are recorded"
             yield Finding("data", f"{place}data/{file.path}", what, _RESTORE)
     for index in indexes:
         for segment in index.segments:
-            found = [size for name, size in sizes.items() if name.startswith(f"_indices/{segment.uuid}/")]
+            parts = [size for name, size in sizes.items() if name.startswith(f"_indices/{segment.uuid}/")]
             if not has_files(segment):
                 continue
-            if not found or (segment.size_bytes and sum(found) != segment.size_bytes):
-                what = f"it has {sum(found):,} bytes, recorded are {segment.size_bytes:,}" if found else "it is missing"
+            if not parts or (segment.size_bytes and sum(parts) != segment.size_bytes):
+                what = f"it has {sum(parts):,} bytes, {segment.size_bytes:,} are recorded" if parts else "it is missing"
                 what += f"; index {index.name} needs it"
                 yield Finding("sst index", f"{place}_indices/{segment.uuid}", what, _RESTORE)
     if sst.physical_rows not in (None, rows) or len(fragments) != 1:
@@ -136,14 +135,14 @@ def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) 
 
 @dataclass(frozen=True)
 class _Rows:
-    """All physical rows of an SST: their keys (what tells their region, without a key), and which a reader sees."""
+    """All physical rows of an SST: their keys (or, without a key, the hashed columns), and which of them are live."""
 
     keys: pa.Table
     live: Mask
 
 
 def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
-    """What the parts of one SST say, row by row."""
+    """Check the parts of one SST row by row."""
     place = f"{sst_key(region, sst.path)}/"
     try:
         rows = _physical_rows(view, region, sst)
@@ -162,7 +161,7 @@ def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
 
 
 def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
-    """Each key once and never null. `keys`: the key columns alone."""
+    """Check that each key stands once and is never null. `keys`: only the key columns."""
     nulls = sum(column.null_count for column in keys.columns)
     if nulls:
         yield Finding("null key", where, f"{nulls:,} values of its key columns are null", remedy)
@@ -173,18 +172,18 @@ def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
 
 
 def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterator[Finding]:
-    """Every row belongs to this region. `keys`: the columns that tell it."""
+    """Check that every row belongs to this region. `keys`: the columns that rows are routed by."""
     base = view.base
     if region not in base.regions:
-        return  # check_list says so
+        return  # check_list reports it
     if base.key and any(column.null_count for column in keys.columns):
-        return  # said already; a null has no region
+        return  # check_keys reports it; a null has no region
     if not base.routes_alike:
-        return  # a column was dropped, which had its part in where the rows went
-    strangers = np.flatnonzero(view.base.route(keys) != list(view.base.regions).index(region))
-    if len(strangers):
-        example = _example(keys, int(strangers[0]))
-        what = f"{len(strangers):,} of {keys.num_rows:,} rows belong to another region, such as {example}"
+        return  # a hashed column was dropped, so the region is unknown
+    foreign = np.flatnonzero(view.base.route(keys) != list(view.base.regions).index(region))
+    if len(foreign):
+        example = _example(keys, int(foreign[0]))
+        what = f"{len(foreign):,} of {keys.num_rows:,} rows belong to another region, such as {example}"
         remedy = "stop the program that wrote them; put those rows again, and delete these"
         yield Finding("route", where, what, remedy if base.key else "stop the program that wrote them")
 
@@ -192,10 +191,10 @@ def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterat
 def _bloom_holds(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
     data = view.store.get(place + BLOOM_NAME)
     if not data or len(data) % 32:
-        return  # said by check_parts
+        return  # check_parts reports it
     absent = np.flatnonzero(~contains(data, keys))
     if len(absent):
-        what = f"it denies {len(absent):,} of {keys.num_rows:,} keys, such as {_example(keys, int(absent[0]))}"
+        what = f"it excludes {len(absent):,} of {keys.num_rows:,} keys, such as {_example(keys, int(absent[0]))}"
         yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
 
 
@@ -207,7 +206,7 @@ def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
             raise
         yield Finding("sidecar", place + SIDECAR_DIR, f"its rows cannot be read: {reason}", _RESTORE)
         return
-    values = sort_form(keys) if keys.num_columns > 1 else _one(keys.column(0))
+    values = sort_form(keys) if keys.num_columns > 1 else _one_array(keys.column(0))
     order = pc.sort_indices(pa.table({"v": values}), [("v", "ascending")])  # stable, so equal keys keep their order
     if not _equal(data, "ids", order) or not _equal(data, "values", values.take(order)):
         what = "it is not the keys of the SST in ascending order, each with its row"
@@ -222,7 +221,7 @@ def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
     }
     wrong = [name for name, column in wanted.items() if not _equal(lookup, name, column)]
     if wrong:
-        yield Finding("sidecar", place + _LOOKUP, f"its {' and '.join(wrong)} are not those of the pages", _RESTORE)
+        yield Finding("sidecar", place + _LOOKUP, f"its {' and '.join(wrong)} do not match the pages", _RESTORE)
 
 
 def _file(view: View, key: str) -> LanceFileReader:
@@ -234,26 +233,26 @@ def _dataset(view: View, region: UUID, sst: SsTable) -> lance.LanceDataset:
 
 
 def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
-    """Reads every column, so that a damaged page of any is met; keeps the keys."""
+    """Read every column, so that a damaged page of any column fails here; return the keys."""
     dataset, keys, live = _dataset(view, region, sst), [], []
     now = view.base.shape.rows
-    there = sources(now, field_ids(now), dataset.schema, column_ids(dataset))  # columns may have been renamed since
-    names = [name for name in view.base.routed_by if name in there]
+    in_sst = sources(now, field_ids(now), dataset.schema, column_ids(dataset))  # columns may have been renamed since
+    names = [name for name in view.base.routed_by if name in in_sst]
     for batch in dataset.scanner(with_row_id=True, include_deleted_rows=True, scan_in_order=True).to_batches():
         rows = pa.Table.from_batches([batch])
-        keys.append(rows.select([there[name] for name in names]).rename_columns(names))
+        keys.append(rows.select([in_sst[name] for name in names]).rename_columns(names))
         live.append(rows.column(_ROW_ID).is_valid().to_numpy(zero_copy_only=False))
-    empty = pa.schema([dataset.schema.field(there[name]).with_name(name) for name in names]).empty_table()
+    empty = pa.schema([dataset.schema.field(in_sst[name]).with_name(name) for name in names]).empty_table()
     return _Rows(pa.concat_tables(keys) if keys else empty, np.concatenate([np.zeros(0, dtype=bool), *live]))
 
 
 def _equal(table: pa.Table, name: str, wanted: pa.Array) -> bool:
     if name not in table.column_names or table.num_rows != len(wanted):
         return False
-    return bool(_one(table.column(name)).cast(wanted.type).equals(wanted))
+    return bool(_one_array(table.column(name)).cast(wanted.type).equals(wanted))
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
 

@@ -19,10 +19,10 @@ def listed(columns: Any, name: str = "columns") -> list[str] | None:
     """Return names of columns as a list; one name may stand alone. Raises: Invalid."""
     if columns is None or isinstance(columns, str):
         return columns if columns is None else [columns]
-    found = None if isinstance(columns, Mapping | bytes) or not isinstance(columns, Iterable) else list(columns)
-    if found is None or not all(isinstance(each, str) for each in found):
+    names = None if isinstance(columns, Mapping | bytes) or not isinstance(columns, Iterable) else list(columns)
+    if names is None or not all(isinstance(each, str) for each in names):
         raise Invalid(f"{name} = {_shown(columns)}: write a list of column names, such as {name}=['id']")
-    return found
+    return names
 
 
 def sql(filter: Any) -> str | None:
@@ -48,7 +48,7 @@ def address(uri: Any) -> str:
 
 def mapping(name: str, value: Any, such: str) -> dict[str, Any]:
     """Return an argument that must be a dict with names as keys. Raises: Invalid."""
-    if isinstance(value, Mapping) and all(isinstance(each, str) for each in value):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
     raise Invalid(
         f"{name} is a {type(value).__name__}; write a dict, such as {name}={such}"
@@ -59,10 +59,10 @@ def key_columns(key: Any) -> list[str]:
     """Return the columns of a key. Raises: Invalid."""
     if isinstance(key, set | frozenset):
         raise Invalid(f"key = {_shown(key)}: write a list, because the columns of a key have an order")
-    found = listed(key, "key") or []
-    if not found:
+    columns = listed(key, "key") or []
+    if not columns:
         raise Invalid("key is empty; name the columns that identify a row, or give key=() for a table without a key")
-    return found
+    return columns
 
 
 def arrow_schema(schema: Any) -> pa.Schema | None:
@@ -78,7 +78,7 @@ def arrow_schema(schema: Any) -> pa.Schema | None:
     try:
         if isinstance(pairs, str):
             raise TypeError("a text")
-        return pa.schema([each if isinstance(each, pa.Field) else _field(*each) for each in pairs])
+        return pa.schema([pair if isinstance(pair, pa.Field) else _field(*pair) for pair in pairs])
     except (TypeError, ValueError, pa.ArrowException) as error:
         such = "{'id': 'int64', 'body': 'string'}"
         raise Invalid(f"schema = {_shown(schema)}: {error}; write a pyarrow.Schema or a dict such as {such}") from None
@@ -90,5 +90,5 @@ def _field(name: Any, kind: Any) -> pa.Field:
 
 def _shown(value: Any) -> str:
     """Return a value for a message: short, and in one line."""
-    said = " ".join(repr(value).split())
-    return f"{type(value).__name__} {said if len(said) <= 60 else said[:59] + '…'}"
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:59] + '…'}"

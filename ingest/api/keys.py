@@ -144,8 +144,8 @@ def _check_types(values: list[Any], field: pa.Field) -> None:
 
 
 def _cast(values: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
-    found = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    related = any(family(found) and family(field.type) for family, _ in _FAMILIES)
-    if found != field.type and not related and not pa.types.is_null(found):
-        raise TypeError(f"a key of type {found} does not fit; cast the keys")
+    given = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    related = any(family(given) and family(field.type) for family, _ in _FAMILIES)
+    if given != field.type and not related and not pa.types.is_null(given):
+        raise TypeError(f"a key of type {given} does not fit; cast the keys")
     return values.cast(field.type)

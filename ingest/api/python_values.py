@@ -72,12 +72,12 @@ def _alike(values: Sequence[Any], types: set[type]) -> bool:
 
 
 def _converted(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    found = _whole(values)
-    if pa.types.is_floating(found.type) and not pa.types.is_floating(kind) and any(map(_is_nan, values)):
+    inferred = _whole(values)
+    if pa.types.is_floating(inferred.type) and not pa.types.is_floating(kind) and any(map(_is_nan, values)):
         raise pa.ArrowTypeError(_WRITE_NONE.format("nan"))
-    if reason := misfit(found.type, kind):
-        raise pa.ArrowTypeError(f"it is {found.type}; {reason}")
-    return exact(found, kind)
+    if reason := misfit(inferred.type, kind):
+        raise pa.ArrowTypeError(f"it is {inferred.type}; {reason}")
+    return exact(inferred, kind)
 
 
 def _whole(values: Sequence[Any]) -> pa.Array:
@@ -88,17 +88,17 @@ def _whole(values: Sequence[Any]) -> pa.Array:
     missing = next((value for value in values if type(value).__name__ in _MISSING), None)
     if missing is not None:
         raise pa.ArrowTypeError(_WRITE_NONE.format(missing))
-    found = pa.array(values)
-    if isinstance(found.type, pa.BaseExtensionType):  # of Python's own types only UUID gives one
-        return found.storage
-    if pa.types.is_time(found.type) and any(getattr(value, "tzinfo", None) is not None for value in values):
+    inferred = pa.array(values)
+    if isinstance(inferred.type, pa.BaseExtensionType):  # of Python's own types only UUID gives one
+        return inferred.storage
+    if pa.types.is_time(inferred.type) and any(getattr(value, "tzinfo", None) is not None for value in values):
         raise pa.ArrowTypeError("a time of day has a time zone, which no column can hold: remove it")
     # pandas' times and durations have nanoseconds, which Arrow would cut to microseconds.
-    if pa.types.is_timestamp(found.type) and any(getattr(value, "nanosecond", 0) for value in values):
-        return pa.array(values, pa.timestamp("ns", found.type.tz))
-    if pa.types.is_duration(found.type) and any(getattr(value, "nanoseconds", 0) for value in values):
+    if pa.types.is_timestamp(inferred.type) and any(getattr(value, "nanosecond", 0) for value in values):
+        return pa.array(values, pa.timestamp("ns", inferred.type.tz))
+    if pa.types.is_duration(inferred.type) and any(getattr(value, "nanoseconds", 0) for value in values):
         return pa.array(values, pa.duration("ns"))
-    return found
+    return inferred
 
 
 _MISSING = ("NaTType", "NAType")

@@ -40,8 +40,8 @@ class Reads(ABC):
         `keys`: a scalar or a list of them (one key column), tuples or dicts (several), or an Arrow table of the key.
         Raises: Invalid if the table has no key.
         """
-        found: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns))
-        return found
+        rows: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns))
+        return rows
 
     @translate_errors
     def scan(
@@ -53,8 +53,8 @@ class Reads(ABC):
         level: str = "latest",
     ) -> pa.Table:
         """Return rows whose newest version passes `filter` (SQL), at most `limit`."""
-        found: pa.Table = self._answer("scan", level, columns=listed(columns), filter=sql(filter), limit=limit)
-        return found
+        rows: pa.Table = self._answer("scan", level, columns=listed(columns), filter=sql(filter), limit=limit)
+        return rows
 
     @translate_errors
     def count(self, filter: str | None = None, *, level: str = "latest") -> int:
@@ -75,8 +75,8 @@ class Reads(ABC):
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending)."""
         request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector, "k": k}
         request |= {"filter": sql(filter), "columns": listed(columns)}
-        found: pa.Table = self._answer("search", level, **request)
-        return found
+        rows: pa.Table = self._answer("search", level, **request)
+        return rows
 
     @translate_errors
     def match(
@@ -92,8 +92,8 @@ class Reads(ABC):
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending)."""
         request: dict[str, Any] = {"column": a_text("column", column, "body"), "text": text, "k": k}
         request |= {"filter": sql(filter), "columns": listed(columns)}
-        found: pa.Table = self._answer("match", level, **request)
-        return found
+        rows: pa.Table = self._answer("match", level, **request)
+        return rows
 
 
 def check_level(level: str) -> Level:

@@ -25,7 +25,7 @@ Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 ROWS_NAMED = 300
 """Most row numbers in an error: it travels as a response header, which has at most 8 KiB."""
-_REPEATED = 'an earlier row of the same put has this key, which the table refuses (on_duplicate = "fail")'
+_REPEATED = 'an earlier row of the same put has the key, which the table refuses (on_duplicate = "fail")'
 
 
 def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:

@@ -92,7 +92,10 @@ def serve(
         typer.Option(min=1, help="number of daemons to run on Spark executors (see source.spark)", show_default=False),
     ] = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="fence the process that serves the table now; without this flag, refuse")
+        bool,
+        typer.Option(
+            "--take-over", help="fence the process that serves the table now; without it, a served table is refused"
+        ),
     ] = False,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
@@ -239,7 +242,7 @@ def verify(
     deep: Annotated[bool, typer.Option(help="read every row too")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check every invariant on storage; print each problem with its remedy and exit 1. Safe while writers run."""
+    """Check every invariant on storage; print problems with remedies; exit 1 if any. Safe while writers run."""
     from memwal.ingest.cli.verify import show
 
     return show(_load(config), os.environ, _console(), deep=deep, as_json=as_json)
@@ -338,7 +341,7 @@ def dlq_replay(
     stage: Stage = None,
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of dead letters, oldest first")] = None,
 ) -> int:
-    """Put the dead letters that fit now into the table, each exactly once, and remove them from the dead letters."""
+    """Put the dead letters that fit now into the table, each exactly once, and remove them."""
     from memwal.ingest.cli.dlq import replay
 
     return replay(_load(config), os.environ, _console(), ids=id or [], stage=stage, limit=limit)

@@ -1,8 +1,8 @@
 """`memwal.connect`: a client of a table's daemons, by their addresses or found by the table's own notes.
 
-By a table's address: the owners' notes on storage name daemons, which are asked who they are; a note proves nothing.
-Where they do not own all regions by claims as new as the notes', nobody serves the table, and the caller has said what
-then. The command line finds daemons here too.
+Given a table's address: the owners' notes on storage name daemons, which are asked what they own; a note proves
+nothing. If they do not own all regions by claims as new as the notes, no daemon serves the table, and `fallback`
+decides. The command line finds daemons here too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memwal.ingest.table.live_owners import noted
 from memwal.ingest.table.stored import StoredTable
 
 OWNER_PATIENCE = 2.0
-"""Seconds that a daemon has to say who it is; one that serves answers in milliseconds."""
+"""Seconds that a daemon has to describe its table; a serving one answers in milliseconds."""
 FALLBACKS = ("error", "durable")
 _ON_STORAGE = re.compile(r"file://|s3://|memory://|s3a://|gs://|az://")
 _HOST_AND_PORT = re.compile(r"[\w.\-\[\]:]+:\d+(,.*)?")
@@ -64,12 +64,12 @@ def connect(
 ) -> RemoteTable | StoredTable:
     """Connect to the daemons of a table.
 
-    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or with commas between them, of which
-    any may be down: they name each other. Or the path or URL of the table: its daemons are found by their owners' notes
-    (with `storage_options`: Lance's own), now and whenever a region has no owner. `token`: sent as a bearer token.
-    `tls_ca`: a PEM file, or its bytes. `in_flight_max`: bytes of rows on their way at the same time; a put that finds
-    no room waits. `fallback`: by the address of a table that nobody serves, "error" raises and "durable" reads storage.
-    Raises: Invalid for a location that is none, Unavailable when nobody answers.
+    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas, of which
+    some may be down: the daemons name each other. Or the path or URL of the table: its daemons are found by their
+    owners' notes (with `storage_options`: Lance's own), now and whenever a region has no owner. `token`: sent as a
+    bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: most bytes of rows in flight; a put that finds
+    no room waits. `fallback`: for the address of a table that no daemon serves: "error" raises, "durable" reads
+    storage. Raises: Invalid for a wrong location, Unavailable if no daemon answers.
     """
     location = str(location) if isinstance(location, os.PathLike) else location
     if not isinstance(location, str | Sequence):
@@ -80,13 +80,13 @@ def connect(
     shown: dict[str, Any] = {"token": token, "tls_ca": trusted, "in_flight_max": in_flight_max}
     if not is_table(location):
         if fallback != "error":
-            raise Invalid("fallback needs the address of the table; a daemon's does not say where that is")
+            raise Invalid("fallback needs the address of the table, not of a daemon")
         return RemoteTable(location, **shown)
     options = dict(storage_options or {})
     try:
         base, store = flush.BaseTable.open(str(location), options), wal.open_store(str(location), options)
     except flush.NotALanceTable as error:
-        raise Invalid(f"{error}; of a daemon write grpc://host:port") from None
+        raise Invalid(f"{error}; write grpc://host:port for a daemon") from None
 
     def find() -> Iterable[str]:
         notes = owners.find(store, base.regions)
@@ -99,7 +99,7 @@ def connect(
 
 
 def is_table(location: str | Sequence[str]) -> bool:
-    """Whether it is the address of a table, and not of daemons."""
+    """Return whether `location` is the address of a table, and not of daemons."""
     if not isinstance(location, str):
         return False
     if "://" in location:
@@ -114,11 +114,11 @@ def served_table(
     also: Sequence[str] = (),
     find: Callable[[], Iterable[str]] | None = None,
 ) -> RemoteTable | None:
-    """A client of the daemons that own every region of `base`; None where there are none.
+    """Return a client of the daemons that own every region of `base`; None if no daemons do.
 
-    `access`: what `RemoteTable` is to show them, asked for only where notes name any. `also`: daemons to ask besides;
-    `find`: see `Router`. Raises: Invalid where a daemon refuses the token or cannot be trusted: what storage alone
-    shows is not what was asked for.
+    `access`: returns the credentials for `RemoteTable`, called only if notes name daemons. `also`: further daemons to
+    ask. `find`: see `Router`. Raises: Invalid if a daemon refuses the token or cannot be trusted, since it may serve
+    newer rows than storage shows.
     """
     notes = owners.find(store, base.regions, also)
     if notes is None:
@@ -129,16 +129,16 @@ def served_table(
         if notes.are_of(owner.identity, table):
             return owner
         owner.close()
-    except MemWalError as error:  # stale notes: nobody answers there any more
+    except MemWalError as error:  # stale notes: no daemon answers there any more
         if error.details.get("reason") == UNAUTHENTICATED:
             raise
         if error.details.get("untrusted"):
-            raise Invalid(str(error)) from error  # it lives, and must not be taken for one that ended
+            raise Invalid(str(error)) from error  # it lives, and must not count as ended
     return None
 
 
 def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
-    """What to say of a table without daemons."""
+    """Return the error message of a table without daemons."""
     last = "; ".join(f"its notes say {owner}" for owner in noted(owners.read(store, base.regions)))
     return (
         f"no daemon serves {base.uri}{f' ({last})' if last else ''}: start `memwal serve`, or read storage with "

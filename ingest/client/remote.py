@@ -1,9 +1,9 @@
 """What `memwal.connect` returns: the methods of `Table`, through the daemons that own its regions.
 
-A client knows every daemon of its table and what each of them owns (`ingest.client.router`). Where one of them owns
-all, a call is one call to it. Else rows go by their bucket to their owners, side by side, and reads are put together
-from the answers for disjoint regions. A Spark task opens one stream per region (`open_stream`), so that a micro-batch
-is applied whole.
+A client keeps a list of its table's daemons and of the regions that each owns (`ingest.client.router`). If one daemon
+owns all, a call is one call to it. Else rows go by their bucket to their owners, in parallel, and the answer to a read
+is merged from the answers for disjoint regions. A Spark task opens one stream per region (`open_stream`), so that a
+micro-batch is applied whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import Reads
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, Receipt, Rising, Token, TokenLike
-from memwal.ingest.client.retry import Attempts, given_up_when
+from memwal.ingest.client.retry import Attempts, abandon_if_moved
 from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
 from memwal.ingest.client.stream import RegionStream
@@ -36,11 +36,11 @@ from memwal.wal import Clock, Ids
 T = TypeVar("T")
 
 STATUS_TIMEOUT, READ_TIMEOUT, WRITE_TIMEOUT, STEP_TIMEOUT = 10.0, 120.0, 120.0, 1800.0
-"""Seconds after which a call is given up, its attempts together. A write's is longer than any put timeout and retry
-budget of the defaults; a step (flush, commit) may build an index."""
+"""Seconds after which a call with all its attempts is abandoned. The limit of a write is longer than the default put
+timeout and retry budget; a step (flush, commit) may build an index."""
 
 ANSWER_TIMEOUT = 5.0
-"""Seconds that a daemon has to say that a put's own timeout has passed, which is a better answer than none."""
+"""Seconds beyond a put's own timeout in which the daemon can still answer, since its error says more than none."""
 
 IN_FLIGHT_MAX = 64 << 20
 
@@ -67,9 +67,9 @@ class RemoteTable(Reads):
         in_flight_max: int = IN_FLIGHT_MAX,
         find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """See `connecting.connect`. `patience`: seconds to wait for the first answer, None for as long as it takes.
-        `wait`: seconds for which daemons are asked again while none answers (one that is alone: with `restarts` only).
-        `restarts`: see `Attempts`. `table`, `id`: its address and id, None for any.
+        """See `connect`. `patience`: seconds to wait for the first answer, None for no limit. `wait`: seconds for which
+        to ask again while no daemon answers (a single daemon: with `restarts` only). `restarts`: see `Attempts`.
+        `table`, `id`: its address and id, None for any.
         `find`: see `Router`.
         """
         opened = partial(Connection, token=token, tls_ca=tls_ca)
@@ -80,12 +80,12 @@ class RemoteTable(Reads):
 
     @property
     def endpoint(self) -> str:
-        """The daemons that are known, in the form that `connect` takes."""
+        """The known daemons, in the form that `connect` takes."""
         return ",".join(self.router.endpoints)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The table's address, and the epoch of each region that is owned."""
+        """The table's address, and the epoch of each region that has an owner."""
         router = self.router
         if len(router.epochs()) < len(router.regions):
             router.learn(router.rounds)
@@ -95,8 +95,8 @@ class RemoteTable(Reads):
 
     @translate_errors
     def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
-        """As `Table.put`. A put that nothing was applied of is made again until `timeout` (two minutes without one),
-        one that may be applied only with its `token`. Raises also: UnknownOutcome when an owner was lost before its
+        """As `Table.put`. A put of which surely nothing was applied is sent again until `timeout` (two minutes without
+        one), one that may be applied only with its `token`. Raises also: UnknownOutcome if an owner was lost before its
         answer.
         """
         given = as_table(rows, self.schema, alike=self.upsert == "merge")
@@ -110,7 +110,7 @@ class RemoteTable(Reads):
     def delete(
         self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
     ) -> Receipt:
-        """As `Table.delete`; made again as a put is."""
+        """As `Table.delete`; sent again as a put is."""
         return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token, timeout)
 
     @translate_errors
@@ -127,12 +127,11 @@ class RemoteTable(Reads):
     ) -> RegionStream:
         """Start the stream of one region and micro-batch; nothing is applied before `finish`.
 
-        `columns`: those that the rows have, in the order of the schema; only a table whose upserts merge takes fewer
-        than all, which are meant without it. `deletes`: whether there is a last column, `_tombstone`, which says of
-        each row whether it deletes its key.
+        `columns`: the columns of the rows, in the order of the schema, None for all; only a table whose upserts merge
+        takes fewer. `deletes`: whether the rows have a last column `_tombstone`, true where a row deletes its key.
         `routing`: version of the routing by which the caller found `region`.
-        `rows`: how many will be written, where that is known; the region applies nothing of fewer or more.
-        `timeout`: seconds from now to the ack, after which the stream is given up; None for ever.
+        `rows`: number of rows that will be written, if known; the region applies nothing of a stream with another.
+        `timeout`: seconds from now to the ack, after which the stream is abandoned; None for no limit.
         """
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         if deletes:
@@ -154,30 +153,30 @@ class RemoteTable(Reads):
         def moved() -> bool:
             return any(each() for each in asked)
 
-        within = (lambda call: call()) if router.alone else partial(given_up_when, moved)
+        within = (lambda call: call()) if router.alone else partial(abandon_if_moved, moved)
         return RegionStream(name, schema, open_put, again, within, router.clock)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
     @translate_errors
     def flush(self) -> None:
-        """As `Table.flush`, of every owner."""
+        """As `Table.flush`, at every owner."""
         self._patiently(lambda within: self._of_owners("flush", {}, within), STEP_TIMEOUT)
 
     @translate_errors
     def commit(self) -> CommitReport:
-        """As `Table.commit`; the rows never come here. Asked of the owner of bucket 0, who commits for all."""
+        """As `Table.commit`, by the owner of bucket 0, which commits for all; no rows pass through the client."""
         return CommitReport(**self._patiently(self._commit, STEP_TIMEOUT))
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """As `Table.status`, put together from what every daemon says that answers."""
+        """As `Table.status`, merged from the answers of all daemons that answer."""
         router = self.router
         answering = router.endpoints if router.alone else tuple(router.asked())
         calls = [partial(router.connection(each).act, "status", None, STATUS_TIMEOUT) for each in answering]
         if not calls:
             raise Unavailable(f"no daemon answers at {self.endpoint}; is one running?")
-        answers = router.side_by_side(calls)
+        answers = router.in_parallel(calls)
         found = [answer for answer in answers if not isinstance(answer, MemWalError)]
         if not found:
             raise the_worst(answers, repeatable=True, alone=router.alone)
@@ -185,16 +184,16 @@ class RemoteTable(Reads):
 
     @translate_errors
     def applied(self, producer: str, timeout: float = READ_TIMEOUT) -> Applied:
-        """What the regions have applied of `producer`.
+        """Return what the regions have applied of `producer`.
 
-        `timeout`: seconds for which regions without an owner are waited for.
+        `timeout`: seconds to wait for regions without an owner.
         """
         found = self._patiently(partial(self._of_owners, "applied", {"producer": producer}), timeout)
         return Applied.together(Applied(*each) for each in found)
 
     @translate_errors
     def refresh(self, *, look: bool = True) -> None:
-        """Take the table's columns over into `schema`. `look`: have a daemon look first whether they were changed."""
+        """Take the table's columns over into `schema`. `look`: let a daemon look first whether they were changed."""
         self._patiently(lambda within: self._describe({"look": True} if look else {}, within), READ_TIMEOUT)
 
     def close(self) -> None:
@@ -211,7 +210,7 @@ class RemoteTable(Reads):
 
     @cached_property
     def splitter(self) -> Splitter:
-        """Routes rows; made when they go to several daemons for the first time, and after a change of columns."""
+        """Routes rows; created when rows first go to several daemons, and again after a change of columns."""
         return Splitter(self.schema, self.key, self._described)
 
     def _describe(self, request: dict[str, Any], patience: float | None) -> None:
@@ -224,7 +223,9 @@ class RemoteTable(Reads):
         self.__dict__.pop("splitter", None)
 
     def _patiently(self, call: Callable[[float], T], seconds: float, *, repeatable: bool = True) -> T:
-        """What `call` returns, made again as `ingest.client.retry` says; it is given the seconds that it may take."""
+        """Return the result of `call`, repeated as `ingest.client.retry` decides; it gets the seconds that it may
+        take.
+        """
         router = self.router
         attempts = Attempts(router.clock, router.ids, seconds, repeatable=repeatable, restarts=self._restarts)
         while True:
@@ -235,14 +236,14 @@ class RemoteTable(Reads):
                 self._before_next(attempts, error, seen)
 
     def _before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
-        """As `Router.before_next`; a table that was resized is met anew, by the routing that it has now."""
+        """As `Router.before_next`; after a resize take over the table's new routing."""
         try:
             self.router.before_next(attempts, error, seen)
         except MemWalError as last:
             if last.details.get("reason") != RESIZED or "schema" not in self.__dict__:
                 raise
             attempts.after(Unavailable(last.message, {"reason": NOT_OWNER}), alone=False)
-            with suppress(Unavailable):  # the next attempt says so
+            with suppress(Unavailable):  # the next attempt raises it
                 self._describe({}, PROBE_TIMEOUT)
 
     def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
@@ -253,7 +254,7 @@ class RemoteTable(Reads):
             "token": None if parsed is None else f"{parsed.producer}:{parsed.sequence}",
             "timeout": timeout,
         }
-        # What is no number of seconds the daemon refuses, as the embedded table does.
+        # The daemon refuses a wrong timeout, as the embedded table does.
         limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
         seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
         grace, rises = ANSWER_TIMEOUT if limited else 0.0, self._rising.rises(parsed)
@@ -277,7 +278,7 @@ class RemoteTable(Reads):
 
     def _read(self, read: str, request: dict[str, Any], rows: pa.Table | None, within: float) -> Any:
         sole = self.router.sole
-        if sole is None and request["level"] == "committed":  # which needs no owner: any daemon answers for all regions
+        if sole is None and request["level"] == "committed":  # needs no owner: any daemon answers for all regions
             sole = self.router.owner(self.router.regions[0])
         if sole is not None:
             return self._all_of([Call(sole, self.router.regions, partial(sole.read, read, request, rows, within))])[0]
@@ -288,7 +289,7 @@ class RemoteTable(Reads):
         return sum(answers) if read == "count" else merged(read, answers, request)
 
     def _of_owners(self, name: str, request: dict[str, Any], within: float, rows: pa.Table | None = None) -> list[Any]:
-        """The answers of every owner to a read of all regions, or to the step "flush". Raises: the worst failure."""
+        """Return the answers of every owner to a read of all regions, or to "flush". Raises: as `the_worst` decides."""
         router = self.router
         routing = router.routing  # before the regions: should they change now, the daemons refuse it
         calls: list[Call[Any]] = []
@@ -312,7 +313,7 @@ class RemoteTable(Reads):
         return [answer for answer in answers if not isinstance(answer, MemWalError)]
 
     def _get(self, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:
-        """Each key is asked of the owner of its region only."""
+        """Ask the owner of each key's region."""
         router, splitter, columns = self.router, self.splitter, request["columns"]
         buckets = splitter.buckets(keys)
         present = np.unique(buckets).tolist() or [0]

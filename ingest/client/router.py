@@ -1,11 +1,12 @@
-"""Which daemon owns which region, and how a call that met the wrong one finds the right one.
+"""Find out which daemon owns which region, and send a call that met the wrong daemon to the right one.
 
-1. Every daemon that is known is asked, side by side, what it owns (action "regions"); none of them has to answer.
-2. Of two that claim a region the one with the higher epoch is believed. The answer is kept until a call fails by it.
-3. A call that fails by it (`ingest.client.retry`) has it asked again, once for all calls that failed together, and is
-   made again, until its deadline. Where the daemon that refused it names the owner, that one is tried first, at once.
+1. Every known daemon is asked, in parallel, what it owns (action "regions"); none of them has to answer.
+2. If two daemons claim a region, the higher epoch is believed. The answers are kept until a call fails because of them.
+3. Such a failure (`ingest.client.retry`) makes the client ask again, once for all calls that failed together; the call
+   is made again, until its deadline. If the daemon that refused it names the owner, that one is tried first, at once.
 
-Nothing depends on what is believed here: a daemon refuses what it does not own, and the epoch stops one that is wrong.
+Correctness does not depend on these beliefs: a daemon refuses regions that it does not own, and the epoch stops one
+that is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from memwal.ingest.client.retry import Attempts, awaited, begun
+from memwal.ingest.client.retry import Attempts, start, wait_unless_moved
 from memwal.ingest.errors import DRAINING, NOT_OWNER, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import expect_routing, of_another_table
 from memwal.ingest.rpc.connection import Connection
@@ -26,15 +27,15 @@ from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError
 T = TypeVar("T")
 
 PROBE_TIMEOUT = 1.0
-"""Seconds that a daemon has to say what it owns; one that lives answers in milliseconds, whatever else it does."""
+"""Seconds that a daemon has to say what it owns; a live one answers in milliseconds, whatever else it does."""
 DESCRIBE_TIMEOUT = 10.0
 """Seconds that each of several daemons has to describe the table; the first one that does is enough."""
 AT_ONCE = 32
-"""Calls of one client beside the callers' own threads."""
+"""Calls of one client in parallel, in addition to the callers' own threads."""
 
 
 class Owner(NamedTuple):
-    """Who owns a region, by its own word."""
+    """The owner of a region, as it said itself."""
 
     endpoint: str
     epoch: int
@@ -42,7 +43,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One call to a daemon about `regions`, which it owns as last heard."""
+    """One call to a daemon about `regions`, which it owns by its last answer."""
 
     to: Connection
     regions: Sequence[str]
@@ -50,19 +51,19 @@ class Call(Generic[T]):
 
 
 def endpoints_of(location: str | Sequence[str]) -> tuple[str, ...]:
-    """The addresses in `location`: a list of them, or a text with commas between them; each once. Raises: Invalid."""
+    """Return the addresses in `location`, a list or a text separated by commas, each once. Raises: Invalid."""
     listed = location.split(",") if isinstance(location, str) else list(location)
-    found = tuple(dict.fromkeys(str(each).strip() for each in listed if str(each).strip()))
-    if not found:
+    endpoints = tuple(dict.fromkeys(str(each).strip() for each in listed if str(each).strip()))
+    if not endpoints:
         raise Invalid(f"{location!r} names no daemon; write grpc://host:port")
-    return found
+    return endpoints
 
 
 def believed(answers: Iterable[tuple[str, Mapping[str, Any]]], table: str | None) -> dict[str, Owner]:
-    """Who owns what, of answers to "regions" by endpoint: the highest epoch, of equals the first one.
+    """Return the owners by region, from answers to "regions" by endpoint: the highest epoch, of equal ones the first.
 
-    Of a region that nobody has, the one that is about to claim it, which lets calls wait for that; with epoch 0.
-    Ports are used again, so another daemon's `table` is none of ours.
+    For a region without owner the daemon that is claiming it, with epoch 0: it lets calls wait for the claim.
+    Answers of daemons with another `table` are ignored, since ports are reused.
     """
     owners: dict[str, Owner] = {}
     for endpoint, answer in answers:
@@ -75,10 +76,11 @@ def believed(answers: Iterable[tuple[str, Mapping[str, Any]]], table: str | None
 
 
 class Router:
-    """The daemons of one table and what they own, as last heard.
+    """The daemons of one table and the regions they own, by their last answers.
 
     Thread safety. Every method from any thread.
-    Invariants. `sole` is set exactly while one daemon owns every region, or is alone: this costs a call one look.
+    Invariants. `sole` is set exactly while one daemon owns every region, or is the only one, so that a call needs one
+    look.
     """
 
     def __init__(
@@ -89,9 +91,8 @@ class Router:
         ids: Ids | None = None,
         find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """`connect`: makes a connection, which connects when it is used first. `find`: says where daemons are when
-        those that are known do not have every region; without it nobody else is looked for. Raises: Invalid for a
-        wrong address.
+        """`connect`: makes a connection, which connects on first use. `find`: returns further endpoints if the known
+        daemons do not have every region; without it no others are looked for. Raises: Invalid for a wrong address.
         """
         self.clock, self.ids = clock or SystemClock(), ids or SystemIds()
         self._connect, self._find = connect, find
@@ -102,41 +103,41 @@ class Router:
         self._rounds = 0
         self._followed: dict[str, int] = {}
         self.regions: tuple[str, ...] = ()
-        """That of bucket n at n."""
+        """The region of bucket n at n."""
         self.routing = 1
-        """Version of the routing of rows to them."""
+        """Version of the routing of rows to these regions."""
         self.table: str | None = None
-        """Its address."""
+        """The table's address."""
         self.id: str | None = None
-        """What tells it from any other; calls of regions' rows name it."""
+        """The table's id; calls about regions' rows name it."""
         self.sole: Connection | None = None
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Every daemon that is known."""
+        """The endpoints of all known daemons."""
         return tuple(self._connections)
 
     @property
     def alone(self) -> bool:
-        """Whether there is one daemon only, so that nobody takes its regions over."""
+        """Whether the table has one daemon only, so that no other takes its regions over."""
         return len(self._connections) == 1 and self._find is None
 
     @property
     def rounds(self) -> int:
-        """How often the daemons were asked: what `learn` compares with."""
+        """How often the daemons were asked; `learn` compares with it."""
         return self._rounds
 
     def connection(self, endpoint: str) -> Connection:
-        """That to `endpoint`, one for all calls."""
+        """Return the connection to `endpoint`, one for all calls."""
         with self._changing:
             if endpoint not in self._connections:
                 self._connections[endpoint] = self._connect(endpoint)
-            found = self._connections[endpoint]
-            found.table = self.id
-            return found
+            connection = self._connections[endpoint]
+            connection.table = self.id
+            return connection
 
     def describe(self, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
-        """The table as the first daemon that answers describes it. Raises: what the last one said if none does."""
+        """Return the table's description by the first daemon that answers. Raises: the last error if none does."""
         connections = list(self._connections.values())
         if len(connections) == 1:
             return self._described(connections[0], request, patience)
@@ -153,7 +154,7 @@ class Router:
         raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))
 
     def owners(self, regions: Iterable[str]) -> dict[str, list[str]]:
-        """`regions` by the endpoint of their owner. Raises: Unavailable for one that nobody is known to own."""
+        """Return `regions` by the endpoint of their owner. Raises: Unavailable for a region without a known owner."""
         found: dict[str, list[str]] = {}
         owners = self._owners
         for region in regions:
@@ -167,23 +168,23 @@ class Router:
         return found
 
     def owner(self, region: str) -> Connection:
-        """The connection to the owner of `region`. Raises: as `owners`."""
+        """Return the connection to the owner of `region`. Raises: as `owners`."""
         return self.sole or self.connection(next(iter(self.owners([region]))))
 
     def answers(self, calls: Sequence[Call[T]], grace: float = 0.0) -> list[T | MemWalError]:
-        """What each call returned or failed with. One that takes long is given up when another daemon has its regions
-        (`ingest.client.retry`; `grace`: as there): the one that was called stands still, or what it does is void.
+        """Return what each call returned or failed with. A long call is abandoned if another daemon has its regions
+        (`ingest.client.retry`; `grace`: as there): the daemon called stands still, or its work is void.
         """
         if self.alone:
-            return self.side_by_side([call.make for call in calls])
+            return self.in_parallel([call.make for call in calls])
         watches = [self.watch(call.to.endpoint, call.regions) for call in calls]
-        under_way = [begun(call.make) for call in calls]
-        return [_settled(partial(awaited, *each, grace)) for each in zip(under_way, watches, strict=True)]
+        started = [start(call.make) for call in calls]
+        return [_settled(partial(wait_unless_moved, *each, grace)) for each in zip(started, watches, strict=True)]
 
     def watch(self, endpoint: str, regions: Iterable[str]) -> Callable[[], bool]:
-        """Says, from now on, whether another daemon than that at `endpoint` has one of `regions` by a higher epoch.
+        """Return a check whether another daemon than `endpoint` has claimed one of `regions` since now (higher epoch).
 
-        The others are asked where that is not known, and believed.
+        If that is not known, the check asks the other daemons, and believes them.
         """
         since = {region: self._owners[region] for region in regions if region in self._owners}
 
@@ -194,9 +195,9 @@ class Router:
         return lambda: newer(self._owners) or newer(self._heard_beside(endpoint))
 
     def _heard_beside(self, endpoint: str) -> Mapping[str, Owner]:
-        """What the daemons but that at `endpoint` own by their own word; where that is newer, it is believed."""
+        """Ask all daemons except `endpoint` what they own, and believe what is newer; return their answers."""
         others = [(at, each) for at, each in list(self._connections.items()) if at != endpoint]
-        answers = self.side_by_side([partial(each.act, "regions", None, PROBE_TIMEOUT) for _, each in others])
+        answers = self.in_parallel([partial(each.act, "regions", None, PROBE_TIMEOUT) for _, each in others])
         told = zip((at for at, _ in others), answers, strict=True)
         heard = believed([(at, answer) for at, answer in told if not isinstance(answer, MemWalError)], self.table)
         known = self._owners
@@ -205,34 +206,34 @@ class Router:
         return heard
 
     def epochs(self) -> dict[str, int]:
-        """The epoch of each region whose owner is known."""
+        """Return the epoch of each region whose owner is known."""
         return {region: owner.epoch for region, owner in self._owners.items() if owner.epoch}
 
     def learn(self, seen: int) -> None:
-        """Ask every daemon what it owns, unless that was done since `rounds` was `seen`."""
+        """Ask every daemon what it owns, unless they were asked since `rounds` was `seen`."""
         with self._asking:
             if self._rounds == seen:
                 self._ask()
                 self._rounds += 1
 
     def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
-        """Return when a call that failed may be made again; `seen`: `rounds` before it. Raises: `error`, if never."""
+        """Return when a failed call may be made again; `seen`: `rounds` before the call. Raises: `error` if never."""
         if attempts.left and self._rounds == seen and self._follow(error):
             return
         if attempts.after(error, alone=self.alone):
             self.learn(seen)
-            if not attempts.left:  # it took all the time that there was
+            if not attempts.left:  # asking took the rest of the time
                 raise error
 
     def asked(self) -> dict[str, Mapping[str, Any]]:
-        """What every daemon that answers owns, by endpoint."""
+        """Ask every daemon; return the answers by endpoint."""
         with self._asking:
             answers = self._ask()
             self._rounds += 1
             return answers
 
-    def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
-        """What each call returned or failed with; the first one runs in this thread."""
+    def in_parallel(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
+        """Run calls in parallel, the first in this thread; return what each returned or failed with."""
         others: list[Future[T]] = [self._pool.submit(call) for call in calls[1:]]
         return [_settled(call) for call in (*calls[:1], *(other.result for other in others))]
 
@@ -245,7 +246,7 @@ class Router:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _ask(self) -> dict[str, Mapping[str, Any]]:
-        """One round, and another with those that were found then, where a region has no owner."""
+        """Ask the known daemons; if a region has no owner, also those that `find` returns."""
         answers = self._answers(list(self._connections))
         if self._find is not None and not self._is_whole(answers):
             answers |= self._answers(self._found())
@@ -253,7 +254,7 @@ class Router:
         return answers
 
     def _found(self) -> list[str]:
-        """Daemons that were not known. What keeps storage from answering keeps them from serving as well."""
+        """Return the endpoints of unknown daemons; none if storage does not answer, without which no daemon serves."""
         assert self._find is not None
         try:
             return [endpoint for endpoint in self._find() if endpoint not in self._connections]
@@ -265,7 +266,7 @@ class Router:
         return bool(answers) and all(region in owners for region in self.regions)
 
     def _answers(self, endpoints: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-        """What these say. It ends when all have answered or failed, or all regions are where they were not before."""
+        """Return the answers of `endpoints`, when all have answered or failed, or all regions have new claims."""
         asked = {
             self._pool.submit(self.connection(each).act, "regions", None, PROBE_TIMEOUT): each for each in endpoints
         }
@@ -273,15 +274,15 @@ class Router:
         for answered in as_completed(asked):
             if answered.exception() is not None:
                 continue
-            said = answered.result()
-            if self.table in (None, said.get("table", self.table)):  # ports are used again
-                answers[asked[answered]] = said
+            answer = answered.result()
+            if self.table in (None, answer.get("table", self.table)):  # ports are reused
+                answers[asked[answered]] = answer
             if self._is_news(believed(answers.items(), self.table), before):
                 break
         return answers
 
     def _follow(self, error: MemWalError) -> bool:
-        """Believe a daemon that says who has the region which it has not, once between two rounds; whether it did."""
+        """Believe the owner that a refusal names, once between two rounds; return whether it named a known one."""
         if not isinstance(error, Unavailable) or error.details.get("reason") not in (NOT_OWNER, DRAINING):
             return False
         region, owner = str(error.details.get("region")), str(error.details.get("owner"))
@@ -293,14 +294,14 @@ class Router:
         return True
 
     def _is_news(self, owners: Mapping[str, Owner], before: Mapping[str, Owner]) -> bool:
-        """Whether every region is claimed anew: no answer that is still missing can say more."""
+        """Return whether every region has a new claim, so that missing answers can add nothing."""
         return all(
             region in owners and (region not in before or owners[region].epoch > before[region].epoch)
             for region in self.regions
         )
 
     def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raises: Unavailable (reason "resized") where the table has other regions by now than those that are known."""
+        """Take over the daemons and owners in `answers`. Raises: Unavailable (reason "resized") after a resize."""
         for answer in answers.values() if self.regions else ():
             if answer["table"] == self.table:
                 expect_routing(answer["table"], self.routing, answer["routing_version"])
@@ -308,7 +309,9 @@ class Router:
         self._believe(believed(answers.items(), self.table))
 
     def _described(self, connection: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
-        """The table as this daemon describes it, and what that says of others. Raises: Invalid for another table."""
+        """Return the table's description by this daemon, and take over what it says. Raises: Invalid for another
+        table.
+        """
         described: dict[str, Any] = connection.act("schema", request, patience)
         there = described["identity"]["table"]
         if self.id not in (None, described.get("id", self.id)):
@@ -327,7 +330,9 @@ class Router:
         return described
 
     def _meet(self, answers: Collection[Mapping[str, Any]]) -> None:
-        """Know the daemons that others name; one that answered itself is known, maybe by another name of its host."""
+        """Add the daemons that `answers` name, except those that answered: these are known, maybe by another host
+        name.
+        """
         own = {answer["endpoint"] for answer in answers}
         for endpoint in dict.fromkeys(each for answer in answers for each in answer["endpoints"]):
             if endpoint not in own:
@@ -342,7 +347,7 @@ class Router:
             }
             holders = {owners[region].endpoint if region in owners else None for region in self.regions}
             only = holders.pop() if len(holders) == 1 else None
-            if self.alone:  # it says itself what is wrong
+            if self.alone:  # its own error says what is wrong
                 only = next(iter(self._connections))
             self.sole = None if only is None else self._connections[only]
 

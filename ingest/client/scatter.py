@@ -1,9 +1,9 @@
-"""The answers of several daemons to one call as one: each has its own regions, so their rows are disjoint. Pure.
+"""Split the rows of one call by bucket, and merge the answers of several daemons to one. Pure.
 
-The rows of one call by bucket, checked first, without storage: what a client does whose rows go to several daemons.
+Each daemon has its own regions, so the rows of several answers are disjoint.
 
-No daemon may write its part before all parts are fine. One daemon checks what it is given (`ingest.table.writes`); of
-several each sees its own part only, so the client checks the whole before it sends anything.
+No daemon may write its part before all parts are valid. A single daemon checks all rows (`ingest.table.writes`); of
+several each sees its own part only, so the client checks the whole, without storage, before it sends anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROW, _AT = "_memwal_row", "_memwal_at"
 
 
 def merged(read: str, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
-    """The answers of several owners to one read as one. Raises: Unavailable where columns changed in between."""
+    """Merge the answers of several owners to one read. Raises: Unavailable if columns changed in between."""
     parts = _alike(answers)
     if read == "search":
         return best_of(parts, "_distance", request["k"], ascending=True)
@@ -42,7 +42,7 @@ def _alike(answers: Sequence[pa.Table]) -> Sequence[pa.Table]:
 
 
 def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What several daemons say of one table: of a region that two name the higher epoch, of the base the newest."""
+    """Merge several daemons' statuses: of a region that two report the higher epoch, of the base table the newest."""
     newest = max(found, key=lambda status: int(status["base_version"]))
     regions: dict[str, Any] = {}
     for region in (region for status in found for region in status["regions"]):
@@ -57,9 +57,9 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
-    """The rows that several owners found of the keys `asked`, in the order in which these are first named.
+    """Return the rows that several owners found for the keys `asked`, in the order of the keys' first occurrence.
 
-    `found`: one table at least, each with all key columns. Raises: as `merged`.
+    `found`: at least one table, each with all key columns. Raises: as `merged`.
     """
     rows = pa.concat_tables(_alike(found))
     if len(found) == 1 or not rows.num_rows:
@@ -68,8 +68,8 @@ def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
     numbered = asked.append_column(_ROW, pa.array(np.arange(asked.num_rows)))
     first = numbered.group_by(key).aggregate([(_ROW, "min")])
     at = pa.array(np.arange(rows.num_rows))
-    # Only keys are joined: Arrow joins no rows with columns of lists, such as vectors. They are copied, since it warns,
-    # on the user's terminal, of rows that lie as they came off the wire.
+    # Only keys are joined: Arrow cannot join rows with list columns, such as vectors. They are copied, because Arrow
+    # prints a warning on the user's terminal about buffers that are unaligned, as they came off the wire.
     keys = rows.select(key).take(at).cast(asked.schema).append_column(_AT, at)
     joined = keys.join(first, key, join_type="inner")
     order = pc.sort_indices(joined.column(f"{_ROW}_min"))
@@ -77,7 +77,7 @@ def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
 
 
 def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool) -> pa.Table:
-    """The best `k` of several rankings, each best first; on equal scores the earlier one's rows first, NaN last."""
+    """Return the best `k` of several rankings, each best first; of equal scores the earlier ranking first, NaN last."""
     rows = pa.concat_tables(found)
     scores = rows.column(score).to_numpy()
     order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
@@ -88,11 +88,11 @@ class Splitter:
     """Checks and routes rows of one table. Thread safety: any thread; immutable."""
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], described: Mapping[str, Any]) -> None:
-        """`described`: as a daemon describes the table (`ingest.daemon.service`, action "schema")."""
+        """`described`: a daemon's description of the table (`ingest.daemon.service`, action "schema")."""
         self.routing: int = described["routing_version"]
         """Version of the routing to these buckets."""
         self.regions: tuple[str, ...] = tuple(described["ids"])
-        """That of bucket n at n."""
+        """The region of bucket n at n."""
         self._key = tuple(key)
         self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
         self._rows = row_schema(schema, key)
@@ -101,7 +101,7 @@ class Splitter:
         self._bucket = Routing.parse(described["routing"]).hash(schema)
 
     def checked(self, rows: pa.Table) -> pa.Table:
-        """The rows of a put in the table's columns, each key as often as the table takes it in one put.
+        """Return the rows of a put in the table's columns, with equal keys settled by the table's rule.
 
         Raises: InvalidRows or Invalid, naming column and row.
         """
@@ -119,11 +119,11 @@ class Splitter:
         return conformed if once.all() else conformed.filter(pa.array(once))
 
     def checked_keys(self, keys: pa.Table) -> pa.Table:
-        """The keys of a delete. Raises: InvalidRows or Invalid."""
+        """Check the keys of a delete and return them. Raises: InvalidRows or Invalid."""
         check_encoding(keys)
         self._checker.check(tombstones(keys, self._rows))
         return keys
 
     def buckets(self, rows: pa.Table) -> npt.NDArray[np.int32]:
-        """Bucket of every row, of whole rows or of keys."""
+        """Return the bucket of every row of `rows`, whole rows or keys."""
         return self._bucket(rows)

@@ -1,8 +1,8 @@
-"""One region's rows of one micro-batch on their way to whoever owns the region by the time they arrive.
+"""Stream one region's rows of one micro-batch to the present owner of the region.
 
-The rows are kept until the ack: they come from an iterator that gives them once, and an owner that is lost, or lets the
-region go, must cost a second sending and not the whole micro-batch. The daemon holds as much at that moment. The token
-makes it safe: what was applied before an answer was lost is not applied again.
+The rows are kept until the ack: their iterator gives them once, and if the owner is lost, or releases the region, the
+rows are sent again instead of the whole micro-batch. The daemon holds as many at that moment. The token makes it safe:
+rows that were applied before an answer was lost are not applied again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class RegionStream:
         within: Callable[[Callable[[], Any]], Any],
         clock: Clock,
     ) -> None:
-        """Use `RemoteTable.open_stream`. `open_put`: opens the stream at the owner of this moment. `again`: returns
-        when another attempt may begin, or raises what it is given. `within`: returns what a call returns, which it may
-        give up and leave to itself (`ingest.client.retry`).
+        """Use `RemoteTable.open_stream`. `open_put`: opens the stream at the present owner. `again`: returns when
+        another attempt may begin, or raises the error given. `within`: runs a call and returns its result, or abandons
+        it (`ingest.client.retry`).
         """
         self._region, self.schema = region, schema
         self._open_put, self._again, self._within, self._clock = open_put, again, within, clock
@@ -85,7 +85,7 @@ class RegionStream:
             put.abort()
 
     def _patiently(self, act: Callable[[OpenPut], T]) -> T:
-        """What `act` returns of the stream that is open, or of a new one that has all rows kept so far."""
+        """Return the result of `act` on the open stream, or on a new one to which all kept rows were sent."""
         while True:
             step = partial(self._step, self._put, tuple(self._kept), act)
             try:
@@ -98,13 +98,13 @@ class RegionStream:
                 try:
                     self._again(error)
                 except MemWalError as last:
-                    # An attempt before this one may have been applied, whatever the last one met.
+                    # An earlier attempt may have been applied, whatever the last one raised.
                     raise self._unknown or last from None
 
     def _step(
         self, put: OpenPut | None, kept: Sequence[pa.RecordBatch], act: Callable[[OpenPut], T]
     ) -> tuple[OpenPut, T]:
-        """Touches nothing of this object: where it was given up, another attempt is under way."""
+        """Do one attempt. It changes nothing of this object, because it may run on after it was abandoned."""
         opened = put or self._open_put()
         try:
             for batch in kept if put is None else ():

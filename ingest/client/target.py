@@ -1,4 +1,4 @@
-"""The table that a task writes to: its columns and its routing, opened once in a worker."""
+"""The columns and routing of the table that a Spark task writes to, opened once per Python worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memwal.memtable import MemTable, row_schema
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a worker knows of the table it routes to. `checker` holds no rows: it knows what a memtable refuses."""
+    """A table as a worker needs it to route rows. `checker`: a memtable without rows, which checks them."""
 
     base: BaseTable
     schema: pa.Schema
@@ -27,14 +27,14 @@ class Target:
     checker: MemTable
 
     def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """The columns that must have a value in rows with `columns`."""
+        """Return the columns that must have a value in rows with `columns`."""
         return given_required(self.required, columns, self.base.rules)
 
 
 @lru_cache(maxsize=8)
 def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
-    """The target table, opened once per Python worker and version of its routing: its key never changes, and rows are
-    checked again by the columns of their owner (see `reopened`). Raises: Unavailable where another routing holds.
+    """Return the target table, opened once per Python worker and version of its routing: its key never changes, and the
+    owner checks rows again by its columns (see `reopened`). Raises: Unavailable if the table has another routing.
     """
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
@@ -45,7 +45,7 @@ def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> 
 
 
 def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
-    """For rows with a column that `target` does not know: the table as it is now, to which it may have been added."""
+    """Return the table as it is now, for rows with a column that `target` lacks: it may have been added."""
     if target.base.latest().shape == target.base.shape:
         return target
     opened.cache_clear()

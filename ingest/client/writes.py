@@ -1,9 +1,9 @@
-"""One put or delete on its way to the owners of its rows, in as many attempts as it takes.
+"""Send one put or delete to the owners of its rows, in as many attempts as it takes.
 
-Rows of which nothing was applied are sent again; they may have other owners by then. Rows that may be applied are sent
-again only with their token, which every region knows them by; without one the caller is told.
+Rows that were surely not applied are sent again, maybe to other owners. Rows that may be applied are sent again only
+with their token, by which every region recognises them; without one the caller gets UnknownOutcome.
 
-A bound on the bytes that the callers of one client have on their way at the same time.
+`InFlight` limits the bytes that the callers of one client have in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Part = tuple[Connection, Sequence[str], pa.Table]
 """A daemon, its regions, and their rows."""
 
 LIVING = 5.0
-"""Seconds more for a daemon that has lost a region to say what became of rows without a token: nothing else tells."""
+"""Seconds that a daemon which lost a region has to answer for rows without a token: no one else can."""
 
 
 class RoutedWrite:
@@ -45,8 +45,8 @@ class RoutedWrite:
         *,
         may_go_down: bool = False,
     ) -> None:
-        """`request`: of the op "write", for all parts. `grace`: seconds longer that an answer is waited for.
-        `may_go_down`: the token's number is not known to be higher than all before, so regions are asked first.
+        """`request`: of the op "write", for all parts. `grace`: seconds to wait for an answer beyond the call's
+        timeout. `may_go_down`: the token's number may be below an earlier one of its name, so regions are asked first.
         """
         self._may_go_down = may_go_down
         self._router, self._splitter, self._request, self._grace = router, splitter, request, grace
@@ -57,7 +57,7 @@ class RoutedWrite:
         self._unknown: UnknownOutcome | None = None
 
     def attempt(self, within: float) -> Receipt:
-        """Send what was not acknowledged yet. Raises: the worst that happened to any part of it."""
+        """Send the rows not acknowledged yet; return the receipt. Raises: the failure that `the_worst` chooses."""
         parts = self._parts()
         self._refuse_going_down(parts, within)
         request = self._request if self._request["timeout"] is None else {**self._request, "timeout": within}
@@ -74,7 +74,7 @@ class RoutedWrite:
             elif (rest := self._rest(rows, answer)) is not None:
                 self._acks.append(answer.details)
                 self._waiting.append(rest)
-                failed.append(Unavailable(answer.message, answer.details))  # as it counts for the rows that are left
+                failed.append(Unavailable(answer.message, answer.details))  # its meaning for the rest of the rows
             else:
                 self._waiting.append(rows)
                 self._unknown = answer if isinstance(answer, UnknownOutcome) else self._unknown
@@ -84,7 +84,7 @@ class RoutedWrite:
         return self._receipt()
 
     def _refuse_going_down(self, parts: Sequence[Part], within: float) -> None:
-        """Compare what all owners have applied, once: each compares its own regions only. Raises: Invalid."""
+        """Compare once what all owners have applied, since each compares its own regions only. Raises: Invalid."""
         token = Token.parse(self._request["token"])
         if token is None or len(parts) < 2 or not self._may_go_down:
             return
@@ -102,7 +102,9 @@ class RoutedWrite:
         self._may_go_down = False
 
     def outcome(self, error: MemWalError) -> MemWalError:
-        """What the caller is told when `error` ended the attempts: all but UnknownOutcome mean that nothing applied."""
+        """Return the caller's error after `error` ended the attempts; all but UnknownOutcome mean that nothing
+        applied.
+        """
         if isinstance(error, UnknownOutcome) or (self._unknown is None and not self._acks):
             return error
         if not self._acks and self._unknown is not None:
@@ -116,7 +118,7 @@ class RoutedWrite:
         )
 
     def _parts(self) -> list[Part]:
-        """What waits, by owner; looked into only where nobody owns all."""
+        """Return the unsent rows by owner; they are routed only if no daemon owns all regions."""
         rows = self._waiting[0] if len(self._waiting) == 1 else pa.concat_tables(self._waiting)
         if self._router.sole is not None:
             return [(self._router.sole, self._router.regions, rows)]
@@ -132,9 +134,9 @@ class RoutedWrite:
         return parts
 
     def _rest(self, rows: pa.Table, answer: MemWalError) -> pa.Table | None:
-        """The rows that nobody has, where some regions have theirs and `answer` names them; else None.
+        """Return the rows that were not applied, if `answer` names the regions that applied theirs; else None.
 
-        The same names are of other rows after a resize: by another routing than ours they tell nothing here.
+        After a resize the same region ids have other rows, so an answer by another routing than ours does not count.
         """
         if not isinstance(answer, UnknownOutcome) or "positions" not in answer.details:
             return None
@@ -146,7 +148,7 @@ class RoutedWrite:
         return rows.filter(pa.array(~np.isin(buckets, have)))
 
     def _bucketed(self, rows: pa.Table, splitter: Splitter) -> tuple[pa.Table, npt.NDArray[np.int32]]:
-        """Rows, checked before they are split for the first time, and their buckets."""
+        """Return rows, checked before the first split, and their buckets."""
         if not self._checked:
             rows = splitter.checked_keys(rows) if self._request["delete"] else splitter.checked(rows)
             self._checked = True
@@ -154,8 +156,8 @@ class RoutedWrite:
 
     def _receipt(self) -> Receipt:
         positions = {region: position for ack in self._acks for region, position in ack["positions"].items()}
-        # What an attempt of this call without an answer has applied, a later one hears of as applied before: it is this
-        # call's work all the same.
+        # Rows that an unanswered attempt of this call applied are reported as repeated to a later one, though this call
+        # applied them.
         ours = self._unknown is not None
         applied = any(ack["applied"] for ack in self._acks) or not self._acks or ours
         told = {region: counts for ack in self._acks for region, counts in ack.get("regions", {}).items()}
@@ -164,12 +166,12 @@ class RoutedWrite:
 
 
 def _counts(applied: int, repeated: int, skipped: int, *, ours: bool) -> RegionCounts:
-    """`ours`: what is repeated may be this call's own."""
+    """Return the counts of a region. `ours`: repeated rows may be this call's own, so they count as applied."""
     return RegionCounts(applied + repeated, 0, skipped) if ours else RegionCounts(applied, repeated, skipped)
 
 
 def the_worst(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -> MemWalError:
-    """Of several failures the one that decides what is next: what ends the call before what may pass."""
+    """Return the failure that decides what is next: one that ends the call before one that may pass."""
     order = {"raise": 0, "learn": 1, "wait": 2}
 
     def weight(error: MemWalError) -> tuple[int, bool]:
@@ -179,7 +181,7 @@ def the_worst(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -
 
 
 class InFlight:
-    """Room for so many bytes; who finds none waits. What is larger than all of it goes alone.
+    """A limit on bytes in flight; callers wait for room. Rows larger than the limit go alone.
 
     Thread safety. Any thread.
     """
@@ -191,11 +193,11 @@ class InFlight:
 
     @contextmanager
     def of(self, size: int, timeout: float) -> Iterator[None]:
-        """Hold `size` bytes of room. Raises: Unavailable if there was none for `timeout` seconds; nothing was sent."""
+        """Hold `size` bytes of room. Raises: Unavailable without room for `timeout` seconds; nothing was sent."""
         with self._freed:
             if not self._freed.wait_for(lambda: not self._taken or self._taken + size <= self._most, timeout):
                 raise Unavailable(
-                    f"{self._taken} bytes are on their way already, and none arrived for {timeout:g} s; retry"
+                    f"{self._taken} bytes are in flight already, and no room came free for {timeout:g} s; retry"
                 )
             self._taken += size
         try:

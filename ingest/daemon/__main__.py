@@ -14,13 +14,13 @@ from memwal.ingest.errors import to_wire
 
 
 def _say(answer: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # the parent is gone: the lifeline ends this process
+    with suppress(BrokenPipeError):  # the parent has ended: the lifeline ends this process
         sys.stdout.write(json.dumps(answer, default=str) + "\n")
         sys.stdout.flush()
 
 
 def main() -> int:
-    """The child's side: read the configuration, serve, say what went wrong."""
+    """Read the configuration, serve, and report an error to the parent; return the exit code."""
     from memwal.ingest.daemon.without_pandas import leave_pandas_out
 
     leave_pandas_out()

@@ -1,28 +1,28 @@
-"""A daemon's share of a table's regions: looks at its peers; claims, asks for and gives up regions by the placement.
+"""Keep a daemon's share of a table's regions: watch the peers; claim, ask for and release regions by the placement.
 
 What must hold, whatever dies when:
 
-1. A daemon acks a durable write only with an entry that storage took under its epoch (`ingest.region.core`). Nothing
-   here is needed for that, so a belief that is wrong costs a fence and a retry, never a row.
-2. A region that was released is not acked for any more before the release is answered (`ingest.table.regions`).
-3. A daemon claims a region only when no peer that answers says that it has it. So two that see each other never fence
-   each other.
+1. A daemon acks a durable write only with an entry that storage took under its epoch (`ingest.region.core`). This does
+   not depend on the balancer, so a wrong belief costs a fence and a retry, never a row.
+2. After a release is answered, the former owner acks nothing of the region (`ingest.table.regions`).
+3. A daemon claims a region only when no peer that answers says that it has it. So two daemons that see each other never
+   fence each other.
 
 A take-over, in steps: a peer refuses two looks, or is silent for three (`ingest.daemon.placement`) -> each of its
 regions is claimed by the daemon it now belongs to: epoch, sentinel, replay -> it serves. *Crash in between: the claimer
-is a dead peer as well, and the next one claims. The dead one was only asleep: its appends are refused, its callers
-told; its own next look sees the higher epoch, it drops that writer, and asks for what belongs to it.*
+is a dead peer as well, and the next daemon claims. The dead peer was only asleep: its appends are refused, its callers
+get the fence; its own next look sees the higher epoch, it drops that writer, and asks for its share.*
 
 A planned hand-over (SIGTERM), in steps:
 
-1. No more regions are claimed, and the peers are told to look: they see that this daemon is draining, and ask for what
-   is to be theirs. From then on a call for it waits at the asker until it is there.
-2. What is asked for is released, and claimed by the asker. What is not released yet is served. *Crash: a take-over,
-   from there.* What nobody asks for is released in the end, and the peers are told to look again.
+1. The daemon stops claiming and tells its peers to look: they see that it is draining, and ask for the regions that now
+   belong to them. From then on a call for such a region waits at the asker until it serves.
+2. Regions that peers ask for are released, and claimed by the asker. The others are served on. *Crash: a take-over,
+   from there.* Regions that no peer asks for are released in the end, and the peers are told to look again.
 3. Calls under way end; the process ends. Without peers the regions stay until then.
 
-A daemon that comes (back) asks the owners for what is to be its own. *The asker dies after the release: nobody has the
-region, and it belongs to another one as soon as that is seen. The owner dies while it releases: a take-over.*
+A daemon that starts asks the owners for its share. *The asker dies after the release: no daemon has the region; the one
+it belongs to next claims it, as soon as it sees that. The owner dies while it releases: a take-over.*
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from memwal.ingest.threads import Worker
 
 _LOG = logging.getLogger("memwal.balancer")
 SLEPT, CHECK_EVERY = 2.0, 1.0
-"""Seconds without a step after which we may have been taken over: less than `SILENCES` looks take. And between two
-looks at the region manifests while a peer is silent, which may well have taken over what is ours."""
+"""Seconds without a step after which peers may have taken our regions: less than `SILENCES` looks take. And seconds
+between two looks at the region manifests while a peer is silent, which may have taken our regions."""
 ASKED_WITHIN = 2.0
-"""Seconds that a daemon which ends waits for the next question of a peer; then it just lets go of the rest."""
+"""Seconds that an ending daemon waits for the next request of a peer; then it releases the rest."""
 AT_ONCE = 8
 """Regions that are claimed or asked for at the same time; most of a claim is waiting for storage."""
 _STEP = 0.02
-"""Seconds between two questions after one that was refused, and between two looks at what is left."""
+"""Seconds between two requests after a refused one, and between two looks at the regions left."""
 
 
 class Balancer:
-    """Keeps the regions of `table` in this process those that belong to it.
+    """Claims and releases regions of `table`, so that this process has those that belong to it.
 
     Thread safety. Every method from any thread.
     """
@@ -67,9 +67,9 @@ class Balancer:
     def __init__(
         self, table: Table, me: str, endpoints: Sequence[str], clock: wal.Clock, access: Access | None = None
     ) -> None:
-        """`endpoints`: of all daemons of the table, ours, `me`, among them; `access`: how to reach them.
+        """`endpoints`: of all daemons of the table, our own, `me`, among them; `access`: how to reach them.
 
-        `start` begins.
+        Nothing happens before `start`.
         """
         self._access = access or Access()
         others = [endpoint for endpoint in endpoints if endpoint != me]
@@ -85,7 +85,7 @@ class Balancer:
         self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Begin to look and to claim. The daemon must answer calls by now."""
+        """Begin to look and to claim. Requires: the daemon answers calls."""
         table = self._table.identity["table"]
         self._table.regions.hint, self._table.regions.assure = self.owner, self.assure
         self._table.upkeep.others = self.waiting
@@ -95,27 +95,27 @@ class Balancer:
         self._worker = Worker("balancer", self._run)
 
     def wait_settled(self, timeout: float) -> bool:
-        """Wait until every region that belongs to this daemon is here, or could not be claimed; False: not yet."""
+        """Wait until every region that belongs to this daemon is here, or could not be claimed; return False if not."""
         return self._settled.wait(timeout)
 
     def owner(self, region: UUID) -> str | None:
-        """Who has `region`, or is to have it, as far as is known."""
+        """Return the endpoint that has `region`, or should have it; None if that is not known."""
         with self._lock:
             owner = self._watch.owner(region)
             return owner[0] if owner is not None else target(region, self._watch.live(self._clock.monotonic()))
 
     def missing(self) -> list[UUID]:
-        """Regions that belong here, by the daemons that live, and that nobody is known to have."""
+        """Return regions that belong to this daemon and that no daemon is known to have."""
         have = {writer.region for writer in self._table.regions.alive}
         with self._lock:
             live = [self._me, *self._watch.live(self._clock.monotonic())]
-            nobodys = [each for each in self._table.regions.order if each not in have and not self._watch.owner(each)]
-            return [region for region in nobodys if target(region, live) == self._me]
+            unowned = [each for each in self._table.regions.order if each not in have and not self._watch.owner(each)]
+            return [region for region in unowned if target(region, live) == self._me]
 
     def assure(self) -> None:
-        """Look at the region manifests where this process may have slept: a read must not show what was, unawares.
+        """Look at the region manifests if this process may have slept, so that no read shows a former state.
 
-        Raises: why one of them cannot be looked at.
+        Raises: the error of reading a manifest.
         """
         if max(now - then for now, then in zip(self._instant(), self._stepped, strict=True)) >= SLEPT:
             if failed := self._check([writer.region for writer in self._table.regions.alive]):
@@ -123,11 +123,11 @@ class Balancer:
             self._stepped = self._instant()
 
     def _instant(self) -> tuple[float, float]:
-        """By both clocks: the monotonic one stands still while a machine is suspended, the other may be set back."""
+        """Return the time of both clocks: the monotonic one stops in a suspended machine, the other may be set back."""
         return self._clock.monotonic(), self._clock.now()
 
     def waiting(self) -> list[Waiting]:
-        """What waits for a commit at the peers that answer; one that has not heard of our last commit counts later."""
+        """Return the backlogs of the peers that answer and that know our last commit."""
         if self._table.upkeep.held_back_elsewhere:
             return []
         version = self._table.upkeep.caught_up
@@ -135,21 +135,21 @@ class Balancer:
             seen = [peer for peer in self._peers.values() if self._watch.sees(peer.endpoint)]
             return [peer.waiting for peer in seen if peer.version >= version]
 
-    # ---- what peers ask ------------------------------------------------------------------------------------------
+    # ---- requests of peers ---------------------------------------------------------------------------------------
 
     def heard(self, endpoint: str) -> None:
-        """The peer at `endpoint` looked at us: it lives."""
+        """Note that the peer at `endpoint` looked at us, so it is alive."""
         with self._lock:
             self._watch.heard(endpoint, self._clock.monotonic())
 
     def look(self, endpoint: str) -> None:
-        """The peer at `endpoint` has something to show."""
+        """Look at the peer at `endpoint` now: its state changed."""
         if endpoint in self._peers:
             self._peers[endpoint].look()
         self._table.look_at_commits()
 
     def gives(self, region: UUID, asker: str) -> bool:
-        """Whether `region` is to be released to `asker`."""
+        """Return whether to release `region` to `asker`."""
         now = self._clock.monotonic()
         with self._lock:
             self._watch.heard(asker, now)
@@ -168,7 +168,7 @@ class Balancer:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def hand_over(self) -> None:
-        """Steps 1 and 2 of a planned hand-over. A region that cannot be released is let go of at the end, as ever."""
+        """Do steps 1 and 2 of a planned hand-over. A region that cannot be released stays until the table is closed."""
         before = self._table.regions.writers  # peers may ask for some while we stop claiming others
         self._table.regions.draining = True
         self._stop_claiming()
@@ -194,7 +194,7 @@ class Balancer:
                 left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
 
     def _let_go(self, writer: RegionWriter) -> bool:
-        """Release it unasked, and have the peers see that; whether it could be released."""
+        """Release the region of `writer` unasked, and tell the peers; return whether it could be released."""
         try:
             self._table.release(writer.region)
         except MemWalError as error:
@@ -223,10 +223,10 @@ class Balancer:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self.assure()  # first: once we have stepped, nobody would know that we had slept
+                self.assure()  # before the step, which resets the time by which a sleep is noticed
                 self._step()
                 self._stepped = self._instant()
-            except BaseException as error:  # noqa: BLE001 - ending here would end all take-overs in silence
+            except BaseException as error:  # noqa: BLE001 - an error here would silently end all take-overs
                 _LOG.warning("placement failed, will try again: %s", classify(error))
             self._wake.wait(LOOK_EVERY)
             self._wake.clear()
@@ -243,13 +243,15 @@ class Balancer:
             self._settled.set()
 
     def _check(self, regions: Sequence[UUID]) -> wal.WalError | None:
-        """Look at the manifests of `regions`, let go of those that another has claimed; why one could not be read."""
+        """Look at the manifests of `regions`, drop those that another process has claimed; return an error of
+        reading.
+        """
         failed = None
         for region in regions:
             try:
                 self._table.regions.writer(region).refresh()
             except (wal.Fenced, MemWalError):
-                continue  # it is let go of below, or has gone meanwhile
+                continue  # it is dropped below, or was released meanwhile
             except wal.WalError as error:
                 failed = error
         if regions:
@@ -274,14 +276,14 @@ class Balancer:
             return steps
 
     def _drop_ended(self) -> None:
-        """Let go of writers that were fenced, or that storage made stop themselves: only a new claim mends either."""
+        """Drop writers that were fenced, or stopped themselves after a storage failure: both need a new claim."""
         for writer in self._table.regions.writers:
             if writer.failure is not None:
                 self._begin(writer.region, self._drop, writer)
 
     def _drop(self, writer: RegionWriter) -> None:
-        """Its threads may need a while to end, one of them may wait for storage; the region is not claimed before."""
-        _LOG.warning("region %s is let go of: %s", writer.region, writer.failure)
+        """Close a failed writer. Its threads may take a while to end, waiting for storage; no claim begins before."""
+        _LOG.warning("region %s is dropped: %s", writer.region, writer.failure)
         with suppress(MemWalError):
             self._table.release(writer.region)
         now = self._clock.monotonic()
@@ -292,7 +294,7 @@ class Balancer:
                 self._taken.lost(writer.region, now)
 
     def _begin(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
-        """Have `work` done beside, unless something is done to `region` already."""
+        """Start `work` in the background, unless other work on `region` is under way."""
         with self._lock:
             if region in self._busy or self._stopped.is_set():
                 return
@@ -302,7 +304,7 @@ class Balancer:
     def _done(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
         try:
             work(*what)
-        except BaseException as error:  # noqa: BLE001 - one region's trouble is not the others'
+        except BaseException as error:  # noqa: BLE001 - an error of one region must not stop the others
             with self._lock:
                 self._failed.lost(region, self._clock.monotonic())
             _LOG.warning("region %s cannot be claimed, will try again: %s", region, classify(error))
@@ -312,9 +314,9 @@ class Balancer:
             self._wake.set()
 
     def _take(self, region: UUID, owner: Peer | None) -> None:
-        """Ask `owner` for the region first, if there is one, and claim it."""
+        """Claim the region; ask its `owner` for it first, if it has one."""
         with self._table.regions.expecting(region):
-            before = self._table.before(region)  # while it is still served, where somebody serves it
+            before = self._table.before(region)  # while its owner, if any, still serves it
             if (owner is None or self._released(region, owner)) and not self._stopped.is_set():
                 epoch = self._table.acquire(region, before)
                 _LOG.info("region %s is served here with writer epoch %d", region, epoch)

@@ -4,11 +4,10 @@ The parent writes the configuration, pickled (secrets stay references), as one l
 keeps that pipe open: it is the child's lifeline. The child answers with lines of JSON on its standard output: any
 number of `{"replaying"}`, then `{"endpoint"}` or an error.
 
-A child daemon that is started again, at its own address, when it ends: a stream under way finds it there again.
-
-What was acknowledged is in the log, and what was not is sent again with its token (`ingest.client.retry`), so an end
-costs time only. It is given up where it cannot start: at once where somebody must mend that (another process has its
-port), else after as long as a micro-batch waits (storage does not answer).
+`RestartingDaemon` restarts a child that exits, on its old port, where a stream under way finds it again. Acknowledged
+rows are in the log, and others are sent again with their token (`ingest.client.retry`), so an exit costs time only. If
+the child cannot start, it gives up: at once if an operator must fix the reason (another process has the port), else
+after as long as a micro-batch waits (storage does not answer).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class ChildDaemon:
         return self._process.poll()
 
     def stop(self, timeout: float = 30.0) -> int:
-        """Let go of the lifeline and wait for the child to drain; returns its exit code."""
+        """Close the lifeline and wait for the child to drain; return its exit code."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -64,17 +63,17 @@ class ChildDaemon:
 def start_child(
     settings: Settings, replaying: Callable[[str], None] = lambda _: None, *, take_over: bool = False
 ) -> ChildDaemon:
-    """Start a daemon for `settings` and wait until it serves; `replaying` is told how far its regions are opened.
-    `take_over`: as for `serve`.
+    """Start a daemon for `settings` and wait until it serves.
 
-    Raises: what `serve` raises, in this process.
+    `replaying`: called with texts that say how far its regions are opened. `take_over`: as for `serve`.
+    Raises: the error that `serve` raised in the child.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "memwal.ingest.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is for the parent, which then ends the child in order
+        start_new_session=True,  # Ctrl-C goes to the parent only, which then ends the child in order
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -91,7 +90,7 @@ def start_child(
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words; negative: the signal that ended the process."""
+    """Return an exit code in words; negative: the signal that ended the process."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
@@ -106,20 +105,20 @@ def _answer(line: str) -> dict[str, Any]:
 _LOG = logging.getLogger("memwal.child")
 LOOK_EVERY = 0.1
 PAUSE_FIRST, PAUSE_MOST, STEADY = 0.1, 5.0, 60.0
-"""Seconds after a start before the next one: at first, doubling, at most; and how long one must run for the pauses to
-begin anew."""
+"""Seconds between two starts: the first pause, the longest (pauses double), and how long a child must run for the
+pauses to start over."""
 
 
-class KeptChild:
-    """A child daemon, whichever process it is by now.
+class RestartingDaemon:
+    """A child daemon that is restarted on its old port when it exits.
 
-    Thread safety. Any thread. Invariants. One process at a time; the next one has the address of the first.
+    Thread safety. Any thread. Invariants. One process at a time; each has the address of the first.
     """
 
     def __init__(
         self, settings: Settings, replaying: Callable[[str], None] = lambda _: None, clock: Clock | None = None
     ) -> None:
-        """Start it, and return when it serves. `replaying`: as for `start_child`. Raises: as `start_child`."""
+        """Start the child, and return when it serves. `replaying`: as for `start_child`. Raises: as `start_child`."""
         self._clock = clock or SystemClock()
         self._patience = settings.sink.stream_timeout
         self._child = start_child(settings, replaying)
@@ -132,16 +131,16 @@ class KeptChild:
 
     @property
     def pid(self) -> int:
-        """Of the process of this moment."""
+        """Process id of the present child."""
         return self._child.pid
 
     @property
     def failure(self) -> MemWalError | None:
-        """Why it is not started again any more, None while it runs or is to come back."""
+        """Why it is no longer restarted, None while it runs or restarts."""
         return self._failure
 
     def stop(self, timeout: float = 30.0) -> int:
-        """As `ChildDaemon.stop`, for good."""
+        """Stop the child as `ChildDaemon.stop`, and do not restart it."""
         self._stopped.set()
         self._keeper.wait()
         return self._child.stop(timeout)
@@ -166,7 +165,7 @@ class KeptChild:
             try:
                 self._child = start_child(self._settings)
                 return True
-            except Exception as error:  # noqa: BLE001 - told by whoever asks for `failure`
+            except Exception as error:  # noqa: BLE001 - raised by the readers of `failure`
                 found = classify(error)
                 may_pass = isinstance(found, Unavailable | UnknownOutcome) and self._clock.monotonic() < until
                 if not may_pass:

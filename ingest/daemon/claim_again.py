@@ -1,17 +1,17 @@
-"""What a daemon that is alone does once another writer has taken regions of it: claims them again, or ends.
+"""A single daemon after another writer took regions of it: it claims them again, or ends.
 
-A fenced writer serves nothing any more, and nobody else may be there to. In steps:
+A fenced writer serves no more calls, and no other daemon may do so either. In steps:
 
-1. **It is noticed** by the next write, by whoever asks /health/readyz, or by a look at the region manifests every
-   `LOOK_EVERY` seconds. Readers of storage and clients are told meanwhile; /health/readyz says so.
-2. **`daemon.claim_again` later** the owners' notes are asked who has the regions (`ingest.table.live_owners`). A writer
-   that lives, or may live, keeps them: this daemon ends with exit code 1. One that ends is waited for.
-3. **Its note says that it has gone**: the regions are claimed again, and their logs replayed. *What it was acked for is
-   in the log; what we were not acked for is not.*
-4. **It left no note** (Lance's own writers do not): its regions must have stood still for a whole pause, since one that
-   still writes would be fenced in the middle of it. So it is waited for as long as it writes.
+1. **It is noticed** by the next write, by a request of /health/readyz, or by a look at the region manifests every
+   `LOOK_EVERY` seconds. Calls get the fence meanwhile, and /health/readyz reports it.
+2. **`daemon.claim_again` later** the owners' notes tell who has the regions (`ingest.table.live_owners`). If that
+   writer lives, or may live, it keeps them: this daemon ends with exit code 1. If it is about to end, we wait.
+3. **Its note says that it has gone**: the regions are claimed again, and their logs replayed. *Rows that it acked are
+   in the log; rows that we did not ack may be missing.*
+4. **It left no note** (Lance's own writers do not): its regions must not have changed for a whole pause, since a claim
+   would fence a writer in the middle of its work. So we wait as long as it writes.
 
-A resize fences regions too, and gives them back itself: that is no other writer (`ingest.table.resize`).
+A resize fences regions too, and ends by itself: it is not another writer (`ingest.table.resize`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from memwal.ingest.table.live_owners import LiveOwners
 
 _LOG = logging.getLogger("memwal.daemon")
 LOOK_EVERY = 10.0
-"""Seconds between two looks at the region manifests where nobody asks whether this daemon is ready. A look reads a few
+"""Seconds between two looks at the region manifests if nobody asks whether this daemon is ready. A look reads a few
 small objects of each region and writes nothing."""
 Seen = dict[UUID, tuple[int, int]]
-"""Of each region: the version of its manifest and the newest position of its log."""
+"""By region: the version of its manifest and the newest position of its log."""
 
 
 class ClaimsAgain:
-    """Looks whether regions of a table that this daemon serves alone were taken, and takes them back.
+    """Notices that another writer took regions of a table that this daemon serves alone, and claims them again.
 
     Thread safety. `notice` from any thread, `look` from one.
     """
@@ -50,19 +50,19 @@ class ClaimsAgain:
         self._seen: Seen | None = None
 
     def notice(self, every: float = 0.0) -> None:
-        """Look whether regions were taken, so that their writers fail; not again within `every` seconds."""
+        """Look at the region manifests, so that fenced writers fail; at most once in `every` seconds."""
         with self._noticing:
             now = self._clock.monotonic()
             if now - self._noticed < every:
                 return
             self._noticed = now
             for writer in self._table.regions.alive:
-                with suppress(wal.WalError, MemWalError):  # the writer that was fenced says so from now on
+                with suppress(wal.WalError, MemWalError):  # a fenced writer has its failure set now
                     writer.refresh()
 
     def look(self) -> FencedError | None:
-        """One step of the module's text; why this daemon has to end, None while it does not. Raises: storage's errors,
-        after which it is called again.
+        """Take one step of the module's docstring; return why this daemon has to end, None if it goes on. Raises:
+        errors of storage; then call it again.
         """
         self.notice(LOOK_EVERY)
         fenced = [each for each in self._table.regions.writers if isinstance(each.failure, wal.Fenced)]
@@ -71,7 +71,7 @@ class ClaimsAgain:
             return None
         now = self._clock.monotonic()
         if self._seen is None:
-            _LOG.warning("%s; looking for who has it in %g s", fenced[0].failure, self._pause)
+            _LOG.warning("%s; looking for its owner in %g s", fenced[0].failure, self._pause)
             self._seen, self._since = self._state(fenced), now
         if now - self._since < self._pause:
             return None
@@ -92,7 +92,7 @@ class ClaimsAgain:
         self._seen = None
 
     def _left_no_note(self, fenced: Sequence[RegionWriter]) -> bool:
-        """Whether one of these regions was taken by a writer of which no note tells."""
+        """Return whether one of these regions was taken by a writer that left no note."""
         epochs = self._owners.epochs()
         manifests = ((each.region, self._manifest(each.region)) for each in fenced)
         return any(found is not None and epochs.get(region, 0) < found.writer_epoch for region, found in manifests)
@@ -116,6 +116,6 @@ def _ends(writer: RegionWriter, found: Sequence[object]) -> FencedError:
     by = f", {'; '.join(map(str, found))}" if found else ""
     text = (
         f"region {writer.region}: writer epoch {fence.ours} was fenced by epoch {fence.theirs}{by}; this daemon ends, "
-        "what was acknowledged is in the log"
+        "acknowledged rows are in the log"
     )
     return FencedError(text, {"ours": fence.ours, "theirs": fence.theirs})

@@ -1,4 +1,4 @@
-"""What a daemon shows over HTTP: its metrics, its health with reasons, its status."""
+"""A daemon's HTTP pages: metrics, health with reasons, status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TableCollector(Collector):
         self._table = table
 
     def collect(self) -> Iterator[Metric]:
-        """What there is at this moment."""
+        """Yield the metrics as of now."""
         meters = self._table.regions.context.meters
         yield from families(COUNTED, {str(region): meter for region, meter in meters.regions().items()}, "region")
         held = {writer.name: writer.status() for writer in self._table.regions.writers}
@@ -48,8 +48,8 @@ class DaemonPages:
         self._notice: Callable[[], None] = lambda: None
 
     def shows(self, table: Table, notice: Callable[[], None] = lambda: None) -> None:
-        """The table is open; its regions may still be claimed. One that was shown before is closed. `notice`: looks
-        whether another writer has taken regions, before anybody is told that this daemon is ready.
+        """Show `table`, which is open; its regions may still be claimed. It replaces a table shown before, now closed.
+        `notice`: called before this daemon is reported ready, to notice that another writer has taken regions.
         """
         if self._shown is not None:
             self._scrape.remove(self._shown)
@@ -57,12 +57,12 @@ class DaemonPages:
         self._scrape.add(self._shown)
 
     def serves(self, share: Balancer | None) -> None:
-        """The regions are claimed: the daemon's share of them, None where it has all."""
+        """Note that the regions are claimed. `share`: keeps the daemon's share, None if it has all regions."""
         self._share = share
         self.health.release("claiming")
 
     def reasons(self) -> list[Reason]:
-        """Why this daemon is not ready; empty when it is. Asks storage, once."""
+        """Return why this daemon is not ready; empty if it is. Asks storage once."""
         held = self.health.reasons()
         if self._table is None:
             return held
@@ -79,11 +79,11 @@ class DaemonPages:
         return found
 
     def status(self) -> dict[str, Any]:
-        """As `memwal status --json`; Raises: what reading the table does."""
+        """Return what `memwal status --json` prints. Raises: errors of reading the table."""
         if self._table is None:
             return {"regions": [], "not_ready": self.health.reasons()}
         return self._table.status()
 
     def pages(self) -> dict[str, Make]:
-        """By path."""
+        """Return the pages by path."""
         return pages_of(self._scrape, self.reasons, self.status)

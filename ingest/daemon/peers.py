@@ -1,7 +1,7 @@
-"""Looking at the other daemons of a table: one thread for each, so that one that is silent holds up no look at another.
+"""Look at the other daemons of a table, with one thread for each, so that a silent one delays no look at another.
 
-A look is the Flight action "regions". It says what the peer has, and tells the peer that we live. A connection that is
-refused means that nobody listens: the process has ended. No answer in time means stopped, busy or out of reach.
+A look is the Flight action "regions". It returns the peer's regions, and shows the peer that we are alive. A refused
+connection means that the process has ended. No answer in time means stopped, busy or unreachable.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from memwal.ingest.threads import Worker
 
 _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.1, 1.0
-"""Seconds between two looks, before the next one where nobody listened, and until one counts as unanswered."""
+"""Seconds between two looks, until the next look after a refused connection, and until a look counts as unanswered."""
 ASK_TIMEOUT = 5.0
-"""Seconds that a peer has to release a region; what it does after that is seen at the next look."""
+"""Seconds that a peer has to release a region; a later release shows at the next look."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
-"""A new client connects anew; otherwise gRPC would remember for all of them that nobody listened, for seconds."""
+"""Make each client connect anew; otherwise gRPC remembers a refused connection for seconds, for all clients."""
 _UNANSWERED = (flight.FlightTimedOutError, flight.FlightCancelledError)
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -48,9 +48,10 @@ class Peer:
         seen: Callable[[Peer, Answer | None, bool], None],
         access: Access,
     ) -> None:
-        """`me`, `table`: our own endpoint, and the address of the table that the peer must have too.
-        `seen`: told of every look, by a thread of this peer: what it answered, or None and whether nobody listens.
-        `access`: how to reach the peer. Raises: Invalid for a reference of it that points nowhere.
+        """`me`, `table`: our own endpoint, and the address of the table, which the peer must serve too.
+        `seen`: called after every look, by a thread of this peer, with the answer, or with None and whether the
+        connection was refused. `access`: how to reach the peer. Raises: Invalid if a reference of it cannot be
+        resolved.
         """
         self.endpoint, self.waiting, self.version = endpoint, Waiting(0, 0, None), 0
         self._me, self._table, self._seen = me, table, seen
@@ -74,12 +75,12 @@ class Peer:
         self._drop()
 
     def tell(self) -> None:
-        """Have the peer look at us now, if it can be reached."""
+        """Tell the peer to look at us now, if it can be reached."""
         with suppress(*_ERRORS):
             self._act("look", LOOK_TIMEOUT)
 
     def ask(self, region: UUID) -> None:
-        """Have the peer release `region`. Raises: MemWalError where it does not."""
+        """Ask the peer to release `region`. Raises: MemWalError if it does not."""
         try:
             self._act("release", ASK_TIMEOUT, region=str(region))
         except _ERRORS as error:
@@ -94,34 +95,34 @@ class Peer:
             self._wake.clear()
 
     def _look(self) -> bool:
-        """Look once; False where it is to be done again soon."""
+        """Look once; return False if the connection was refused, to look again soon."""
         try:
             told = self._act("regions", LOOK_TIMEOUT)
-            found = self._understood(told)
+            answer = self._understood(told)
         except flight.FlightUnavailableError:
             self._drop()
             self._seen(self, None, True)
             return False
-        except Exception as error:  # noqa: BLE001 - ending here would leave the peer as it was seen last, for ever
+        except Exception as error:  # noqa: BLE001 - an error here would freeze our picture of the peer
             self._drop()
             self._warn("" if isinstance(error, _UNANSWERED) else str(error).partition("\n")[0])
             self._seen(self, None, False)
             return True
-        self._seen(self, found, False)
+        self._seen(self, answer, False)
         return True
 
     def _understood(self, told: Mapping[str, Any]) -> Answer:
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
         self.waiting, self.version = Waiting(**told["waiting"]), int(told["base_version"])
-        # What it claims at this moment it has in a moment; asked for it, it answers then.
+        # A region that it is claiming counts as its own; a request to release it waits for the claim.
         claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
         having = {UUID(region): epoch for region, epoch in told["regions"].items()}
         return Answer(claiming | having, told["draining"])
 
     def _warn(self, reason: str) -> None:
         if reason and not self._warned:
-            _LOG.warning("the daemon at %s cannot be looked at: %s", self.endpoint, reason)
+            _LOG.warning("cannot look at the daemon at %s: %s", self.endpoint, reason)
         self._warned = self._warned or bool(reason)
 
     def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:

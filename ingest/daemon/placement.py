@@ -1,24 +1,25 @@
-"""Which daemon serves which region: a pure decision of each daemon for itself, from what it sees of the others.
+"""Which daemon serves which region: each daemon decides for itself, by pure functions, from what it sees of its peers.
 
-The rule. Of the daemons that live, a region belongs to the one with the highest score, a hash of region and endpoint
-(rendezvous hashing): who leaves gives up its own regions only, who comes takes only what is to be its own. Nobody
-elects anybody, and no two daemons need see the same: the writer epoch decides, whatever they believe. A daemon
+The rule. A region belongs to the living daemon with the highest score, a hash of region and endpoint (rendezvous
+hashing): a daemon that leaves gives up its own regions only, a daemon that comes takes its own regions only. The
+daemons elect no leader and need not see the same peers: the writer epoch decides, whatever they believe. A daemon
 
-1. claims a region that is to be its own and that nobody who lives has;
-2. asks the daemon that has it to release it, and claims it then. *The asker dies in between: nobody has it, and the
-   next look of whoever it belongs to now claims it;*
-3. asks a draining daemon like any other; it gives its regions to whoever they belong to without it;
-4. looks at storage where another says it has a region of ours with a higher epoch: this one slept, and was taken over.
+1. claims a region that belongs to it and that no living daemon has;
+2. asks the daemon that has such a region to release it, and then claims it. *The asker dies in between: no daemon has
+   the region; the daemon that it belongs to next claims it at its next look;*
+3. asks a draining daemon like any other; a draining daemon gives a region to the one it belongs to without itself;
+4. looks at storage if a peer says that it has a region of ours with a higher epoch: this daemon slept, and was
+   replaced.
 
-What keeps two that see the world differently from taking a region from each other for ever:
+Two daemons with different views do not take a region from each other for ever, because:
 
-- Being looked at is seeing: a daemon that asks is alive, though it may not be reached the other way (`Watch.heard`).
-- A region that was taken from us by somebody whom we do not see, or given to him, is left alone for a while, twice as
-  long each time (`Patience`), unless we see all of them.
+- A peer that contacts us counts as alive, even if we cannot reach it (`Watch.heard`).
+- A region that a daemon which we do not see took from us, or got from us, is left alone for a while, twice as long each
+  time (`Patience`), unless we see all daemons.
 
-A peer counts as down once it refused `REFUSALS` connections one after the other (its process ended), or gave no answer
-`SILENCES` times (it is stopped, or out of reach). One that was never looked at may have anything: nothing is claimed
-before it is known.
+A peer counts as down after it refused `REFUSALS` connections in a row (its process ended), or gave no answer `SILENCES`
+times (it is stopped, or unreachable). A peer that was never looked at may have any region, so nothing is claimed before
+the first look at every peer.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ from uuid import UUID
 
 REFUSALS, SILENCES = 2, 3
 HEARD = 3.0
-"""Seconds for which a daemon that asked us counts as alive, though it does not answer. One that refuses does not."""
+"""Seconds for which a peer that contacted us counts as alive, though it does not answer; not if it refuses."""
 AWAY_FIRST, AWAY_MOST = 1.0, 30.0
-"""Seconds that a region which was taken from us is left alone: at first, and at most."""
+"""Seconds for which a region that was taken from us is left alone: the first time, and at most."""
 FORGET = 4
-"""Times as long as it was left alone we must have a region before that is forgotten; two that take it from each other
-leave it alone for up to twice as long as the other, so they never do."""
+"""We must keep a region this many times as long as it was left alone before that is forgotten. Two daemons that take it
+from each other leave it alone for at most twice as long as the other, so they never forget."""
 
 
 def score(region: UUID, endpoint: str) -> int:
-    """The claim of `endpoint` on `region`: the same number in every process, evenly spread, 64 bits."""
+    """Return the score of `endpoint` for `region`: the same in every process, evenly spread, 64 bits."""
     return int.from_bytes(hashlib.blake2b(region.bytes + endpoint.encode(), digest_size=8).digest())
 
 
 def target(region: UUID, live: Iterable[str]) -> str | None:
-    """To which of `live` the region belongs, None where nobody lives."""
+    """Return the endpoint of `live` that the region belongs to, None if `live` is empty."""
     return max(live, key=lambda endpoint: (score(region, endpoint), endpoint), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a peer said of itself: the epochs of the regions that it has, and whether it is about to end."""
+    """A peer's answer to a look: the epochs of its regions, and whether it is about to end."""
 
     regions: Mapping[UUID, int] = field(default_factory=dict)
     draining: bool = False
@@ -73,7 +74,7 @@ class _Peer:
 
 
 class Watch:
-    """What a daemon knows of its peers, from looking at them.
+    """The state of a daemon's peers, as of its looks at them.
 
     Thread safety. None; times are those of one clock, in seconds.
     """
@@ -83,48 +84,50 @@ class Watch:
         self._peers = {endpoint: _Peer() for endpoint in peers}
 
     def answered(self, endpoint: str, answer: Answer) -> bool:
-        """A look was answered; True where the answer is another than the one before."""
+        """Note the answer to a look; return True if it differs from the one before."""
         peer = self._peers[endpoint]
         changed = peer.down or peer.answer != answer
         peer.answer, peer.refused, peer.silent = answer, 0, 0
         return changed
 
     def refused(self, endpoint: str) -> bool:
-        """Nobody listens there; True where that makes it down."""
+        """Note a refused connection; return True if the peer counts as down now, and did not before."""
         return self._missed(endpoint, refused=1)
 
     def silent(self, endpoint: str) -> bool:
-        """There was no answer in time; True where that makes it down."""
+        """Note a look without answer; return True if the peer counts as down now, and did not before."""
         return self._missed(endpoint, silent=1)
 
     def heard(self, endpoint: str, now: float) -> None:
-        """A peer asked us for something."""
+        """Note a call of a peer to us."""
         if endpoint in self._peers:
             self._peers[endpoint].heard = now
 
     def live(self, now: float) -> list[str]:
-        """The peers that take regions: not down, or heard of just now; not draining."""
+        """Return the peers that take regions: not down, or heard from just now; not draining."""
         return [endpoint for endpoint, peer in self._peers.items() if self._lives(peer, now)]
 
     def sees(self, endpoint: str) -> bool:
-        """Whether `endpoint` answers us."""
+        """Return whether `endpoint` answers us."""
         peer = self._peers.get(endpoint)
         return peer is not None and peer.answer is not None
 
     def misses_any(self) -> bool:
-        """Whether a peer is down that may be alive: it does not answer, but does not refuse either."""
+        """Return whether a peer is down that may be alive: it does not answer, but does not refuse either."""
         return any(peer.silent >= SILENCES and peer.refused < REFUSALS for peer in self._peers.values())
 
     def sees_all(self) -> bool:
-        """Whether every peer answers us."""
+        """Return whether every peer answers us."""
         return all(peer.answer is not None for peer in self._peers.values())
 
     def known(self) -> bool:
-        """Whether every peer has answered once or is down."""
+        """Return whether every peer has answered once or is down."""
         return all(peer.known for peer in self._peers.values())
 
     def owner(self, region: UUID) -> tuple[str, int, bool] | None:
-        """The peer that has `region`, its epoch, and whether it will let go by itself; None where none is known to."""
+        """Return the peer that has `region`, its epoch, and whether it is draining; None if no peer is known to have
+        it.
+        """
         having = [
             (peer.answer.regions[region], endpoint, peer.answer.draining)
             for endpoint, peer in self._peers.items()
@@ -154,7 +157,7 @@ def _epoch(owner: tuple[str, int, bool]) -> int:
 
 
 class Patience:
-    """Regions to leave alone for a while, since somebody whom we do not see took them, or claiming them failed.
+    """Regions to leave alone for a while, because an unseen daemon took them, or a claim failed.
 
     Thread safety. None.
     """
@@ -163,30 +166,30 @@ class Patience:
         self._away: dict[UUID, tuple[float, float]] = {}
 
     def lost(self, region: UUID, now: float) -> None:
-        """`region` was taken from us, or could not be claimed: leave it alone, longer than the last time."""
+        """Leave `region` alone, longer than the last time: it was taken from us, or could not be claimed."""
         _, pause = self._away.get(region, (0.0, AWAY_FIRST / 2))
         pause = min(2 * pause, AWAY_MOST)
         self._away[region] = (now + pause, pause)
 
     def kept(self, region: UUID, now: float) -> None:
-        """We have `region`; once we have had it for long, all is forgotten."""
+        """Note that we have `region`; after `FORGET` times its pause the pause is forgotten."""
         until, pause = self._away.get(region, (0.0, 0.0))
         if now >= until + FORGET * pause:
             self._away.pop(region, None)
 
     def forget(self) -> None:
-        """Leave nothing alone any more."""
+        """Forget all pauses."""
         self._away.clear()
 
     def away(self, now: float) -> set[UUID]:
-        """The regions to leave alone now."""
+        """Return the regions to leave alone now."""
         return {region for region, (until, _) in self._away.items() if now < until}
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What to do now. `claim`: regions to claim; `ask`: regions to ask their owners for first, with these; `check`:
-    regions of ours that another has with a higher epoch; `settled`: nothing is to be done or waited for."""
+    """What to do now. `claim`: regions to claim; `ask`: regions to ask for before a claim, with their owners; `check`:
+    regions of ours that a peer has with a higher epoch; `settled`: no step is left, and every peer is known."""
 
     claim: Sequence[UUID] = ()
     ask: Sequence[tuple[UUID, str]] = ()
@@ -197,8 +200,8 @@ class Steps:
 def decide(
     me: str, regions: Sequence[UUID], ours: Mapping[UUID, int], watch: Watch, away: Collection[UUID], now: float
 ) -> Steps:
-    """The rule of this module's text for the daemon `me`. `ours`: epochs of the regions that it has; `away`: regions
-    that are left alone.
+    """Apply the rule in the module's docstring for the daemon `me`. `ours`: epochs of the regions that it has; `away`:
+    regions to leave alone.
     """
     live = [me, *watch.live(now)]
     claim, ask, check = [], [], []
@@ -219,8 +222,8 @@ def decide(
 
 
 def agrees(region: UUID, asker: str, me: str | None, watch: Watch, now: float) -> bool:
-    """Whether `region`, which `me` has, belongs to `asker` as `me` sees it; the asker counts as alive.
+    """Return whether `region`, which `me` has, belongs to `asker` as `me` sees it; the asker counts as alive.
 
-    `me`: None of a daemon that is about to end.
+    `me`: None for a daemon that is about to end.
     """
     return target(region, {asker, *watch.live(now)} | ({me} if me else set())) == asker

@@ -1,11 +1,11 @@
-"""`memwal serve`: a table with its regions, or a share of them, behind Arrow Flight, until told to stop.
+"""`memwal serve`: a table with its regions, or a share of them, behind Arrow Flight, until it is told to stop.
 
-One daemon without endpoints claims every region before it is ready. One of several (`daemon.endpoints`) answers calls
-first and then claims its share (`ingest.daemon.balancer`). With `daemon.workers` the process starts so many daemons and
-serves nothing itself (`ingest.daemon.workers`).
+A single daemon claims every region before it is ready. One of several (`daemon.endpoints`) answers calls first and then
+claims its share (`ingest.daemon.balancer`). With `daemon.workers` the process starts that many daemons and serves
+nothing itself (`ingest.daemon.workers`).
 
 A child daemon (of `memwal run`, or a worker) lives exactly as long as its parent: its standard input is a pipe whose
-other end only the parent holds, so the end of that pipe is the end of the parent, however it came about.
+other end only the parent holds, so that pipe ends when the parent ends, for any reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from memwal.ingest.table.open import open_table, owners_of, refuse_served
 from memwal.ingest.threads import stop_event
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at whether a region has stopped itself."""
+"""Seconds between two looks whether a region has stopped itself."""
 _LOG = logging.getLogger("memwal.daemon")
 
 
@@ -53,16 +53,16 @@ def serve(
     http_ready: Callable[[str], None] = lambda _: None,
     take_over: bool = False,
 ) -> int:
-    """Serve the table of `settings`; returns the exit code.
+    """Serve the table of `settings`; return the exit code.
 
-    Somebody else who serves the table and lives is fenced with `take_over` only; daemons of the same endpoints, and one
-    that ends, are nobody else (`ingest.table.live_owners`).
-    `http_ready` is called with the URL of the HTTP edge, where there is one, before anything is claimed; `ready` with
-    the endpoint once every region of its share is claimed and calls are answered, `on_replay` as in `open_table`. Ends
-    on SIGTERM, SIGINT or the end of `lifeline`; a daemon that is alone also when storage made a region stop itself,
-    which only a new claim mends. Of a table that is resized it goes on with its share of the new regions.
+    Another live owner of the table is fenced with `take_over` only; daemons of the same endpoints, and an owner that is
+    about to end, do not count as one (`ingest.table.live_owners`).
+    `http_ready`: called with the URL of the HTTP pages, if they are served, before anything is claimed. `ready`: called
+    with the endpoint once every region of the share is claimed and calls are answered. `on_replay`: as in `open_table`.
+    Ends on SIGTERM, SIGINT or the end of `lifeline`; a single daemon also ends when a region stopped itself after a
+    storage failure, which only a new claim repairs. After a resize it goes on with its share of the new regions.
     Raises: Invalid for an address that is taken, that others reach without token and TLS, or that is not one of the
-    endpoints; Unavailable for such a region, and for a table that is served; what `open_table` does.
+    endpoints; Unavailable for a region that stopped itself, and for a served table; errors of `open_table`.
     """
     configure_logs(settings.log.level, settings.log.format)
     guard = check_addresses(settings, environ)
@@ -107,8 +107,8 @@ class _Daemon:
         self._service: FlightService | None = None
 
     def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
-        """Serve the table with the regions that it has now; True where it was given others, to be served in their
-        place. Raises: as `serve`.
+        """Serve the table with its present regions; return True after a resize, to be called again for the new ones.
+        Raises: as `serve`.
         """
         settings, place, stop = self._settings, self._place, self._stop
         with ExitStack() as stack:
@@ -136,13 +136,13 @@ class _Daemon:
         return False
 
     def _claims_again(self, table: Table) -> ClaimsAgain | None:
-        """None where there are others, who agree on who has what."""
+        """Return what claims fenced regions again; None for one of several daemons, which agree on their shares."""
         context, pause = table.regions.context, self._settings.daemon.claim_again
         owners = owners_of(table.base, context.store, self._settings, self._environ)
         return ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
 
     def _show(self, table: Table, again: ClaimsAgain | None) -> None:
-        """Have callers find `table` from now on."""
+        """Serve `table` to callers and on the HTTP pages from now on."""
         if self._service is None:
             self._service = _listening(table, self._settings, self._place, self._guard)
         self._service.table = table
@@ -150,11 +150,11 @@ class _Daemon:
         self._pages.shows(table, *(() if again is None else (again.notice,)))
 
     def _broken(self, table: Table) -> str | None:
-        """Why a daemon that is alone has to end. One of several claims anew what stopped itself."""
+        """Return why a single daemon has to end. One of several claims a region again that stopped itself."""
         return table.broken() if self._alone else None
 
     def _end(self, table: Table, share: Balancer | None, broken: str | None) -> None:
-        """Raises: Unavailable where a region stopped itself."""
+        """Hand over, drain and end. Raises: Unavailable if a region stopped itself."""
         assert self._service is not None
         timeout = self._settings.daemon.drain_timeout
         self._pages.health.hold("draining", "this daemon is ending and takes nothing new")
@@ -164,11 +164,11 @@ class _Daemon:
         _drain(self._service, timeout)
         broken = self._broken(table) or broken
         if broken:
-            raise Unavailable(f"{broken}; this daemon ends, start it again: what was acknowledged is in the log")
+            raise Unavailable(f"{broken}; this daemon ends, start it again: acknowledged rows are in the log")
 
 
 def _close(table: Table) -> None:
-    """Close it. Rows that were never durable may not find their way into a region that another has taken."""
+    """Close the table; log a fence, which keeps rows that were never durable from a region that another owner took."""
     try:
         table.close()
     except FencedError as error:
@@ -176,7 +176,7 @@ def _close(table: Table) -> None:
 
 
 def _resized(table: Table) -> str | None:
-    """See `Resizing.done`; storage that does not answer says nothing."""
+    """Return `Resizing.done`, None if storage does not answer."""
     try:
         done = table.resizing.done()
         if done is None:
@@ -188,7 +188,7 @@ def _resized(table: Table) -> str | None:
 
 
 def _taken(again: ClaimsAgain) -> FencedError | None:
-    """See `ClaimsAgain.look`; storage that does not answer is asked again."""
+    """Return `ClaimsAgain.look`, None if storage does not answer."""
     try:
         return again.look()
     except Exception as error:  # noqa: BLE001 - looked at again in a moment
@@ -215,7 +215,7 @@ def _supervised(
 
 
 def _place(settings: Settings, stop: threading.Event) -> Place:
-    """Where this daemon is found, as far as the settings say. Raises: Invalid where it is none of the endpoints."""
+    """Return this daemon's endpoint from the settings. Raises: Invalid if it is none of `daemon.endpoints`."""
     daemon = settings.daemon
     if not daemon.endpoints:
         return Place(ends=stop.is_set)
@@ -231,7 +231,7 @@ def _scheme(settings: Settings) -> str:
 
 
 def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> FlightService:
-    """Answer calls from now on. Raises: Invalid where it cannot listen there."""
+    """Answer calls from now on. Raises: Invalid if the port is taken."""
     host, port = settings.daemon.host, settings.daemon.port
     try:
         service = FlightService(table, addresses.at(host, port, _scheme(settings)), place, guard)
@@ -245,9 +245,9 @@ def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> 
 
 @contextmanager
 def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) -> Iterator[Balancer | None]:
-    """Claim this daemon's share of the regions, and keep it that; None where it is alone and has them all.
+    """A context that claims this daemon's share of the regions and maintains it; None for a single daemon.
 
-    Returns once the share is here, or `stop` is set.
+    Entered once the share is here, or `stop` is set.
     """
     if len(place.endpoints) < 2:
         yield None
@@ -264,8 +264,9 @@ def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) 
 
 
 def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: bool = True) -> Guard:
-    """What a daemon of `settings`, with its workers, asks of its callers, once its addresses are found free and fit for
-    that. `free`: see `check_address`. Raises: Invalid, before anything is claimed.
+    """Check the addresses of a daemon of `settings` and its workers; return the guard that admits their callers.
+
+    `free`: see `check_address`. Raises: Invalid, before anything is claimed.
     """
     daemon = settings.daemon
     guard = Guard.of(daemon, environ)
@@ -276,9 +277,9 @@ def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: boo
 
 
 def _drain(service: FlightService, timeout: float) -> None:
-    """Let calls under way finish; a client that does not let go within `timeout` seconds is cut off.
+    """Let calls under way finish; after `timeout` seconds end the process in the middle of them.
 
-    Acknowledged rows are in the WAL and the others were not acknowledged, so ending at once loses nothing.
+    Acknowledged rows are in the WAL, so ending at once loses nothing.
     """
     ending = threading.Thread(target=service.shutdown, daemon=True)
     ending.start()

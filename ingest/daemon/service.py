@@ -9,16 +9,16 @@ DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" |
            "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
-           "release" {"region", "flush"}   hands a region over: lets go of it, so that the asker can claim it
-           "look"                      the caller, a peer, has something new to show
+           "release" {"region", "flush"}   releases a region, so that the asker can claim it
+           "look"                      tells the daemon to look at the caller, a peer whose state changed
            `from`, on the last three: the endpoint of the peer that asks
 
 Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
-`table`, on all but "schema" and "regions": the id of the table that is meant. Ports are used again, and regions of all
-tables have the same ids, so a daemon of another one refuses the call, as one that does not own the region.
-`regions`: ids of those that a read is about; without it it is about all, and one daemon must own them all. Beside it
-`routing`: the version by which the asker knows them, since regions of another one have other rows under the same ids.
+`table`, on all but "schema" and "regions": the id of the table that the caller means. Ports are reused, and regions of
+all tables have the same ids, so a daemon of another table refuses the call as if it did not own the region.
+`regions`: ids of the regions to read; without it the read is of all regions, and this daemon must own them all. With it
+`routing`: the version by which the caller knows them, since another routing has other rows under the same ids.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ T = TypeVar("T")
 
 @dataclass
 class Place:
-    """Where a daemon is found, and the endpoints of all that share its table, its own among them. What it does when a
-    peer looks at it (`heard`), wants to be looked at (`look`) or asks for a region (`gives`: whether it gets it).
+    """A daemon's endpoint, and the endpoints of all daemons of its table, its own among them. Callbacks for a peer that
+    looks at it (`heard`), wants to be looked at (`look`) or asks for a region (`gives` returns whether it gets it).
     """
 
     endpoint: str = ""
@@ -58,11 +58,11 @@ class Place:
     look: Callable[[str], object] = lambda _: None
     gives: Callable[[UUID, str], bool] = lambda *_: True
     ends: Callable[[], bool] = lambda: False
-    """Whether the daemon was told to end."""
+    """Returns whether the daemon was told to end."""
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
-    """Let a handler's errors reach the client with their kind."""
+    """Decorate a handler so that its errors reach the client with their kind."""
 
     @wraps(method)
     def wrapped(self: FlightService, *args: Any) -> T:
@@ -77,27 +77,26 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves one table; another `table` takes its place when the number of its regions has changed.
+    """The Flight server of one table; `table` is replaced after a resize.
 
     Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
     """
 
     def __init__(self, table: Table, location: str, place: Place | None = None, guard: Guard | None = None) -> None:
-        """Listen at `location`, such as grpc://127.0.0.1:0, for those that `guard` admits.
+        """Listen at `location`, such as grpc://127.0.0.1:0, for callers that `guard` admits.
 
-        `place`: where this daemon is found and which others there are; None: it is alone. Raises: OSError when the port
-        is taken.
+        `place`: this daemon's endpoint and its peers; None: a single daemon. Raises: OSError if the port is taken.
         """
         super().__init__(location, **(guard or Guard()).flight_options())
         self.table, self._place = table, place or Place()
 
     def told(self, error: MemWalError, table: Table) -> MemWalError:
-        """`error` of a call to `table` as the caller is to hear it: a resize is a pause."""
+        """Return `error` of a call to `table` as the caller should see it: a resize becomes a pause."""
         if isinstance(error, UnknownOutcome):
             return error
         try:
             return coming_back(table.base.uri) if table.closed else table.resizing.told(error)
-        except Exception:  # noqa: BLE001 - storage does not say more than the error
+        except Exception:  # noqa: BLE001 - storage does not answer: keep the error
             return error
 
     @_answering
@@ -123,7 +122,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return iter([json.dumps(self._act(action.type, request), default=str).encode()])
 
     def _meant(self, request: dict[str, Any]) -> dict[str, Any]:
-        """`request` without the table that it is meant for. Raises: Unavailable where that is another one."""
+        """Return `request` without the table that it names. Raises: Unavailable if it names another one."""
         meant, table = request.pop("table", None), self.table
         if meant not in (None, table.id):
             raise of_another_table(table.base.uri)
@@ -132,9 +131,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
         if request["op"] == "put":
             token = Token(request["producer"], request["sequence"])
-            routing = request.get("routing", 1)  # senders that know of none have never seen a resized table
+            routing = request.get("routing", 1)  # senders without it have never seen a resized table
             return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
-        table = self.table  # another may take its place at any moment
+        table = self.table  # a resize may replace it at any moment
         expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
         write = table.delete if request["delete"] else table.put
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
@@ -153,7 +152,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         raise Invalid(f"unknown read {op!r}")
 
     def _of(self, request: dict[str, Any]) -> Reads:
-        """What the read `request` is about; takes that out of it."""
+        """Return the reads of the regions that `request` names, and remove these from it."""
         regions, routing, table = request.pop("regions", None), request.pop("routing", None), self.table
         expect_routing(table.base.uri, routing, table.base.routing_version)
         return table if regions is None else table.only([UUID(region) for region in regions])
@@ -180,7 +179,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return table.applied(request["producer"], map(UUID, request["regions"]))
 
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request.get("look"):  # the caller has columns that it does not know
+        if request.get("look"):  # the caller has rows with unknown columns
             self.table.look()
         base = self.table.base
         return {
@@ -221,16 +220,16 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         region = UUID(request["region"])
         if "from" in request and not self._place.gives(region, request["from"]):
             raise Unavailable(
-                f"region {region}: it belongs to another daemon than {request['from']}, seen from here; ask again",
+                f"region {region}: by the daemons seen here it does not belong to {request['from']}; ask again",
                 {"reason": "disagree", "region": str(region)},
             )
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
 
 
 def _read_closed(reader: flight.MetadataRecordBatchReader, announced: int | None) -> pa.Table:
-    """All rows of a DoPut stream; `announced`: how many they are, where that was known before the first was sent.
+    """Return all rows of a DoPut stream. `announced`: their number, if the sender knew it before the first row.
 
-    Raises: Invalid when it ended without its closing message, Unavailable when other rows arrived than were sent.
+    Raises: Invalid if the stream ended without its closing message, Unavailable if other rows arrived than were sent.
     """
     batches: list[pa.RecordBatch] = []
     arrived, said = StreamSum(), None

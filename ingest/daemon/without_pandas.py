@@ -1,7 +1,7 @@
-"""A daemon without pandas, which it has no use for.
+"""Start a daemon without importing pandas, which it does not need.
 
-pyarrow imports pandas (a quarter of a second, a fifth of a daemon's start) when it makes its first array, to be able to
-tell pandas' values from others, and remembers where there is none. A daemon gets its rows over Flight.
+pyarrow imports pandas (a quarter of a second, a fifth of a daemon's start) when it makes its first array, to recognise
+pandas' values, and remembers if the import fails. A daemon gets its rows over Flight.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.abc import MetaPathFinder
 
 
 class _Absent(MetaPathFinder):
-    """Says that pandas is not installed."""
+    """An import finder that reports pandas as not installed."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":
@@ -19,10 +19,10 @@ class _Absent(MetaPathFinder):
 
 
 def leave_pandas_out() -> None:
-    """Let pyarrow find no pandas in this process; does nothing once somebody has imported it.
+    """Make pyarrow work without pandas in this process; does nothing if pandas is imported already.
 
-    To be called before anything else of ours is imported. `import pandas` works all the same after it; what does not
-    work is the way between Arrow and pandas.
+    Call it before any other import of memwal. `import pandas` still works afterwards, conversions between Arrow and
+    pandas do not.
     """
     if "pandas" in sys.modules:
         return

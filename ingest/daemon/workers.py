@@ -1,13 +1,13 @@
 """`daemon.workers`: one process that starts several daemons on this host and keeps them running.
 
-One Python process is one core. Each worker is a daemon like any other, at a port of its own, with its share of the
-regions; that it has siblings on the same host means nothing to it. The supervisor serves nothing and knows no rows:
+One Python process is one core. Each worker is a daemon like any other, at its own port, with its share of the regions,
+and treats workers on the same host like any peer. The supervisor serves nothing and handles no rows:
 
-1. It starts all workers side by side, and is ready when every one of them is.
-2. A worker that ends is started again at its port. Its regions are taken over meanwhile, and it asks for its share when
-   it is back. One that keeps ending is started less and less often.
-3. SIGTERM, or the end of the supervisor however it comes about, ends every worker in order: each one's standard input
-   is a pipe that only the supervisor holds.
+1. It starts all workers in parallel, and is ready when all of them are.
+2. It restarts a worker that ends, at its port. Other daemons take over its regions meanwhile, and it asks for its share
+   when it is back. A worker that keeps ending is restarted less and less often.
+3. SIGTERM, or the end of the supervisor for any reason, ends every worker in order: each worker's standard input is a
+   pipe that only the supervisor holds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from memwal.wal import Clock
 _LOG = logging.getLogger("memwal.workers")
 LOOK_EVERY = 0.25
 PAUSE_FIRST, PAUSE_MOST, STEADY = 0.5, 30.0, 60.0
-"""Seconds before a worker that ended is started again: at first, at most, and how long it ran if that is the first."""
+"""Seconds before a worker that ended is restarted: the first pause, the longest (pauses double), and how long a worker
+must run for the pauses to start over."""
 
 
 def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
-    """The configuration of each worker: its port, and the endpoints of all, those on other hosts among them.
+    """Return the configuration of each worker: its port, and the endpoints of all, those on other hosts among them.
 
-    Raises: Invalid where this daemon is none of the endpoints.
+    Raises: Invalid if this daemon is none of `daemon.endpoints`.
     """
     daemon = settings.daemon
     scheme = addresses.scheme_of(daemon.tls_cert)
@@ -45,16 +46,16 @@ def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
         every = own = [addresses.at(daemon.host, port, scheme) for port in ports]
     else:
         every, own = (addresses.expanded(each, len(ports)) for each in (daemon.endpoints, [mine]))
-    found = []
+    configured = []
     for number, (port, endpoint) in enumerate(zip(ports, own, strict=True)):
         http = daemon.http_port + number if daemon.http_port > 0 else daemon.http_port
         of_worker = {"port": port, "workers": 1, "endpoints": every, "advertise": endpoint, "http_port": http}
-        found.append(settings.model_copy(update={"daemon": daemon.model_copy(update=of_worker)}))
-    return found
+        configured.append(settings.model_copy(update={"daemon": daemon.model_copy(update=of_worker)}))
+    return configured
 
 
 def ports_of(host: str, first: int, workers: int) -> list[int]:
-    """The workers' ports: from `first` on, or any that are free where it is 0."""
+    """Return the workers' ports: from `first` on, or any free ones if it is 0."""
     if first:
         return [first + number for number in range(workers)]
     with ExitStack() as held:
@@ -80,8 +81,8 @@ class Supervisor:
         self._pauses = [PAUSE_FIRST] * len(workers)
 
     def run(self, stop: threading.Event, ready: Callable[[str], None]) -> int:
-        """Start the workers and keep them running until `stop`; returns the exit code. Raises: what a worker says that
-        cannot start in the first place.
+        """Start the workers and keep them running until `stop`; return the exit code. Raises: the error of a worker
+        that does not start at first.
         """
         try:
             starting = [self._pool.submit(self._start, number) for number in range(len(self._children))]
@@ -97,11 +98,11 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         self._started[number] = self._clock.monotonic()
-        # Whoever started the supervisor has looked who serves the table; siblings of before may still be ending.
+        # The supervisor's start has checked for live owners; earlier workers of this host may still be ending.
         self._children[number] = start_child(self._settings[number], take_over=True)
 
     def _look(self) -> None:
-        """Start again what has ended."""
+        """Restart workers that have ended."""
         now = self._clock.monotonic()
         for number, child in enumerate(self._children):
             code = None if child is None else child.exit_code()
@@ -118,10 +119,10 @@ class Supervisor:
             self._start(number)
         except MemWalError as error:
             _LOG.warning("worker %d does not start, will try again: %s", number, error)
-            self._children[number] = before  # it has ended: looked at again after the pause
+            self._children[number] = before  # `_look` tries again after the pause
 
     def _stop(self) -> list[int]:
-        """End every worker, side by side; returns their exit codes."""
+        """End all workers in parallel; return their exit codes."""
         self._pool.shutdown()
         running = [child for child in self._children if child is not None]
         with ThreadPoolExecutor(max(1, len(running)), "ending") as ending:

@@ -1,9 +1,7 @@
-"""Sorting out the rows of a batch that cannot be used, one by one; the good ones stay together.
+"""Finds the bad rows of a batch, and the share of bad rows in the newest micro-batches.
 
-A batch is checked as a whole. Only where that fails is it halved, again and again, until the rows at fault are alone:
-b bad rows of n cost about 2 b log2(n / b) checks, none bad costs one.
-
-How many of the newest rows were bad, and whether that is too many.
+A batch is checked as a whole. If the check fails, the batch is halved again and again until the bad rows are alone:
+b bad rows of n cost about 2 b log2(n / b) checks; a batch without bad rows costs one.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ from memwal.memtable import InvalidRows, with_tombstone
 T = TypeVar("T")
 
 _ALONE = " in row 0"
-"""What the message of a row that was checked alone says of its number."""
+"""The row number in the message of a row that was checked alone; it is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """Why a row is a dead letter: at which stage (parse, map, fit, refused), by which column if one is at fault."""
+    """Why a row is a dead letter: the stage (parse, map, fit, refused), the column if one is at fault, the reason."""
 
     stage: str
     column: str | None
@@ -41,7 +39,7 @@ class BadRow:
 
 
 def problems_of(batch: pa.RecordBatch) -> dict[int, BadRow]:
-    """Rows that the source or the mapping could not make use of, by their number in the batch."""
+    """Return the rows that the source or the mapping could not use, by their number in the batch."""
     if PROBLEM not in batch.schema.names:
         return {}
     said = batch[PROBLEM]
@@ -57,9 +55,9 @@ def _problem(text: str) -> BadRow:
 
 
 def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tuple[dict[int, BadRow], T | None]:
-    """Rows that `check` raises InvalidRows for, by their number in the batch; and what it returns where there is none.
+    """Return the rows that `check` refuses, by their number in the batch; and if there are none, the result of `check`.
 
-    Raises InvalidRows where even no rows of these columns pass: that is the fault of the columns, not of a row.
+    Raises: InvalidRows if `check` refuses even zero rows of these columns: the columns are at fault, not a row.
     """
     try:
         return {}, check(batch)
@@ -73,7 +71,7 @@ def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tup
 def _halve(
     failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], object], found: dict[int, BadRow]
 ) -> None:
-    """Add to `found` the bad rows of `failed`, of which there is at least one; its first row is number `first`."""
+    """Add the bad rows of `failed`, at least one, to `found`; the first row of `failed` is number `first`."""
     if failed.num_rows == 1:
         try:
             check(failed)
@@ -92,7 +90,7 @@ def _halve(
 
 
 def as_json(row: Mapping[str, Any]) -> bytes:
-    """A row of a source without raw bytes as JSON: times as ISO text, bytes as base64. Nulls are left out."""
+    """Return a row of a source without raw bytes as JSON: times as ISO text, bytes as base64, without nulls."""
     given = {name: value for name, value in row.items() if value is not None}
     return json.dumps(given, default=_plain, ensure_ascii=False).encode(errors="surrogateescape")
 
@@ -108,8 +106,8 @@ def _plain(value: object) -> object:
 
 
 def readable_row(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
-    """One row's values; bytes of text that is not UTF-8 as surrogates, which `as_json` writes as those bytes: no replay
-    takes the letter for JSON then, and puts other text.
+    """Return the values of one row. Bytes of text that is not UTF-8 become surrogates, which `as_json` writes as those
+    bytes: then the dead letter is not valid JSON, and no replay puts a different text.
     """
     return {name: _value(batch[name].slice(row, 1)) for name in batch.schema.names}
 
@@ -122,10 +120,10 @@ def _value(alone: pa.Array) -> Any:
 
 
 class BadRate:
-    """The share of bad rows in the newest micro-batches that have `window` rows together; no share of fewer rows.
+    """The share of bad rows in the newest micro-batches that have `window` rows together; with fewer rows, no share.
 
-    Thread safety. One thread. A new process begins with no rows: a stream that was stopped for its bad rows goes on for
-    `window` rows more before it is stopped again, but for a micro-batch that is too bad by itself.
+    Thread safety. One thread. A new process begins with no rows: a stream that was stopped for its bad rows runs for
+    `window` more rows before it is stopped again, unless one micro-batch has too many bad rows by itself.
     """
 
     def __init__(self, max_percent: int, window: int) -> None:
@@ -134,7 +132,7 @@ class BadRate:
         self._rows = self._bad = 0
 
     def with_more(self, rows: int, bad: int) -> str | None:
-        """Count a micro-batch of `rows`, `bad` of them bad; what is wrong in words where that makes too many."""
+        """Count a micro-batch of `rows`, `bad` of them bad; return a message if that makes too many, else None."""
         self._batches.append((rows, bad))
         self._rows += rows
         self._bad += bad
@@ -148,7 +146,7 @@ class BadRate:
 
 
 def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
-    """The user's columns of a batch as the table has them. Raises: InvalidRows for what a region would refuse."""
+    """Return the user's columns of a batch in the table's types. Raises: InvalidRows for what a region would refuse."""
     rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
     conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
     target.checker.check(conformed)

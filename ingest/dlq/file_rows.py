@@ -1,4 +1,4 @@
-"""Rows of files as JSON, value by value: what a letter holds, and why Spark could not read a record."""
+"""Rows of files as JSON, value by value: the content of a dead letter, and why Spark could not read a record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memwal.ingest.source.files import UNREADABLE
 
 
 def fields_of(raw: bytes | None) -> dict[str, Any] | BadRow:
-    """The fields of a row as JSON, or why it is none."""
+    """Return the fields of a JSON object, or why it is none."""
     try:
         given = json.loads(raw or b"")
     except ValueError as error:
@@ -26,8 +26,8 @@ def fields_of(raw: bytes | None) -> dict[str, Any] | BadRow:
 
 
 def read_json(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
-    """A value as `bad_rows.as_json` writes it, which has floats that are no numbers, or as Spark reads it, which takes
-    any value for text. Raises: ValueError.
+    """Convert a value to type `kind`. Like `bad_rows.as_json` it allows NaN and infinite floats, and like Spark it
+    takes any value for a text column. Raises: ValueError.
     """
     if isinstance(value, float) and pa.types.is_floating(kind) and not math.isfinite(value):
         return value
@@ -35,17 +35,17 @@ def read_json(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
 
 
 def read_text(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
-    """As `read_json`, of a file in which all values are texts."""
+    """As `read_json`, for a file in which all values are texts."""
     return of_text(value, kind) if isinstance(value, str) else read_json(value, kind)
 
 
 def failure(field: pa.Field, reason: str) -> BadRow:
-    """A row with a value that is none of its column."""
+    """Return the problem of a row with a value that does not fit its column."""
     return BadRow("parse", field.name, f"column {field.name!r} cannot become {field.type} ({reason})")
 
 
 def explained(bad: Mapping[int, BadRow], batch: pa.RecordBatch, schema: pa.Schema) -> dict[int, BadRow]:
-    """`bad` with the column and the reason of records of JSON that Spark could not read, found by reading them again.
+    """Return `bad`, with column and reason of JSON records that Spark could not read; reads these records again.
 
     `schema`: of the table.
     """

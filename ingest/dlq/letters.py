@@ -1,8 +1,8 @@
-"""Dead letters on their way through Spark: made where rows are sorted out, written by the one task that gets them.
+"""Dead letters on their way through Spark: `RouteTask` makes them, and a single task writes them.
 
 A bad row keeps its place columns, is null in all others, and goes to no region: its `_memwal_bucket` is `NOWHERE`, and
-the column `LETTER` says why and holds the row's bytes. Rows of no region sort before those of any, so the task that
-gets them has written them before it sends anything.
+the column `LETTER` has the reason and the bytes of the row. Rows of no region sort before all others, so the task that
+gets them writes them before it sends anything.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Place = tuple[str | int | None, ...]
 
 _ID_BYTES = 10
 _SAID = 3
-"""Reasons that a receipt tells, the most frequent ones."""
+"""Number of most frequent reasons in a receipt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What becomes of bad rows, as it travels to the tasks; secrets travel as references."""
+    """What happens to bad rows: settings for the tasks. Secrets stay references."""
 
     mode: Mode = "fail"
     uri: str = ""
@@ -62,7 +62,7 @@ FAIL = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Bad rows of a micro-batch. `added`: letters that were not in their table before. `reasons`: the frequent ones."""
+    """The bad rows of a micro-batch. `added`: dead letters newly written. `reasons`: the most frequent ones."""
 
     rows: int
     added: int
@@ -70,7 +70,7 @@ class Written:
 
 
 def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
-    """Where a row lies in its source; `number`: as `spark_tasks.RowNumbers` counts."""
+    """Return where a row lies in its source; `number`: as `route.RowNumbers` counts."""
     names = batch.schema.names
     if TOPIC in names and batch[TOPIC][row].is_valid:
         return tuple(batch[name][row].as_py() for name in (TOPIC, PARTITION, OFFSET))
@@ -79,7 +79,7 @@ def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
 
 
 def rows_at(places: Mapping[Place, BadRow], batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
-    """Which rows of a batch lie at one of `places` (as `place_of` tells them), by their number in the batch."""
+    """Return the rows of a batch that lie at one of `places` (see `place_of`), by their number in the batch."""
     if not places:
         return {}
 
@@ -94,8 +94,8 @@ def rows_at(places: Mapping[Place, BadRow], batch: pa.RecordBatch, numbers: npt.
 
 
 def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: list[str], *, raw: bool) -> pa.Array:
-    """The column `LETTER` of a batch: null where rows are good. `raw`: with the bytes of the record, or, where the
-    source has none, `columns` as JSON.
+    """Return the column `LETTER` of a batch: null for good rows. `raw`: with the bytes of the record, or, if the source
+    has none, with `columns` as JSON.
     """
     if not bad:
         return pa.nulls(batch.num_rows, LETTER_TYPE)
@@ -120,9 +120,9 @@ def _bytes(batch: pa.RecordBatch, name: str, row: int) -> bytes | None:
 def as_letters(
     batch: pa.RecordBatch, row_numbers: str, query_id: str, batch_id: int, now: float, seen: Counter[bytes]
 ) -> pa.RecordBatch:
-    """Rows of no region as rows of the table of dead letters. `row_numbers`: name of the column that numbers them.
+    """Return rows of no region as rows of the table of dead letters. `row_numbers`: the column with their numbers.
 
-    `seen`: how often the content of a row without a place came up in this micro-batch; counted on.
+    `seen`: how often each content of rows without a place occurred in this micro-batch; this function adds to it.
     """
     names = batch.schema.names
     numbers = batch[row_numbers].to_pylist()
@@ -154,8 +154,8 @@ def as_letters(
 
 
 def _id(query_id: str, batch_id: int, place: Place, content: bytes, seen: Counter[bytes]) -> str:
-    """The same in every replay, whatever tasks and batches the rows are cut into: by the place of the row, or, where
-    its source tells none, by what it holds, and how many like it came before.
+    """Return the id of a dead letter, the same in every replay, however rows are divided into tasks and batches: a hash
+    of the place of the row, or, if its source has no places, of its content and the number of equal rows before it.
     """
     if isinstance(place[0], str):
         told = json.dumps([query_id, *place]).encode()
@@ -166,10 +166,10 @@ def _id(query_id: str, batch_id: int, place: Place, content: bytes, seen: Counte
 
 
 class Refusals:
-    """Where the rows lie that a region's stream sent, for the case that the region refuses some of them by number.
+    """Remembers the places of the rows of a region's stream, for the case that the region refuses rows by number.
 
-    Thread safety. One thread. Raw bytes are gone by then: the driver runs the micro-batch again, and the rows become
-    letters where their bytes are at hand.
+    Thread safety. One thread. The raw bytes are no longer available then: the driver runs the micro-batch again, and
+    `RouteTask` makes the rows dead letters.
     """
 
     def __init__(self, row_numbers: str) -> None:
@@ -177,12 +177,12 @@ class Refusals:
         self._sent: list[pa.RecordBatch] = []
 
     def sent(self, batch: pa.RecordBatch) -> None:
-        """These rows were sent, behind those before."""
+        """Record that these rows were sent, behind those before."""
         names = (TOPIC, PARTITION, OFFSET, FILE, BLOCK, self._row_numbers)
         self._sent.append(batch.select([name for name in names if name in batch.schema.names]))
 
     def packed(self, error: MemWalError) -> str | None:
-        """The rows that `error` names, for the driver; None where it names none."""
+        """Return the rows that `error` names, packed for the driver; None if it names none."""
         details = error.details
         rows = details.get("rows") or ([details["row"]] if isinstance(details.get("row"), int) else [])
         if not rows or not self._sent:
@@ -194,14 +194,14 @@ class Refusals:
 
 
 def refused_in(packed: str) -> dict[Place, BadRow]:
-    """What `Refusals.packed` told, by the place of each row."""
+    """Unpack `Refusals.packed`, by the place of each row."""
     return {tuple(place): BadRow("refused", column, reason) for place, column, reason in json.loads(packed)}
 
 
 def given(letters: DeadLetters | None, query_id: str, batch_id: int) -> dict[Place, BadRow]:
-    """The letters that an earlier attempt at a micro-batch has written, by the places of their rows.
+    """Return the dead letters that an earlier attempt at a micro-batch has written, by the places of their rows.
 
-    Rows of a source that tells no places are not found again: whether one of them is a letter nothing tells.
+    Rows of a source without places are left out: they cannot be recognised.
     """
     note = None if letters is None else letters.note(query_id)
     if letters is None or note is None or note.batch_id != batch_id:
@@ -231,11 +231,11 @@ class Letterbox:
         self._seen: Counter[bytes] = Counter()
 
     def take(self, bad: Iterable[pa.RecordBatch]) -> Written:
-        """Write all rows of no region, or none. Raises: what the table of letters raises, and iterating `bad`."""
+        """Write all rows of no region, or none. Raises: what `DeadLetters` raises, and iterating `bad`."""
         letters = map(self._counted, bad)
         added = self._write(letters)
         for _ in letters:
-            continue  # those of a micro-batch that was done before are not even looked at
+            continue  # `append` does not read those of a micro-batch that is done; they are counted here
         said = "; ".join(f"{reason} ({count:,}x)" for reason, count in self._reasons.most_common(_SAID))
         return Written(self._rows, added, said)
 

@@ -1,20 +1,19 @@
-"""Dead letters into the table again: each that fits now once, however often the replay is begun.
+"""Puts dead letters that fit now into the table, each once, however often the replay is begun.
 
-In steps, for letters of one region at a time which all put or all delete:
+In steps, for dead letters of one region at a time that are all puts or all deletes:
 
- 1. **Map** their raw bytes to rows, and check these as the sink does. Letters that still do not fit stay.
- 2. **Reserve** a number for them, by a compare-and-swap in the metadata of the table of letters: the number and their
-    ids. *Crash here: the next replay begins with step 3 for these ids.*
- 3. **Put** their rows, tagged with the name of the table of letters and the number. All or none are applied, once.
-    *Crash here: the next replay puts them again, and hears that they were applied before.*
- 4. **Delete** the letters; reserve nothing. *Crash in between: the next replay finds that nothing is left to do.*
+ 1. **Map** their raw bytes to rows, and check these as the sink does. Dead letters that still do not fit remain.
+ 2. **Reserve** a number for them, by a compare-and-swap in the metadata of the table of dead letters: the number and
+    their ids. *Crash here: the next replay begins with step 3 for these ids.*
+ 3. **Put** their rows, tagged with the name of the table of dead letters and the number. All or none are applied, once.
+    *Crash here: the next replay puts them again, and the table answers that they were applied before.*
+ 4. **Delete** the dead letters, then clear the reservation. *Crash in between: the next replay finds nothing to do.*
 
-Two replays at once do the same steps for the same ids. Rows that the region refuses are put in halves, each with a
-number of its own, until those at fault are alone.
+Two replays at once do the same steps for the same ids. Rows that the region refuses are put in halves, each with its
+own number, until the bad rows are alone.
 
-A replayed row counts as put now: it replaces what its key got in the meantime.
-
-Letters of a micro-batch that is not finished stay: it comes again, and takes the rows of letters that it does not find.
+Dead letters of an unfinished micro-batch remain: the micro-batch is replayed, and would take the row of every dead
+letter that no longer exists.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.source.columns import DELETE, runs
 
 AT_ONCE = 500
-"""Letters that are mapped, checked and put together; as many ids are in the table's metadata at most."""
+"""Dead letters that are mapped, checked and put together; the most ids in the table's metadata."""
 _ORDER = [(name, "ascending") for name in ("landed", "topic", "partition", "offset", "file", "block", "row", "id")]
 
-_UNFINISHED = "their micro-batch is not finished; let `memwal run` finish it, and replay them then"
+_UNFINISHED = "their micro-batch is not finished; let `memwal run` finish it, then replay them"
 
 
 class Puts(Protocol):
-    """The table that letters are put into, open here or at its owner."""
+    """The table that dead letters are put into, open here or at its owner."""
 
     def put(self, rows: pa.Table, *, token: Token) -> Receipt:
         """As `Table.put`."""
@@ -60,14 +59,14 @@ class Puts(Protocol):
 
 @dataclass
 class Outcome:
-    """What a replay came to: letters that are in the table now, and why the others are not."""
+    """The outcome of a replay: the number of dead letters put into the table, and why the others were not."""
 
     replayed: int = 0
     stay: Counter[str] = field(default_factory=Counter)
 
 
 class Replaying:
-    """Replays letters of one table of dead letters. One thread. Errors: those of `Puts.put` and `DeadLetters`."""
+    """Replays the letters of one table of dead letters. One thread. Errors: those of `Puts.put` and `DeadLetters`."""
 
     def __init__(
         self,
@@ -77,13 +76,14 @@ class Replaying:
         mapping: Map,
         unfinished: Callable[[], tuple[str, int] | None] = lambda: None,
     ) -> None:
-        """`unfinished`: query and number of a micro-batch that comes again, None for none; asked behind the letters."""
+        """`unfinished`: returns query id and number of a micro-batch that will be replayed, or None; called after the
+        dead letters were read."""
         self._letters, self._target, self._table, self._map = letters, target, table, mapping
         self._unfinished = unfinished
         self._outcome = Outcome()
 
     def replay(self, condition: str | None, limit: int | None) -> Outcome:
-        """Replay what an earlier replay did not finish, then the letters that `condition` (SQL) holds for."""
+        """Replay what an earlier replay did not finish, then the dead letters that match `condition` (SQL)."""
         self._letters.refresh()
         self._finish(self._letters.replay())
         names = [*(name for name, _ in _ORDER), "query_id", "batch_id"]
@@ -109,11 +109,11 @@ class Replaying:
                 self._region([found[int(row)] for row in here[start:end]])
 
     def _region(self, ids: Sequence[str]) -> None:
-        """Steps 2 to 4 for letters that fit; halves what the region refuses."""
+        """Do steps 2 to 4 for dead letters that fit; halve what the region refuses."""
         self._letters.refresh()
         self._finish(self._letters.replay())
         reserved = self._letters.reserve(ids, self._letters.replay())
-        if reserved is None:  # another replay is at work; what it takes is gone then
+        if reserved is None:  # another replay came first; what it takes is gone in the next round
             self._region(ids)
             return
         refused = self._finish(reserved)
@@ -127,16 +127,16 @@ class Replaying:
         self._region(ids[middle:])
 
     def _finish(self, reserved: Replay) -> Invalid | None:
-        """Steps 3 and 4 of what is reserved: by this replay, by one that was cut off, or by one that is under way
-        elsewhere and does the same. Returns why the region refuses it; it is reserved no longer then.
+        """Do steps 3 and 4 for what is reserved: by this replay, by an interrupted one, or by one that runs elsewhere
+        and does the same. Return the error if the region refuses the rows; the reservation is cleared then.
 
-        Looks at the letters once more: those that another replay put before they were reserved are gone.
+        Reads the dead letters once more: those that another replay put before the reservation are gone.
         """
         if not reserved.ids:
             return None
         ids, rows = self._fitting(reserved.ids, tell=False)
         token = Token(f"dlq-{self._letters.name}", reserved.sequence)
-        # Not by the receipt alone: of a put that was sent again it cannot say which time it was applied.
+        # The receipt alone is not enough: if the put was sent twice, it does not say which one was applied.
         newest = self._table.applied(token.producer).newest
         before = newest is not None and newest >= token.sequence
         try:
@@ -145,9 +145,9 @@ class Replaying:
         except Invalid as error:
             self._letters.reserve((), reserved)
             return error
-        if before:  # then all that was reserved, whatever of it still fits
+        if before:  # then all that was reserved was applied, even if some of it no longer fits
             self._letters.refresh()
-            # Where another replay has finished this one, and maybe the next, it knows what became of the letters.
+            # If another replay has finished this reservation, it has handled its dead letters.
             ids = list(reserved.ids) if self._letters.replay() == reserved else []
         if ids:
             self._outcome.replayed += self._letters.delete(among(ids))
@@ -161,7 +161,7 @@ class Replaying:
         return self._table.put(given, token=token)
 
     def _fitting(self, ids: Sequence[str], *, tell: bool = True) -> tuple[list[str], pa.RecordBatch]:
-        """Step 1: rows of those letters that fit, and their ids, in order. `tell`: count why the others do not."""
+        """Do step 1: return ids and rows of the dead letters that fit, in order. `tell`: count why others do not."""
         letters = self._letters.dataset.to_table(filter=among(ids)).sort_by(_ORDER)
         mapped = self._map(letters)
         rows = mapped.rows
@@ -174,12 +174,12 @@ class Replaying:
 
 
 def _deletes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows delete their key; all of what is put together do, or none."""
+    """Return which rows delete their key; of rows that are put together all or none do."""
     if DELETE not in rows.schema.names:
         return np.zeros(rows.num_rows, dtype=bool)
     return np.asarray(rows[DELETE].fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def among(ids: Sequence[str]) -> str:
-    """The condition (SQL) of letters with these ids."""
+    """Return the condition (SQL) for dead letters with these ids."""
     return f"id IN ({', '.join(map(quoted, ids))})"

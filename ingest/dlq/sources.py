@@ -1,7 +1,7 @@
-"""From dead letters back to rows: each source reads its own raw bytes, as it does in the stream.
+"""From dead letters back to rows: raw bytes are read as their source reads them in the stream.
 
-Letters of files are rows as JSON. Letters of Kafka are records, and go through the mapping of `[source]`, in this
-process; only where the mapping has SQL a Spark session evaluates it.
+Dead letters of files are rows as JSON. Dead letters of Kafka are records, and go through the mapping of `[source]`, in
+this process; a Spark session is started only if the mapping has SQL.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Rows of letters. `rows[n]` comes from letter number `of[n]`; letters without a row are in `failed`.
+    """The rows of dead letters. `rows[n]` comes from letter number `of[n]`; letters without a row are in `failed`.
 
-    The columns of `rows` are the table's, and `DELETE` where the source has deletes.
+    The columns of `rows` are the table's, and `DELETE` if the source has deletes.
     """
 
     rows: pa.RecordBatch
@@ -35,11 +35,12 @@ class Mapped:
 
 
 Map = Callable[[pa.Table], Mapped]
-"""From letters (`dead_letters.SCHEMA`, raw bytes and all) to rows."""
+"""A function from dead letters (`table.SCHEMA`, with raw bytes) to rows."""
 
 
 def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Map:
-    """How letters of the source of `settings` are read into columns of `schema`; those of another source fail.
+    """Return the function that reads dead letters of the source of `settings` into columns of `schema`; those of
+    another source fail.
 
     Raises: Invalid for a mapping that does not fit the table.
     """
@@ -52,7 +53,7 @@ def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Ma
 
 def _of_kind(*, of_topics: bool, read: Map) -> Map:
     other = "a file" if of_topics else "a Kafka topic"
-    why = BadRow("map", None, f"it came from {other}; replay it with the configuration that read it")
+    why = BadRow("map", None, f"it came from {other}; replay it with the configuration of that source")
 
     def of_either(letters: pa.Table) -> Mapped:
         ours = np.asarray(letters["topic"].is_valid()) == of_topics
@@ -69,11 +70,13 @@ def _of_kind(*, of_topics: bool, read: Map) -> Map:
 
 
 def rows_of_records(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:
-    """Records through `mapping`. Letters of an older version have no headers: a mapping that reads them skips those."""
+    """Map records to rows. A mapping that reads headers fails dead letters of older versions, which have none."""
     kept = np.ones(letters.num_rows, dtype=bool)
     if mapping.headers:
         kept = np.asarray(letters["raw_headers"].is_valid()) if "raw_headers" in letters.column_names else ~kept
-    old = BadRow("map", None, "the mapping reads headers, which this letter does not hold; produce the record again")
+    old = BadRow(
+        "map", None, "the mapping reads headers, which this dead letter does not have; produce the record again"
+    )
     numbers = np.flatnonzero(kept)
     found = _rows_of(letters.take(pa.array(numbers)), mapping, settings)
     failed = {int(numbers[at]): each for at, each in found.failed.items()}
@@ -101,12 +104,12 @@ def _by_itself(records: pa.Table, mapping: RecordMapping) -> pa.RecordBatch:
 
 
 def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> pa.RecordBatch:
-    """The same with SQL, in a local Spark, in the order of `records`."""
+    """As `_by_itself`, with SQL, in a local Spark; in the order of `records`."""
     from memwal.ingest.source.kafka.stream import rows_of
     from memwal.ingest.spark.session import configuration, start_session
 
     conf = configuration(settings, 1, once=True) | {"spark.master": "local[1]"}
-    conf.pop("spark.jars.packages", None)  # nobody asks Kafka here
+    conf.pop("spark.jars.packages", None)  # Kafka is not read here
     rows = rows_of(start_session(conf).createDataFrame(records), mapping).toArrow()
     places = zip(*(rows[name].to_pylist() for name in (TOPIC, PARTITION, OFFSET)), strict=True)
     at = {each: row for row, each in enumerate(places)}
@@ -119,9 +122,9 @@ def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> 
 
 
 def rows_of_json(letters: pa.Table, schema: pa.Schema, *, texts: bool = False) -> Mapped:
-    """Letters whose `raw_value` is a JSON object, read as strictly as a record of Kafka: nothing is cut off or guessed.
+    """Read dead letters whose `raw_value` is a JSON object as strictly as Kafka records: nothing is cut off or guessed.
 
-    Fields of names that are not in `schema` are left out. `texts`: the rows are of CSV, so numbers may be text.
+    Fields that are not in `schema` are left out. `texts`: the rows are from CSV, so numbers may be text.
     """
     documents = [fields_of(raw) for raw in letters["raw_value"].to_pylist()]
     failed = {row: each for row, each in enumerate(documents) if isinstance(each, BadRow)}

@@ -1,18 +1,18 @@
-"""The Lance table of dead letters: rows of a source that no region took, each once.
+"""The Lance table of dead letters: each row of a source that no region took, once.
 
-A micro-batch's letters are written by one task, before Spark hears that the micro-batch is done. In steps:
+One task writes the dead letters of a micro-batch, before Spark notes the micro-batch as done. In steps:
 
- 1. **Write** the letters into data files, streamed. No version refers to them. *Crash here: files that Lance's clean-up
-    of old versions removes; the replay of the micro-batch writes them again.*
- 2. **Append** by a compare-and-swap (`flush.base.swap`). The same version notes, in the schema's metadata, for the
-    query: the newest batch_id, and a digest of the ids of its letters. Whoever appends for the same micro-batch at the
-    same time (a task that Spark runs twice) fails, looks again and finds the note. *Crash here: both or none.*
- 3. Spark notes that the micro-batch is done, regions that failed are replayed. *Crash before: the micro-batch comes
-    again; its letters have the digest that is noted, and nothing is written.*
+ 1. **Write** the dead letters into data files, streamed. No version refers to them. *Crash here: Lance's clean-up of
+    old versions removes the files; the replay of the micro-batch writes them again.*
+ 2. **Append** them by a compare-and-swap (`flush.base.swap`). The same version notes for the query, in the schema's
+    metadata, the newest batch_id and a digest of the ids of its dead letters. A second append for the same micro-batch
+    at the same time (a task that Spark runs twice) fails, reads again and finds the note. *Crash here: both or none.*
+ 3. Spark notes the micro-batch as done; if regions failed, it is replayed. *Crash before: the micro-batch is replayed;
+    its dead letters have the noted digest, and nothing is written.*
 
-Where a replay has other letters than the first attempt (a column was added between the two; a region refused rows),
-those that are not there yet are appended, told by their ids. Only then is the table read, two columns of it. A later
-micro-batch of a query begins only after the one before is done, so older ones never need a look.
+If a replay has other dead letters than the first attempt (a column was added between the two; a region refused rows),
+those whose ids are missing are appended. Only then is the table read, two columns of it. A micro-batch of a query
+begins only after the previous one is done, so notes of older ones are not needed.
 
 An id is a hash of the query and of the row's place in its source, so a row has the same id in every replay.
 """
@@ -62,8 +62,8 @@ SCHEMA = pa.schema(
         pa.field("raw_headers", HEADERS_TYPE),
     ]
 )
-"""`stage`: one of `STAGES`. `time`: when the letter was written. `landed`: the time of the record, or of its file.
-`raw_headers`: of a record of Kafka, in their order; null in letters that are older than the column, and of files."""
+"""`stage`: one of `STAGES`. `time`: when the dead letter was written. `landed`: the time of the record, or of its file.
+`raw_headers`: of a Kafka record, in order; null in dead letters older than the column, and of files."""
 _ADDED = ("raw_headers",)  # columns that a table may not have yet
 
 STAGES = ("parse", "map", "fit", "refused")
@@ -75,7 +75,7 @@ _VERSIONS_KEPT, _VERSIONS_AGE = 10, timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The newest micro-batch of a query with letters. `digest`: of all their ids, in any order; 0 of none."""
+    """The newest micro-batch of a query with dead letters. `digest`: of all their ids, in any order; 0 for none."""
 
     batch_id: int
     digest: int
@@ -83,7 +83,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Letters that are on their way into the table again, under this number; `ids` is empty when they have arrived."""
+    """Dead letters that are being replayed under this number; `ids` is empty when the replay is done."""
 
     sequence: int
     ids: tuple[str, ...]
@@ -93,8 +93,8 @@ class DeadLetters:
     """The table of dead letters at one place.
 
     Thread safety. One thread; any number of processes at the same table.
-    Durability. What returns is on storage.
-    Errors. Unavailable where others were always faster; OSError of Lance; wal errors of storage.
+    Durability. Changes are on storage when a method returns.
+    Errors. Unavailable if other writers came first in every attempt; OSError of Lance; wal errors of storage.
     """
 
     def __init__(self, uri: str, dataset: lance.LanceDataset, options: Mapping[str, str], clock: wal.Clock) -> None:
@@ -104,37 +104,39 @@ class DeadLetters:
 
     @staticmethod
     def find(uri: str, options: Mapping[str, str], clock: wal.Clock) -> DeadLetters | None:
-        """The table at `uri`, None where there is none. Raises: Invalid where another table is there."""
+        """Return the table at `uri`, None if there is none. Raises: Invalid if another table is there."""
         store = wal.open_store(uri, options)
         dataset = open_dataset(store, uri)
         if dataset is None:
             return None
         needed, metadata = set(SCHEMA.names) - set(_ADDED), dataset.schema.metadata or {}
         if not needed <= set(dataset.schema.names) or _NAME.encode() not in metadata:
-            raise Invalid(f"dlq.uri: {uri} is a table of something else than dead letters; choose another place")
+            raise Invalid(f"dlq.uri: {uri} is another table, not one of dead letters; choose another place")
         return DeadLetters(uri, dataset, store.storage_options, clock)
 
     @staticmethod
     def create(uri: str, options: Mapping[str, str], clock: wal.Clock, ids: wal.Ids) -> DeadLetters:
-        """The table at `uri`, made where there is none; of several that make it, one does. Raises: as `find`."""
+        """Return the table at `uri`; create it if there is none. Safe if several processes create it. Raises: as
+        `find`.
+        """
         found = DeadLetters.find(uri, options, clock)
         if found is not None:
             return found._widened()  # noqa: SLF001 - one of us
         schema = SCHEMA.with_metadata({_NAME: ids.entry_id()})
         known_to_lance = wal.open_store(uri, options).storage_options
-        with suppress(OSError):  # another process was faster, or `find` says what is wrong
+        with suppress(OSError):  # another process came first, or `find` raises the reason
             lance.write_dataset(schema.empty_table(), uri, schema=schema, storage_options=known_to_lance)
         found = DeadLetters.find(uri, options, clock)
         if found is None:
-            raise Unavailable(f"{uri}: the table of dead letters could not be made; run the same command again")
+            raise Unavailable(f"{uri}: the table of dead letters could not be created; run the same command again")
         return found._widened()  # noqa: SLF001 - one of us
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
     def append(self, letters: Iterable[pa.RecordBatch], query_id: str, batch_id: int) -> int:
-        """Write the letters of a micro-batch (in `SCHEMA`), those only that are not there yet; returns how many.
+        """Write those dead letters of a micro-batch (in `SCHEMA`) that do not exist yet; return their number.
 
-        Raises: Unavailable where another attempt wrote other letters at this moment: the replay adds what is missing.
+        Raises: Unavailable if another attempt wrote other dead letters meanwhile: the replay adds what is missing.
         """
         noted = self.note(query_id)
         if noted is not None and noted.batch_id > batch_id:
@@ -155,14 +157,16 @@ class DeadLetters:
                 return written.rows
             if self.note(query_id) == done:
                 return 0
-            raise Unavailable(f"{self.uri}: another attempt wrote letters of micro-batch {batch_id}; it is tried again")
+            raise Unavailable(
+                f"{self.uri}: another attempt wrote dead letters of micro-batch {batch_id}; Spark replays it"
+            )
 
         added = self._until_alone(swap)
         self._maintain()
         return added
 
     def delete(self, condition: str) -> int:
-        """Delete the letters that `condition` (SQL) holds for; returns how many. Raises: as the class says."""
+        """Delete the dead letters that match `condition` (SQL); return their number. Raises: see the class."""
 
         def act() -> int:
             self.refresh()
@@ -173,7 +177,7 @@ class DeadLetters:
         return self._until_alone(act)
 
     def reserve(self, ids: Sequence[str], after: Replay) -> Replay | None:
-        """Note that these letters are replayed next, where `after` is still the newest; None where it is not."""
+        """Note that these dead letters are replayed next; return None if `after` is not the newest."""
         replay = Replay(after.sequence + 1, tuple(ids)) if ids else Replay(after.sequence, ())
         said = json.dumps({"sequence": replay.sequence, "ids": replay.ids})
 
@@ -189,32 +193,32 @@ class DeadLetters:
 
     @property
     def name(self) -> str:
-        """What this table is called as the producer of writes; a table made anew at the same place has another name."""
+        """The name of this table as a producer of writes; a table created anew at its place has another name."""
         return self._metadata(_NAME)
 
     def note(self, query_id: str) -> Note | None:
-        """What the newest version that was looked at notes for a query."""
+        """Return the note for a query in the version that was read last."""
         found = self._notes().get(query_id)
         return None if found is None else Note(int(found[0]), int(found[1], 16))
 
     def written(self, query_id: str, batch_id: int) -> pa.Table:
-        """The letters of a micro-batch that are here, without their raw bytes."""
+        """Return the dead letters of a micro-batch, without their raw bytes."""
         kept = [name for name in SCHEMA.names if not name.startswith("raw_")]
         return self.dataset.to_table(kept, filter=_of_micro_batch(query_id, batch_id))
 
     def replay(self) -> Replay:
-        """The newest replay: ids that may be on their way, or none."""
+        """Return the newest replay, with the ids that may be under way."""
         said = json.loads(self._metadata(_REPLAY) or '{"sequence": 0, "ids": []}')
         return Replay(said["sequence"], tuple(said["ids"]))
 
     def refresh(self) -> None:
-        """Look at the newest version."""
+        """Read the newest version."""
         self.dataset.checkout_latest()  # type: ignore[no-untyped-call]
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _widened(self) -> DeadLetters:
-        """This table, with every column of `SCHEMA`: an older version made it without some. Raises: Unavailable."""
+        """Add the columns of `SCHEMA` that a table of an older version lacks; return the table. Raises: Unavailable."""
 
         def act() -> None:
             missing = [SCHEMA.field(name) for name in SCHEMA.names if name not in self.dataset.schema.names]
@@ -233,7 +237,7 @@ class DeadLetters:
         return str((self.dataset.schema.metadata or {}).get(name.encode(), b"").decode())
 
     def _missing(self, letters: pa.Table, noted: Note, query_id: str) -> Iterator[pa.RecordBatch]:
-        """Of letters of the micro-batch `noted`, those that the table does not have."""
+        """Yield those dead letters of the micro-batch `noted` that the table does not have."""
         if digest(letters["id"].to_pylist()) == noted.digest:
             return iter(())
         same = _of_micro_batch(query_id, noted.batch_id)
@@ -246,7 +250,7 @@ class DeadLetters:
         self.dataset = swapped(self.dataset, fragments, encoded, self._options)
 
     def _until_alone(self, act: Callable[[], T]) -> T:
-        """`act()`, again on top of the newest version while somebody else comes in between."""
+        """Run `act()`, and repeat it on the newest version while other writers come in between."""
         for attempt in range(_SWAPS):
             try:
                 return act()
@@ -258,7 +262,7 @@ class DeadLetters:
         raise Unavailable(f"{self.uri}: not written after {_SWAPS} attempts ({said}); run it again") from last
 
     def _maintain(self) -> None:
-        """Keep fragments and versions few: each micro-batch with letters adds one. Nothing depends on it."""
+        """Merge fragments and delete old versions: each micro-batch with dead letters adds one. Optional."""
         if len(self.dataset.get_fragments()) < _FRAGMENTS:
             return
         with suppress(OSError, RuntimeError, ValueError), panics_as_errors:
@@ -268,7 +272,7 @@ class DeadLetters:
 
 
 class _Written:
-    """Letters on their way into data files: their number and the digest of their ids, known once they are written."""
+    """Writes dead letters into data files; knows their number and the digest of their ids once they are written."""
 
     def __init__(self, letters: Iterable[pa.RecordBatch]) -> None:
         self._letters = letters
@@ -276,7 +280,7 @@ class _Written:
         self.rows = self.digest = 0
 
     def into(self, dataset: lance.LanceDataset, options: Mapping[str, str]) -> Sequence[Any]:
-        """Write data files; no version of `dataset` refers to them. Raises: what reading the letters raises."""
+        """Write data files; no version of `dataset` refers to them. Raises: what iterating the dead letters raises."""
         letters = iter(self._letters)
         first = next(letters, None)
         if first is None:
@@ -286,7 +290,7 @@ class _Written:
             with panics_as_errors:
                 return write_fragments(reader, dataset, schema=SCHEMA, mode="append", storage_options=dict(options))
         except Exception as error:
-            raise self._error or error from error  # Lance hands on the text of what reading raised only
+            raise self._error or error from error  # Lance passes on only the text of an error of the reader
 
     def _counted(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
@@ -302,7 +306,7 @@ class _Written:
 
 
 def digest(ids: Iterable[str]) -> int:
-    """One number for a set of ids: the same in any order, and XOR of the digests of its parts."""
+    """Return one number for a set of ids: independent of their order, the XOR of the digests of its parts."""
     found = 0
     for id in ids:
         found ^= int(id, 16)
@@ -314,10 +318,10 @@ def _of_micro_batch(query_id: str, batch_id: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as SQL writes it."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def moment(seconds: float) -> str:
-    """A unix time as SQL writes it."""
+    """Return a unix time as an SQL literal."""
     return f"timestamp '{datetime.fromtimestamp(seconds, UTC).isoformat()}'"

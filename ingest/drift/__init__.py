@@ -1,1 +1,1 @@
-"""New fields of a source, and what becomes of them."""
+"""New fields of a source, and what happens to them."""

@@ -1,8 +1,8 @@
-"""The fields that a writer's schema of Avro declares, with the kinds of their columns: exact, and without any record.
+"""The fields of an Avro writer's schema, with the kinds of their columns; exact, and without reading a record.
 
-int, long, float, double, bool, bytes and text are what they are called; dates, timestamps, decimals and lists of one
-kind of scalar too. A union with null is the rest of it. Enums, UUIDs and times of day are text, and records, maps and
-other unions `drift_kinds.ANY`.
+int, long, float, double, bool, bytes and text have columns of the same type; so do dates, timestamps, decimals and
+lists of one kind of scalar. A union with null is its other type. Enums, UUIDs and times of day are text; records, maps
+and other unions are `kinds.ANY`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIDES = ("after", "before")
 
 
 def fields_of_schema(schema: Any, envelope: str = "none") -> Kinds:
-    """The fields of the rows that are written by `schema`, as `fastavro.parse_schema` gives it."""
+    """Return the fields of rows written by `schema`, a result of `fastavro.parse_schema`."""
     names: dict[str, Any] = {}
     for each in schema if isinstance(schema, list) else [schema]:
         names |= each.get("__named_schemas", {}) if isinstance(each, dict) else {}
@@ -63,20 +63,20 @@ class _Reader:
     names: Mapping[str, Any]
 
     def types(self, schema: Any) -> dict[str, Any]:
-        """The schemas of the fields of the records that `schema` allows."""
+        """Return the schemas of the fields of the records that `schema` allows."""
         records = (each for each in self._branches(schema) if _type(each) in ("record", "error"))
         return {field["name"]: field["type"] for record in records for field in record["fields"]}
 
     def fields(self, schema: Any) -> Kinds:
-        """Their kinds."""
+        """Return the kinds of the fields of the records that `schema` allows."""
         return {name: self.kind(each) for name, each in self.types(schema).items()}
 
     def kind(self, schema: Any) -> Kind:
-        """The kind of the values of `schema`."""
+        """Return the kind of the values of `schema`."""
         return common(self._alone(each) for each in self._branches(schema))
 
     def _branches(self, schema: Any) -> Iterator[Any]:
-        """What a value may be, names resolved."""
+        """Yield the alternatives of a schema, with names resolved."""
         if isinstance(schema, list):
             for each in schema:
                 yield from self._branches(each)

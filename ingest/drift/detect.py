@@ -1,19 +1,16 @@
-"""New fields in a source: seen before anything of their micro-batch is written, then refused, or added as columns.
+"""New fields in a source: found before anything of their micro-batch is written, then refused or added as columns.
 
 In steps, for a micro-batch:
 
- 1. Its records are looked at for fields that nobody reads, and for the type of their values: JSON by the values
-    themselves (`drift_kinds`), Avro by the schemas that its values were written by, each once (`drift_avro`), Parquet
-    and ORC by the schemas of the files (`drift_files`).
- 2. `fail`: the stream ends here. `add`: the driver adds nullable columns to the base table, by Lance's own call; of
-    several that add the same one, one does. *Crash here: the columns are there, null in every row.*
- 3. The query ends and begins anew with the columns that the table has now; the regions follow
-    (`ingest.region.admission`). Its checkpoint has the micro-batch as begun, so it comes again, whole. *Crash here: the
-    same.*
+ 1. Its records are searched for fields that the mapping does not read, and for the types of their values: JSON by the
+    values themselves (`kinds`), Avro by the schemas that its values were written by, each once (`avro_fields`), Parquet
+    and ORC by the schemas of the files (`file_fields`).
+ 2. `fail`: the stream ends here. `add`: the driver adds nullable columns to the base table, by Lance's own call; if
+    several drivers add the same column, one succeeds. *Crash here: the columns exist, null in every row.*
+ 3. The query is restarted with the columns that the table has now; the regions follow (`ingest.region.admission`). Its
+    checkpoint has the micro-batch as begun, so it is replayed as a whole. *Crash here: the same.*
 
-What becomes no column is left out, and told once in the log: fields whose names nobody can use, or that differ from
-a column's only in the case of letters. A field that is null in all records so far is no field yet. A value that does
-not fit its column later is a bad row, as ever.
+The README says which fields become no columns.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ from memwal.ingest.mapping.documents import documents, of_json
 from memwal.ingest.mapping.spec import VALUE
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.source.batch_files import NO_GLOB, files_of
 from memwal.ingest.source.columns import PLACE, RAW_VALUE
+from memwal.ingest.source.files import NO_GLOB, files_of
 from memwal.ingest.source.kafka.rows import record_mapping
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.task import only_looking, task_edge
@@ -51,11 +48,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("memwal.pipeline")
 _TRIES = 20
 MOST_COLUMNS = 1_000
-"""Of a table, for new ones to be added: where there are more fields than that, their names are data."""
+"""Most columns of a table to which columns are added: with more fields than that, field names are data."""
 
 
 class Grown(Exception):
-    """The table has columns now that the query was started without."""
+    """Raised if the table has columns that the query was started without."""
 
 
 # ---- on executors --------------------------------------------------------------------------------------------------
@@ -63,10 +60,10 @@ class Grown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldsTask:
-    """Looks through records (a binary column) for fields besides `known`; yields them once, packed.
+    """Searches records (a binary column) for fields besides `known`; yields them once, packed.
 
-    `registry`: of Avro values; without one they are JSON. Records that cannot be read have no fields: what becomes of
-    them is decided elsewhere. Raises (as TaskError): Invalid and Unavailable about the registry.
+    `registry`: of Avro values; without one, values are JSON. Unreadable records count as records without fields; the
+    mapping reports them. Raises (as TaskError): Invalid and Unavailable about the registry.
     """
 
     known: frozenset[str]
@@ -82,7 +79,7 @@ class FieldsTask:
             yield pa.RecordBatch.from_pydict({"found": pa.array([packed(found)], pa.binary())})
 
     def fields_of(self, records: pa.Array) -> Kinds:
-        """Kinds of the fields of records, by name."""
+        """Return the kinds of the fields of records, by name."""
         found = self._of_schemas(records) if self.registry else _of_json(records, self.envelope)
         return {name: kind for name, kind in found.items() if name not in self.known}
 
@@ -108,7 +105,7 @@ def _of_json(records: pa.Array, envelope: str) -> Kinds:
 
 
 def _at_once(values: list[bytes]) -> Kinds | None:
-    """All records by Arrow's own reader; None where one of them, or two together, are not what it takes."""
+    """Read all records with Arrow's own reader; return None if it refuses one of them, or two together."""
     try:
         read = pyarrow.json.read_json(
             io.BytesIO(b"\n".join(values)),
@@ -123,7 +120,7 @@ def _at_once(values: list[bytes]) -> Kinds | None:
 
 
 class Drift:
-    """Stands before the sink of a query, and looks at each micro-batch first.
+    """Wraps the sink of a query, and examines each micro-batch first.
 
     Thread safety. As the sink. Errors. As the sink, and `Grown`; the last one stays in `failure`.
     """
@@ -135,13 +132,13 @@ class Drift:
         sink: Callable[[DataFrame, int], None],
         told: set[str] | None = None,
     ) -> None:
-        """`base`: the table with the columns that the query was started with. `told`: fields that the log knows."""
+        """`base`: the table with the columns that the query was started with. `told`: fields already logged."""
         self._settings, self._base, self._sink = settings, base, sink
         self.told: set[str] = set() if told is None else told
         self.failure: MemWalError | Grown | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Look, then write; Spark calls this."""
+        """Examine, then write; Spark calls this."""
         self.failure = None
         try:
             self._look(frame)
@@ -154,15 +151,15 @@ class Drift:
         self._sink(frame, batch_id)
 
     def _look(self, frame: DataFrame) -> None:
-        """Raises: Grown, and Invalid where new fields are to end the run."""
+        """Raise Grown if columns were added, Invalid if new fields end the run."""
         known = self._known()
         columns, passed = new_columns(self._found(frame, known), known)
         if self._settings.source.schema_drift == "fail" and columns:
             names = ", ".join(map(said, columns))
             raise Invalid(
-                f"the source has fields that the table has not: {names}; add the columns, or set source.schema_drift"
+                f"the source has fields without a column: {names}; add the columns, or set source.schema_drift"
             )
-        if self._settings.source.format in OWN_SCHEMA:  # no column of text can take what is no text there
+        if self._settings.source.format in OWN_SCHEMA:  # a column of text cannot take other values of such files
             passed += [column.name for column in columns if column.metadata]
             columns = [column for column in columns if not column.metadata]
         self._tell(passed)
@@ -197,14 +194,14 @@ class Drift:
         if names:
             self.told |= set(names)
             _LOG.warning(
-                "%s: fields of the source that become no columns, and are left out: %s; such a name, or type, no "
-                "column can have here, or another one has the name in other letters",
+                "%s: fields of the source that become no columns, and are left out: %s; a column cannot have this name "
+                "or type, or another name differs only in case",
                 self._base.uri,
                 ", ".join(map(repr, names)),
             )
 
     def _known(self) -> frozenset[str]:
-        """Names of fields that a column has, or that the mapping reads into one."""
+        """Return the names of fields that have a column, or that the mapping reads into one."""
         names, source = set(self._base.schema.names), self._settings.source
         if source.format == KAFKA:
             mapping = record_mapping(source, self._base.schema, self._base.key)
@@ -213,7 +210,7 @@ class Drift:
 
 
 def _records(frame: DataFrame) -> DataFrame:
-    """The raw records of a micro-batch: those of Kafka come along; those of files are lines, read once more."""
+    """Return the raw records of a micro-batch: of Kafka from the frame, of files as lines, which are read once more."""
     from pyspark.sql import functions
 
     if PLACE[1] not in frame.columns:
@@ -224,13 +221,13 @@ def _records(frame: DataFrame) -> DataFrame:
 
 
 def add_columns(base: BaseTable, wanted: Sequence[pa.Field]) -> bool:
-    """Add to the table those of the columns that it does not have; whether it has columns now that `base` has not.
+    """Add the missing columns to the table; return whether it now has columns that `base` does not have.
 
-    Raises: Unavailable where others were always faster.
+    Raises: Unavailable if other writers came first in every attempt.
     """
     for _ in range(_TRIES):
         newest = base.latest()
-        there = {name.lower() for name in newest.schema.names}  # another pipeline may have added it, in other letters
+        there = {name.lower() for name in newest.schema.names}  # another pipeline may have added it, in another case
         missing = [column for column in wanted if column.name.lower() not in there]
         if not missing:
             return bool(newest.schema.names != base.schema.names)

@@ -1,7 +1,7 @@
-"""The columns that files of a micro-batch have, where files say it themselves: Parquet and ORC.
+"""The columns of the files of a micro-batch, for formats whose files have a schema: Parquet and ORC.
 
-Spark reads the schema of each file, as it will read the file: wherever it lies, and in Spark's types. What Spark, or
-a table, cannot hold as it is has the kind `ANY`, and so have columns that two files have of two types.
+Spark reads the schema of each file as it will read the file: from any storage, and in Spark's types. Types that Spark
+or a table does not have become the kind `ANY`, and so do columns that have different types in two files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from memwal.ingest.drift.kinds import ANY, Kinds, widen
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import SourceSettings
-from memwal.ingest.source.batch_files import NO_GLOB, files_of
+from memwal.ingest.source.files import NO_GLOB, files_of
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.schema import spark_type
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 OWN_SCHEMA = ("parquet", "orc")
-"""Formats of files that say which columns they have."""
+"""Formats of files that have a schema."""
 _PLAIN = (
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string()),
     *(pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")),
@@ -32,8 +32,8 @@ _PLAIN = (
 
 
 def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[str]) -> Kinds:
-    """Kinds of the columns of the files of a micro-batch that are none of `known`, in letters of whichever case: Spark
-    finds them by that. Raises: Invalid for a file whose columns Spark cannot read.
+    """Return the kinds of the columns of the files of a micro-batch that are not in `known`, whatever their case, which
+    Spark ignores. Raises: Invalid for a file whose columns Spark cannot read.
     """
     there = {name.lower() for name in known}
     reader = frame.sparkSession.read.format(source.format)
@@ -42,7 +42,7 @@ def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[s
     for path in files_of(frame):
         try:
             columns = reader.load(path).schema.fields
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises, it does not name the file
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises does not name the file
             why = of_spark(error)
             raise type(why)(f"{path}: {why.message}", why.details) from None
         widen(found, {each.name: kind_of(each.dataType) for each in columns if each.name.lower() not in there})
@@ -50,7 +50,7 @@ def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[s
 
 
 def kind_of(kind: DataType) -> pa.DataType:
-    """The type of a column that Spark reads as `kind`; `ANY` where there is none."""
+    """Return the type of a column that Spark reads as `kind`; `ANY` if there is none."""
     from pyspark.sql import types as spark
 
     if isinstance(kind, spark.ArrayType):

@@ -1,9 +1,9 @@
-"""The kinds of values that fields of a source have, as types of the columns that they become. Everything here is pure.
+"""The kinds of fields of a source, as types of the columns that they become. Everything here is pure.
 
-A kind is one that every value of the field fits, in whichever record it was found. Numbers widen to wider numbers and
-lists of one kind of scalar stay lists; what has no such type (an object, a list of lists, text here and a number there)
-is `ANY`: a column of text that takes every value, text as it is and everything else as JSON (`mapping_types.ANY_TEXT`),
-so whatever comes later, nothing of it is lost. None: only nulls and empty lists so far, of which no column can be made.
+Every value of a field fits its kind, in all records. Numbers widen to wider numbers, and lists of one kind of scalar
+stay lists. Anything else (an object, a list of lists, text in one record and a number in another) is `ANY`: a column of
+text that takes every value, text as it is and everything else as JSON (`mapping.values.ANY_TEXT`), so that nothing is
+lost, whatever values come later. None: only nulls and empty lists so far; no column can be made.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from memwal.ingest.mapping.values import MARK_ANY
 Kind: TypeAlias = pa.DataType | None
 Kinds: TypeAlias = dict[str, Kind]
 ANY = pa.json_(pa.string())
-"""Stands for `MARK_ANY` while kinds are told apart; no column ever has this type."""
+"""Represents `MARK_ANY` while kinds are determined; no column ever has this type."""
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _FLOATS = (pa.float32(), pa.float64())
 DIGITS = 38
-"""That a decimal can have."""
+"""Most digits of a decimal."""
 
 
 def of_value(value: object) -> Kind:
-    """The kind of a value of a JSON document."""
+    """Return the kind of a value of a JSON document."""
     if isinstance(value, bool):
         return pa.bool_()
     if isinstance(value, int):
@@ -41,7 +41,7 @@ def of_value(value: object) -> Kind:
 
 
 def of_arrow(kind: pa.DataType) -> Kind:
-    """The kind of a field that Arrow's JSON reader took for `kind`: it guesses times in text."""
+    """Return the kind of a field that Arrow's JSON reader read as `kind`; times that it guessed in text stay text."""
     types = pa.types
     if types.is_null(kind):
         return None
@@ -53,14 +53,14 @@ def of_arrow(kind: pa.DataType) -> Kind:
 
 
 def listed(kind: Kind) -> Kind:
-    """The kind of a list of values of `kind`."""
+    """Return the kind of a list of values of `kind`."""
     if kind is None:
         return None
     return ANY if kind == ANY or pa.types.is_nested(kind) else pa.list_(kind)
 
 
 def common(kinds: Iterable[Kind]) -> Kind:
-    """One for all."""
+    """Return one kind that fits all `kinds`."""
     found: Kind = None
     for kind in kinds:
         found = widened(found, kind)
@@ -68,7 +68,7 @@ def common(kinds: Iterable[Kind]) -> Kind:
 
 
 def widened(one: Kind, other: Kind) -> Kind:
-    """A kind that the values of both fit."""
+    """Return a kind that the values of both fit."""
     if one is None or other is None or one == other:
         return other if one is None else one
     if pa.types.is_list(one) and pa.types.is_list(other):
@@ -89,15 +89,15 @@ def _decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def widen(found: Kinds, more: Mapping[str, Kind]) -> None:
-    """Take `more` into `found`."""
+    """Widen the kinds in `found` by those in `more`."""
     for name, kind in more.items():
         found[name] = widened(found.get(name), kind)
 
 
 def new_columns(found: Mapping[str, Kind], known: Iterable[str]) -> tuple[list[pa.Field], list[str]]:
-    """The columns that fields become beside those of the names `known`, and the names of fields that cannot.
+    """Return the columns for new fields, those not in `known`, and the names of fields that cannot become columns.
 
-    Spark does not tell `Id` from `id`: of two such fields the first is a column.
+    Spark does not distinguish `Id` from `id`: of two such fields the first becomes a column.
     """
     taken = {name.lower() for name in known}
     columns: list[pa.Field] = []
@@ -114,31 +114,31 @@ def new_columns(found: Mapping[str, Kind], known: Iterable[str]) -> tuple[list[p
 
 
 def column(name: str, kind: pa.DataType) -> pa.Field:
-    """The nullable column of a field."""
+    """Return the nullable column of a field."""
     return pa.field(name, pa.string(), metadata=dict([MARK_ANY])) if kind == ANY else pa.field(name, kind)
 
 
 def said(field: pa.Field) -> str:
-    """A column as a line for the user names it."""
+    """Return name and type of a column for messages."""
     return f"{field.name} ({'text of any value' if field.metadata else field.type})"
 
 
 def _is_usable(name: str) -> bool:
-    """Whether it can be a column: names that begin with _ Lance or memwal may take for themselves."""
+    """Return whether a column can have this name; names that begin with _ are reserved for Lance and memwal."""
     return bool(name) and not name.startswith("_") and name.isprintable() and not set(name) & set('."`\\')
 
 
 def packed(found: Mapping[str, Kind]) -> bytes:
-    """Kinds on their way from a task to the driver; those that are None stay behind."""
+    """Return kinds as bytes, for the way from a task to the driver; kinds that are None are left out."""
     fields = [pa.field(_text(name), kind) for name, kind in found.items() if kind is not None]
     return bytes(pa.schema(fields).serialize())
 
 
 def unpacked(told: bytes) -> Kinds:
-    """What `packed` made."""
+    """Return the kinds in the bytes of `packed`."""
     return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(told))}
 
 
 def _text(name: str) -> str:
-    """JSON has names that are no text: halves of surrogate pairs."""
+    """Return a name as valid text: names in JSON may contain halves of surrogate pairs."""
     return name.encode(errors="backslashreplace").decode()

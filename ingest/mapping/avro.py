@@ -75,35 +75,35 @@ def _decoded(stream: BytesIO, size: int, schema: Any) -> Any:
     import fastavro
 
     try:
-        found = fastavro.schemaless_reader(stream, schema, None)
+        decoded = fastavro.schemaless_reader(stream, schema, None)
     except Exception as error:  # noqa: BLE001 - whatever the library raises, the value is at fault
         raise ValueError(f"not Avro of that schema ({type(error).__name__}: {str(error)[:80]})") from None
     if stream.tell() != size:
         raise ValueError(f"not Avro of that schema: {size - stream.tell()} bytes too many")
-    return found
+    return decoded
 
 
 @lru_cache(maxsize=1024)
 def _registered(registry: str, options: Options, number: int) -> Any:
-    found = _fetch(registry, options, f"/schemas/ids/{number}")
-    if found is None:
+    registered = _fetch(registry, options, f"/schemas/ids/{number}")
+    if registered is None:
         raise ValueError(f"schema id {number} is not in the registry")
     import fastavro
 
-    if found.get("schemaType", "AVRO") != "AVRO":
-        raise ValueError(f"schema id {number} is {found['schemaType']}, not Avro")
+    if registered.get("schemaType", "AVRO") != "AVRO":
+        raise ValueError(f"schema id {number} is {registered['schemaType']}, not Avro")
     named: dict[str, Any] = {}
-    _parse_references(registry, options, found, named)
-    return fastavro.parse_schema(json.loads(found["schema"]), named_schemas=named)
+    _parse_references(registry, options, registered, named)
+    return fastavro.parse_schema(json.loads(registered["schema"]), named_schemas=named)
 
 
-def _parse_references(registry: str, options: Options, found: dict[str, Any], named: dict[str, Any]) -> None:
+def _parse_references(registry: str, options: Options, registered: dict[str, Any], named: dict[str, Any]) -> None:
     """Parse the types that a schema refers to into `named`, after the types that they refer to."""
     from urllib.parse import quote
 
     import fastavro
 
-    for reference in found.get("references") or ():
+    for reference in registered.get("references") or ():
         if reference["name"] in named:
             continue
         subject = quote(reference["subject"], safe="")
@@ -123,7 +123,7 @@ def _fetch(registry: str, options: Options, path: str) -> dict[str, Any] | None:
     request = Request(registry.rstrip("/") + path, headers=_headers(options))  # noqa: S310
     try:
         with urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
-            found = json.load(answer)
+            fetched = json.load(answer)
     except HTTPError as error:
         if error.code == 404:
             return None
@@ -135,7 +135,7 @@ def _fetch(registry: str, options: Options, path: str) -> dict[str, Any] | None:
         raise Unavailable(
             f"source.registry: {registry} does not answer ({reason}); start it or correct the URL"
         ) from None
-    return found if isinstance(found, dict) else None
+    return fetched if isinstance(fetched, dict) else None
 
 
 def _headers(options: Options) -> dict[str, str]:

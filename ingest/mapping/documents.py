@@ -37,18 +37,18 @@ def documents(
 
 def _document(value: bytes, decode: Callable[[bytes], Any], envelope: str, noun: str) -> Document:
     try:
-        found = decode(value)
-        if not isinstance(found, dict):
-            raise ValueError(f"{noun} is {_kind(found)}, not an object")
-        return Document(found) if envelope == "none" else opened(found)
+        decoded = decode(value)
+        if not isinstance(decoded, dict):
+            raise ValueError(f"{noun} is {_kind(decoded)}, not an object")
+        return Document(decoded) if envelope == "none" else opened(decoded)
     except ValueError as error:
         return Document(problem=f"parse: {error}")
 
 
-def opened(found: dict[str, Any]) -> Document:
+def opened(envelope: dict[str, Any]) -> Document:
     """Return the row inside a Debezium envelope. Raises: ValueError."""
-    inner = found.get("payload")
-    whole = inner if isinstance(inner, dict) else found
+    inner = envelope.get("payload")
+    whole = inner if isinstance(inner, dict) else envelope
     op = whole.get("op")
     if op is None:
         raise ValueError(_MISSING_OP)
@@ -77,14 +77,14 @@ def of_json(value: bytes) -> Any:
 
 def field(document: Document, path: Sequence[str], *, of_envelope: bool = False) -> Any:
     """Return the value at `path`: None if it is missing, a ValueError (not raised) if the path crosses a non-object."""
-    found: Any = document.envelope if of_envelope else document.fields
+    value: Any = document.envelope if of_envelope else document.fields
     for depth, name in enumerate(path):
-        if found is None:
+        if value is None:
             return None
-        if not isinstance(found, dict):
-            return ValueError(f"{'.'.join(path[:depth])} is {_kind(found)}, not an object")
-        found = found.get(name)
-    return found
+        if not isinstance(value, dict):
+            return ValueError(f"{'.'.join(path[:depth])} is {_kind(value)}, not an object")
+        value = value.get(name)
+    return value
 
 
 def _kind(value: Any) -> str:
@@ -93,12 +93,12 @@ def _kind(value: Any) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"ambiguous JSON: {twice!r} occurs twice")
-    return found
+    return fields
 
 
 def _no_number(text: str) -> NoReturn:

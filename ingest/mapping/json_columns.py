@@ -54,7 +54,8 @@ def debezium(
     op = (("op",), pa.string(), "")
     sides = [*_below(("after",), fields), *_below(("before",), fields)]
     try:
-        struct = _struct(values, [*(each for w in ((), _WRAPPER) for each in _below(w, [op, *sides, *around]))])
+        wanted = [op, *sides, *around]
+        struct = _struct(values, [*wanted, *_below(_WRAPPER, wanted)])
         if struct is None:
             return None
         ops = _either(struct, *op)
@@ -81,8 +82,8 @@ def _below(path: Path, fields: Sequence[Read]) -> list[Read]:
 def _either(struct: pa.StructArray, path: Path, kind: pa.DataType, unit: str) -> pa.Array:
     """Return a field of the payload if the value has one, else of the value itself."""
     inside = at(struct, (*_WRAPPER, *path))
-    found = pc.if_else(pc.is_valid(at(struct, _WRAPPER)), inside, at(struct, path))
-    return finished(found, kind, unit)
+    values = pc.if_else(pc.is_valid(at(struct, _WRAPPER)), inside, at(struct, path))
+    return finished(values, kind, unit)
 
 
 def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -> bool:
@@ -104,10 +105,10 @@ def _struct(values: pa.Array, fields: Sequence[Read]) -> pa.StructArray | None:
 
 def at(struct: pa.StructArray, path: Path) -> pa.Array:
     """Return the field at `path`; null below a null."""
-    found: pa.Array = struct
+    values: pa.Array = struct
     for name in path:
-        found = pc.struct_field(found, name)
-    return found
+        values = pc.struct_field(values, name)
+    return values
 
 
 def _grow(tree: _Tree, path: Path, kind: pa.DataType) -> None:

@@ -152,7 +152,7 @@ def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple
         for name in source.columns
         if name not in schema.names
     ]
-    inputs, found = _inputs(source, columns)
+    inputs, input_problems = _inputs(source, columns)
     mapping = RecordMapping(
         tuple(columns),
         tuple(inputs),
@@ -163,7 +163,7 @@ def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple
         source.registry,
         tuple((name, value.get_secret_value()) for name, value in source.registry_options.items()),
     )
-    return mapping, [*problems, *found]
+    return mapping, [*problems, *input_problems]
 
 
 def parse_origin(text: str, source: MappingSource) -> Origin:
@@ -274,7 +274,7 @@ def _plain_fits(root: str, kind: pa.DataType) -> bool:
 
 def _inputs(source: MappingSource, columns: Sequence[Column]) -> tuple[list[Leaf], list[MappingProblem]]:
     """Return the parts that expressions use, typed by [source.fields] or by the column mapped from the same part."""
-    found: dict[Origin, Leaf] = {}
+    inputs: dict[Origin, Leaf] = {}
     problems: list[MappingProblem] = []
     known = {column.leaf.origin: column.leaf for column in columns if column.leaf is not None}
     declared: dict[Origin, str] = {}
@@ -289,10 +289,10 @@ def _inputs(source: MappingSource, columns: Sequence[Column]) -> tuple[list[Leaf
     for key, where, sql in expressions:
         try:
             for origin in references(sql, source):
-                found[origin] = _input(origin, declared, known)
+                inputs[origin] = _input(origin, declared, known)
         except ValueError as error:
             problems.append(MappingProblem(key, f"{where}: {error}"))
-    return list(found.values()), problems
+    return list(inputs.values()), problems
 
 
 def _input(origin: Origin, declared: Mapping[Origin, str], known: Mapping[Origin, Leaf]) -> Leaf:

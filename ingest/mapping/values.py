@@ -241,13 +241,13 @@ def _vector(value: Any, kind: pa.DataType, unit: str) -> list[float]:
         raise _misfit(value, kind)
     if len(value) != kind.list_size:
         raise ValueError(f"has {len(value)} numbers, vectors of the column have {kind.list_size}")
-    return [_floating(each, kind.value_type, unit) for each in value]
+    return [_floating(number, kind.value_type, unit) for number in value]
 
 
 def _list(value: Any, kind: pa.DataType, unit: str) -> list[Any]:
     if not isinstance(value, list):
         raise _misfit(value, kind)
-    return [typed(each, kind.value_type, unit) for each in value]
+    return [typed(element, kind.value_type, unit) for element in value]
 
 
 def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
@@ -256,13 +256,13 @@ def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
     for name in value:
         if kind.get_field_index(name) < 0:
             raise ValueError(f"has a field {name!r} that the column lacks")
-    found = {}
+    fields = {}
     for field in kind:
         try:
-            found[field.name] = typed(value.get(field.name), field.type)
+            fields[field.name] = typed(value.get(field.name), field.type)
         except ValueError as error:
             raise ValueError(f"{field.name}: {error}") from None
-    return found
+    return fields
 
 
 _EPOCH = datetime.date(1970, 1, 1)
@@ -327,10 +327,10 @@ def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
 def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     """Convert a column read as `json_type` to `carried(kind)`. Raises: pa.ArrowInvalid if any value does not fit."""
     if unit or is_bytes(kind) or pa.types.is_decimal(kind):
-        found, problems = column(values.to_pylist(), kind, unit)
+        converted, problems = column(values.to_pylist(), kind, unit)
         if problems:
             raise pa.ArrowInvalid(next(iter(problems.values())))
-        return found
+        return converted
     floats = values.flatten() if pa.types.is_list(values.type) else values
     if pa.types.is_floating(floats.type) and pc.all(pc.is_finite(floats)).as_py() is False:
         raise pa.ArrowInvalid("not finite")

@@ -53,11 +53,11 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return cumulative counts by upper bound; the last bound is "+Inf"."""
-        found, below = [], 0.0
+        cumulative, below = [], 0.0
         for bound, count in zip((*self._bounds, float("inf")), list(self._counts), strict=True):
             below += count
-            found.append(("+Inf" if bound == float("inf") else repr(bound), below))
-        return found
+            cumulative.append(("+Inf" if bound == float("inf") else repr(bound), below))
+        return cumulative
 
 
 class Answer(Protocol):

@@ -181,9 +181,9 @@ def _in_a_thread(make: Make) -> Future[Page]:
         try:
             made.set_result(make())
         except BaseException as error:  # noqa: BLE001 - the client gets the error
-            found = classify(error)
-            status = 503 if found.kind == "UNAVAILABLE" else 500
-            made.set_result(Page.of({"error": {"kind": found.kind, "message": found.message}}, status))
+            classified = classify(error)
+            status = 503 if classified.kind == "UNAVAILABLE" else 500
+            made.set_result(Page.of({"error": {"kind": classified.kind, "message": classified.message}}, status))
 
     threading.Thread(target=work, name="http-page", daemon=True).start()
     return made

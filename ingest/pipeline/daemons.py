@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from memwal import flush, wal
 from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.daemon.child import KeptChild
+from memwal.ingest.daemon.child import RestartingDaemon
 from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError
 from memwal.ingest.fleet.driver import LOOK_EVERY, SparkDaemons, session_of
 from memwal.ingest.fleet.slots import check_configuration, slots_now
@@ -122,7 +122,7 @@ def _found(settings: Settings) -> RemoteTable | None:
 class Owner:
     """The owner of a table's regions: a child daemon, daemons on Spark executors, or configured ones."""
 
-    child: KeptChild | None
+    child: RestartingDaemon | None
     table: RemoteTable
     on_spark: SparkDaemons | None = None
     tasks: int | None = None
@@ -149,7 +149,7 @@ def owner_of(
             return
         endpoint, child = configured_endpoint(settings), None
         if endpoint is None:
-            child = KeptChild(settings, replaying)
+            child = RestartingDaemon(settings, replaying)
             stack.callback(child.stop, settings.daemon.drain_timeout)
             endpoint = child.endpoint
         sink, shown = settings.sink, Access.of(settings).options()

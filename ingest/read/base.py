@@ -4,10 +4,10 @@ Measured on 4,000 packages (with 384-d vectors) and 336,776 flights, pylance 14.
 
 * get: a filter `key IN (…)` costs 1.4 ms for one key and about 20 µs for each further one, with or without a
   B-tree on the key at this size; reading the key columns of the whole table costs 10 ms per 200,000 rows, and
-  a take by offset 1 ms + 20 µs per row. So few keys go through a filter and many (more than one per
-  `ROWS_PER_KEY` rows) through a key scan.
-* a composite key as `(a = 1 AND b = 2) OR …` takes 133 ms for 100 keys; `a IN (…) AND b IN (…)`, which may
-  pass some rows too many, plus an exact match of the key columns 52 ms.
+  a take by offset 1 ms + 20 µs per row. So few keys are read by a filter, many (more than one per `ROWS_PER_KEY`
+  rows) by a key scan.
+* a composite key as `(a = 1 AND b = 2) OR …` takes 133 ms for 100 keys; `a IN (…) AND b IN (…)`, which may pass too
+  many rows, plus an exact match of the key columns 52 ms.
 * search by an index of 24 sub-vectors, 20 probes: 96.4 % of the ten nearest in 3.5 ms with `refine_factor`
   5, 99.2 % in 4.4 ms with 10, 99.8 % in 4.4 ms with 20, 99.9 % in 5.7 ms with 40.
 """
@@ -39,15 +39,15 @@ INT64_MIN = -(2**63)
 PROBES = 20
 REFINE = 20
 ROWS_PER_INDEX = 16_384
-"""Rows that a prefix is looked for in at a time, indexed in memory: some 25 MB beside their texts."""
+"""Rows that are indexed in memory at a time for a prefix query: about 25 MB beside their texts."""
 _OCCUR = {"should": Occur.SHOULD, "must": Occur.MUST, "must_not": Occur.MUST_NOT}
 Positions = npt.NDArray[np.int64]
 
 
 class BaseReads:
-    """One version of the base table, read by key, by filter, by vector and by text.
+    """Reads one version of the base table by key, by filter, by vector and by text.
 
-    Thread safety. Any thread. Invariants. Every answer is of the one version that `base` holds.
+    Thread safety. Any thread. Invariants. Every answer is of the version in `base`.
     """
 
     def __init__(self, base: BaseTable) -> None:
@@ -57,18 +57,16 @@ class BaseReads:
         self._specs = {spec.column: spec for spec in base.indexes}
 
     def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
-        """The rows whose key is among `keys` (distinct, one at least), with `columns`, and for each the position of its
-        key.
-        """
+        """Return the rows with a key among `keys` (distinct, at least one), with `columns`, and each key's position."""
         if self._many(keys.num_rows):
             return self._get_by_scan(keys, columns)
         chunks = [keys.slice(at, KEYS_PER_FILTER) for at in range(0, keys.num_rows, KEYS_PER_FILTER)]
-        found = [self._get_by_filter(chunk, columns) for chunk in chunks]
-        positions = [at + n * KEYS_PER_FILTER for n, (_, at) in enumerate(found)]
-        return pa.concat_tables([rows for rows, _ in found]), np.concatenate(positions)
+        parts = [self._get_by_filter(chunk, columns) for chunk in chunks]
+        positions = [at + n * KEYS_PER_FILTER for n, (_, at) in enumerate(parts)]
+        return pa.concat_tables([rows for rows, _ in parts]), np.concatenate(positions)
 
     def held(self, keys: pa.Table, filter: str | None) -> int:
-        """How many base rows that pass `filter` have a key among `keys` (distinct)."""
+        """Return how many rows that pass `filter` have a key among `keys` (distinct)."""
         if not keys.num_rows:
             return 0
         if self._many(keys.num_rows):
@@ -83,11 +81,11 @@ class BaseReads:
         return total
 
     def count(self, filter: str | None) -> int:
-        """Number of rows that pass `filter`."""
+        """Return the number of rows that pass `filter`."""
         return int(self._dataset.count_rows(filter))
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
-        """Rows that pass `filter`, at most `limit`, read as they are consumed."""
+        """Yield rows that pass `filter`, at most `limit`, read as they are consumed."""
         scanner = self._dataset.scanner(columns=list(columns), filter=filter, limit=limit)
         for batch in scanner.to_batches():
             yield pa.Table.from_batches([batch])
@@ -101,22 +99,20 @@ class BaseReads:
         filter: str | None,
         columns: Sequence[str],
     ) -> pa.Table:
-        """The `k` rows nearest to `vector` that pass `filter`, with `columns` and `_distance` (exact),
-        ascending.
+        """Return the `k` rows nearest to `vector` that pass `filter`, with `columns` and exact `_distance`, ascending.
 
-        Fewer than `k` only when fewer rows pass: an index that probes too little is made good by an exact
-        scan.
+        Fewer than `k` only if fewer rows pass: when the index finds too few, an exact scan follows.
         """
-        found = self._nearest(column, vector, metric, k, filter, columns, use_index=True)
-        if found.num_rows < min(k, self._dataset.count_rows()) and self._is_approximate(column):
-            found = self._nearest(column, vector, metric, k, filter, columns, use_index=False)
-        return found
+        rows = self._nearest(column, vector, metric, k, filter, columns, use_index=True)
+        if rows.num_rows < min(k, self._dataset.count_rows()) and self._is_approximate(column):
+            rows = self._nearest(column, vector, metric, k, filter, columns, use_index=False)
+        return rows
 
     def match(self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
-        """The `k` rows that match `query` best, with `columns` and `_score` (BM25), descending.
+        """Return the `k` rows that match `query` best and pass `filter`, with `columns` and BM25 `_score`, descending.
 
-        Rows that the index does not cover yet are searched too. Lance knows no prefixes: for a query with one, the
-        rows that pass `filter` are read and indexed in memory, 60,000 to 100,000 a second.
+        Rows that the index does not cover yet are searched too. Lance has no prefix queries: for a query with a
+        prefix, the rows that pass `filter` are read and indexed in memory, 60,000 to 100,000 per second.
         """
         if query.has_prefix:
             return self._match_by_scan(column, query, k, filter, columns)
@@ -130,26 +126,23 @@ class BaseReads:
         ).to_table()
 
     def check(self, filter: str) -> None:
-        """Plan a scan with `filter`. Raises: ValueError or OSError of Lance when it does not parse or fit the
-        schema.
-        """
+        """Plan a scan with `filter`. Raises: ValueError or OSError of Lance if it does not parse or fit the schema."""
         self._dataset.scanner(columns=self._key or self._dataset.schema.names[:1], filter=filter).explain_plan()
 
     def blame(self, filter: str) -> None:
-        """Raise InvalidRows where `filter` fails over a row, as it would over a row of a memtable."""
+        """Raise InvalidRows if `filter` fails on a row, with the error that a row of a memtable would give."""
         schema = self._dataset.schema
         sql, names = translate(filter, schema), referenced(filter, schema) or schema.names[:1]
         with suppress(OSError, RuntimeError, pa.ArrowInvalid):
             for batch in self._dataset.scanner(columns=names).to_batches():
                 evaluate(filter, sql, pa.Table.from_batches([batch]), np.arange(len(batch)), len(batch))
 
-    # ---- inside
-    # --------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     def _match_by_scan(
         self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]
     ) -> pa.Table:
-        """What the memtable's own index answers; scores of words are by the statistics of ROWS_PER_INDEX rows."""
+        """Match by the memtable's text index; scores of words use the statistics of ROWS_PER_INDEX rows."""
         wanted = list(dict.fromkeys([*columns, column]))
         score = pa.field(SCORE, pa.float32())
         schema = pa.schema([*(self._dataset.schema.field(name) for name in columns), score])
@@ -161,14 +154,14 @@ class BaseReads:
             index.add(rows.column(column), 0)
             index.close_writer()
             at, scores = index.match(index.searcher(), query, k, np.ones(rows.num_rows, dtype=np.bool_))
-            found = rows.select(list(columns)).take(pa.array(at)).append_column(score, pa.array(scores))
-            best = pa.concat_tables([best, found.cast(schema)])
+            matched = rows.select(list(columns)).take(pa.array(at)).append_column(score, pa.array(scores))
+            best = pa.concat_tables([best, matched.cast(schema)])
             order = np.argsort(-best.column(SCORE).to_numpy(), kind="stable")[:k]
             best = best.take(pa.array(order))
         return best
 
     def _is_approximate(self, column: str) -> bool:
-        """Whether the index on `column` exists yet; a vector index is built once there are rows enough."""
+        """Whether `column` has an index yet; a vector index is built once the table has enough rows."""
         return self._specs[column].name in {index.name for index in self._dataset.describe_indices()}
 
     def _many(self, keys: int) -> bool:
@@ -216,7 +209,7 @@ class BaseReads:
 
 
 def _for_lance(query: TextQuery, column: str) -> FullTextQuery:
-    """The same query for Lance, whose index makes the same tokens of a text."""
+    """Convert a query to Lance's form; Lance's index makes the same tokens of a text."""
 
     def part(clause: Clause) -> FullTextQuery:
         if clause.kind == "phrase":
@@ -231,7 +224,7 @@ def _for_lance(query: TextQuery, column: str) -> FullTextQuery:
 
 
 def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]:
-    """Pairs (row of `present`, row of `keys`) with equal keys, ascending by the first; `keys` is distinct.
+    """Return pairs (row of `present`, row of `keys`) with equal keys, ascending by the first; `keys` is distinct.
 
     Both tables have exactly the key columns. One column: a hash of `keys`; several: Arrow's hash join.
     """
@@ -248,9 +241,7 @@ def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]
 
 
 def among(keys: pa.Table) -> str:
-    """A Lance filter that passes every row whose key is among `keys`; with several key columns maybe some
-    others too.
-    """
+    """Return a Lance filter that passes every row with a key among `keys`; of several key columns maybe more rows."""
     return " AND ".join(
         f"`{name}` IN ({', '.join(map(_literal, pc.unique(column).to_pylist()))})"
         for name, column in zip(keys.column_names, keys.columns, strict=True)
@@ -258,9 +249,7 @@ def among(keys: pa.Table) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A key value as SQL: text with its quotes doubled, bytes in hex, dates typed, numbers and booleans as
-    they are.
-    """
+    """Return a key value as SQL: text with doubled quotes, bytes in hex, typed dates, plain numbers and booleans."""
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     if isinstance(value, bytes):
@@ -268,5 +257,5 @@ def _literal(value: Any) -> str:
     if isinstance(value, datetime.date):
         return f"date '{value.isoformat()}'"
     if value == INT64_MIN:
-        return f"({value + 1} - 1)"  # SQL reads the digits before the sign, and these alone are no int64
+        return f"({value + 1} - 1)"  # SQL parses the digits without the sign, and they alone overflow int64
     return str(value)

@@ -1,8 +1,8 @@
-"""Reads of the base rows that belong to some regions only: the answers of a daemon that does not own them all.
+"""Reads the base rows of some regions only, for a daemon that does not own all regions.
 
-The base table is not sorted by region, so each row's bucket is computed from the columns that route it, and rows of
-other buckets are left out. Every answer stays exact: a limit or the best k are taken after that, from as many rows as
-it takes. One daemon that owns every region never comes here.
+The base table is not sorted by region, so the bucket of each row is computed from its routing columns, and rows of
+other buckets are dropped. Answers stay exact: the limit or the best k are taken after that, from as many rows as
+needed. A daemon that owns all regions does not use this module.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from memwal.ingest.read.base import BaseReads, Positions
 from memwal.memtable.text.query import TextQuery
 
 MARGIN = 1.5
-"""Of the rows that are asked for at first, above what an even spread would need."""
+"""Factor for the rows of the first attempt, above the number that an even spread over buckets would need."""
 
 
 class BucketReads(BaseReads):
-    """One version of the base table, as far as its rows belong to `buckets`.
+    """Reads the rows of `buckets` in one version of the base table.
 
     Thread safety and invariants: as `BaseReads`. Costs: `count` and `scan` read the routing columns of every row that
-    passes the filter; `search` and `match` ask for more rows than wanted, by the share of the buckets.
+    passes the filter; `search` and `match` fetch more rows than wanted, in proportion to all buckets over `buckets`.
     """
 
     def __init__(self, base: BaseTable, buckets: Collection[int]) -> None:
@@ -35,7 +35,7 @@ class BucketReads(BaseReads):
         self._factor = MARGIN * base.buckets / max(1, len(self._buckets))
 
     def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
-        """As `BaseReads.get`; keys of other buckets are not there."""
+        """As `BaseReads.get`; keys of other buckets are missing."""
         ours = np.flatnonzero(self._ours(keys))
         if not len(ours):
             schema = pa.schema([self._dataset.schema.field(name) for name in columns])
@@ -44,11 +44,11 @@ class BucketReads(BaseReads):
         return rows, ours[at]
 
     def count(self, filter: str | None) -> int:
-        """Number of rows that pass `filter`."""
+        """Return the number of rows that pass `filter`."""
         return sum(rows.num_rows for rows in self.batches([], filter, None))
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
-        """As `BaseReads.batches`; of the rows of other buckets none counts."""
+        """As `BaseReads.batches`; rows of other buckets do not count for the limit."""
         left = limit
         for rows in super().batches(self._with_routing(columns), filter, None):
             kept = rows.filter(pa.array(self._ours(rows))).select(columns) if columns else self._bare(rows)
@@ -71,8 +71,8 @@ class BucketReads(BaseReads):
         """As `BaseReads.search`."""
         wanted = self._first(k)
         while True:
-            found = super().search(column, vector, metric, wanted, filter, self._with_routing(columns))
-            if (kept := self._best(found, k, wanted, columns)) is not None:
+            rows = super().search(column, vector, metric, wanted, filter, self._with_routing(columns))
+            if (kept := self._best(rows, k, wanted, columns)) is not None:
                 return kept
             wanted *= 4
 
@@ -80,8 +80,8 @@ class BucketReads(BaseReads):
         """As `BaseReads.match`."""
         wanted = self._first(k)
         while True:
-            found = super().match(column, query, wanted, filter, self._with_routing(columns))
-            if (kept := self._best(found, k, wanted, columns)) is not None:
+            rows = super().match(column, query, wanted, filter, self._with_routing(columns))
+            if (kept := self._best(rows, k, wanted, columns)) is not None:
                 return kept
             wanted *= 4
 
@@ -91,7 +91,7 @@ class BucketReads(BaseReads):
         return int(k * self._factor) + 1
 
     def _best(self, found: pa.Table, k: int, asked: int, columns: Sequence[str]) -> pa.Table | None:
-        """The `k` first rows of ours; None where there may be more than `found` shows."""
+        """Return the first `k` rows of our buckets; None if more rows than `found` must be fetched for that."""
         ours = np.flatnonzero(self._ours(found))
         if len(ours) < k and found.num_rows >= asked:
             return None
@@ -99,7 +99,7 @@ class BucketReads(BaseReads):
         return found.take(pa.array(ours[:k])).select([*columns, score])
 
     def _bare(self, rows: pa.Table) -> pa.Table:
-        """The rows of ours without a column that anybody asked for: their number is what counts."""
+        """Return the rows of our buckets with any one column: only their number is used."""
         return rows.select(rows.column_names[:1]).filter(pa.array(self._ours(rows)))
 
     def _ours(self, rows: pa.Table) -> npt.NDArray[np.bool_]:

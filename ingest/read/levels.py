@@ -1,9 +1,9 @@
-"""The levels above the base table: what they are called, what a reader captures of them, and who hides whom.
+"""The levels above the base table, as a read captures them, and the rule by which newer levels hide older rows.
 
-From oldest to newest, a region's rows lie in the base table, in SSTs of ascending generation, and in
-memtables of ascending generation. A row is visible iff no newer level *of its region* holds its key;
-tombstones hold their key too. Keys never move between regions, so one look at the levels of all regions gives
-the same answer as one per region. Where the table has no key nothing hides anything.
+From oldest to newest, a region's rows are in the base table, in SSTs of ascending generation, and in memtables of
+ascending generation. A row is visible if no newer level *of its region* has its key; tombstones count as having their
+key. Keys never move between regions, so a lookup in the levels of all regions gives the same answer as one per region.
+In a table without a key no row is hidden.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Mask = npt.NDArray[np.bool_]
 class RegionView:
     """The levels of one region above the base, captured before the base is opened.
 
-    `memtables`: snapshots, newest first. `ssts`: what the region manifest lists, ascending generations.
-    `unflushed`: the generation as which the oldest of the memtables' rows will be flushed, where the memtables cannot
-    say it themselves (they were replayed from storage); a base that has committed it is newer than parts of this view.
-    `shapes`: those of the memtables, each once; none where nobody changes columns.
+    `memtables`: snapshots, newest first. `ssts`: those that the region manifest lists, ascending generations.
+    `unflushed`: only for memtables that were replayed from storage, which do not know their generation: the generation
+    in which the oldest of their rows will be flushed. A base that has committed it is newer than parts of this view.
+    `shapes`: the shapes of the memtables, each once; empty if their columns cannot change.
     Thread safety. Immutable.
     """
 
@@ -43,18 +43,18 @@ class RegionView:
 
 
 class OverTaken(Exception):
-    """A commit overtook a view between its capture and the opening of the base: capture again. Stays inside."""
+    """A commit overtook a view between its capture and the opening of the base: capture again. Callers never see it."""
 
 
 class Reshaped(Unavailable):
-    """The base has other columns than a view captured before: follow it, and capture again."""
+    """The base has other columns than a view: take over the base's columns, and capture again."""
 
     def __init__(self) -> None:
-        super().__init__("the table's columns were changed at this moment; retry with the same token")
+        super().__init__("the table's columns were changed during this call; retry with the same token")
 
 
 class Stack:
-    """The levels of one region as snapshots, newest first, with the rule of who hides whom (`keyed` False: nobody).
+    """The levels of one region as snapshots, newest first. `keyed` False: no level hides rows of another.
 
     Thread safety. Any thread; holds immutable snapshots.
     """
@@ -63,32 +63,35 @@ class Stack:
         self.levels, self.keyed = tuple(levels), keyed
 
     def hides(self, keys: pa.Table, below: int) -> Mask:
-        """Which of `keys` (exactly the key columns) the `below` newest levels hold: bool[len(keys)]."""
+        """Return which of `keys` (exactly the key columns) are in the `below` newest levels: bool[len(keys)]."""
         return _held(self.levels[:below], keys)
 
     @property
     def rows(self) -> int:
-        """A bound on the rows they hide: those of all levels, superseded ones and tombstones too; 0 without keys."""
+        """An upper bound of the rows that they hide: the rows of all levels, tombstones included; 0 without keys."""
         return sum(self.sizes)
 
     @property
     def sizes(self) -> list[int]:
-        """The same level by level."""
+        """The same per level."""
         return [level.n if self.keyed else 0 for level in self.levels]
 
 
 def hidden(stacks: Sequence[Stack], keys: pa.Table) -> Mask:
-    """Which base rows with these `keys` are hidden by any level above the base: bool[len(keys)]."""
+    """Return which base rows with these `keys` are hidden by levels above the base: bool[len(keys)]."""
     return _held([level for stack in stacks for level in stack.levels], keys)
 
 
 def picked(keys: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """`keys` at `rows` (ascending, each once); mostly that is all of them, which costs nothing."""
+    """Return `keys` at `rows` (ascending, each once); all of them, the usual case, costs nothing."""
     return keys if len(rows) == keys.num_rows else keys.take(pa.array(rows))
 
 
 def _held(levels: Sequence[Snapshot], keys: pa.Table) -> Mask:
-    """Keys found in a level are not looked up in the next: most of those of a hot table are in the newest."""
+    """Return which keys are in `levels`. A key that was found is not looked up in older levels.
+
+    That pays: in a table with many updates most keys are in the newest level.
+    """
     held = np.zeros(keys.num_rows, dtype=np.bool_)
     for level in levels:
         open_rows = np.flatnonzero(~held)

@@ -1,8 +1,7 @@
-"""The reads of a table whose levels this process sees: its own memtables, or what is on storage.
+"""The reads of a table in this process: over its own memtables, or over storage alone.
 
-The reads of some regions of a table: the answers of a daemon that shares the table with others.
-
-Whoever asks several daemons puts their answers together: each row is of one region, and each region has one owner.
+A daemon that owns some of the regions reads only these. A client combines the answers of several daemons: each row
+belongs to one region, and each region has one owner.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from memwal.ingest.read.reader import Reader
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 ATTEMPTS = 20
-"""A commit takes much longer than a capture, so a second attempt is rare and a third has not been seen. Columns are
-changed by hand."""
+"""Attempts per read. A commit takes much longer than a capture, so a second attempt is rare and a third was never
+seen. Columns are changed by hand, so rarely too."""
 
 
 class LevelReads(Reads):
     """Reads over captured levels."""
 
     _buckets: Collection[int] | None = None
-    """Of the base table only rows of these are read; None: all."""
+    """Buckets of the base rows to read; None: all."""
 
     def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
-        """`base`: key and buckets are taken from it, columns and indexes until they change; every read opens the newest
+        """`base`: gives the key and buckets, and until they change the columns and indexes. Every read opens the newest
         version.
         """
         self.base = base
@@ -48,23 +47,26 @@ class LevelReads(Reads):
 
     @translate_errors
     def ask_storage(self) -> None:
-        """One request to storage. Raises: Unavailable, Invalid: what it has to say."""
+        """Make one request to storage. Raises: its error, as Unavailable or Invalid."""
         self._reader.ask_storage()
 
     @abstractmethod
     def _views(self, level: Level, *, again: bool) -> list[RegionView]:
-        """Capture the levels above the base, newest first; the reader opens the base only after this. `again`: a commit
-        overtook the capture before, maybe somebody else's."""
+        """Capture the levels above the base, newest first; the reader opens the base only after this.
+
+        `again`: a commit, maybe of another process, overtook the capture before.
+        """
 
     def follow(self) -> None:
-        """Take over the columns of the newest base version, after a read met other ones."""
+        """Take over the columns of the newest base version, after a read found that they changed."""
         self.base = self._reader.base()
         self.schema = self.base.schema
 
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
-        """The reader's answer over views of `level`, captured again when a commit overtook them, and once when files of
-        the base version could not be read: another program may have cleaned that version up. A filter that fails over
-        a row is the caller's mistake at every level.
+        """Return the reader's answer over views of `level`.
+
+        The views are captured again if a commit overtook them, and once if files of the base version could not be read,
+        because another program may have removed that version. A filter that fails on a row is Invalid at every level.
         """
         checked, failed_at = check_level(level), -1
         for attempt in range(ATTEMPTS):
@@ -81,4 +83,4 @@ class LevelReads(Reads):
                         self._reader.blame(request.get("filter"))
                         raise
                     failed_at = self._reader.version
-        raise Unavailable(f"{ATTEMPTS} commits overtook this read one after the other; read again")
+        raise Unavailable(f"{ATTEMPTS} commits in a row overtook this read; read again")

@@ -1,8 +1,8 @@
-"""What one read sees, and who hides whom in it: a version of the base and the uncommitted levels above.
+"""A read's view of the table: a version of the base and the uncommitted levels above; newer versions hide older ones.
 
-A row is dropped when a newer level of its region holds its key, in whatever version, tombstones included.
-Each level is filtered and asked by itself first, so an old version never answers for a new one that does not
-pass or is farther away.
+A row is dropped if a newer level of its region has its key, even as a tombstone or with values that do not pass the
+filter. Each level is filtered and asked by itself first, so an old version never replaces a new one that does not pass
+or is farther away.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Scores = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """How to ask a level for its best rows.
+    """How to find the best rows of a level.
 
     `level(snapshot, n, mask)`: positions and scores; `base(n, columns)`: rows with those columns and `score`.
     """
@@ -40,7 +40,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class MergedView:
-    """One captured state of the table, whose key columns are `key`; without any, every row of every level is visible.
+    """The base and the levels above it, merged. `key`: the key columns; without any, all rows are visible.
 
     Thread safety. Immutable; any thread.
     """
@@ -51,21 +51,21 @@ class MergedView:
 
     @property
     def rows_above(self) -> int:
-        """A bound on the base rows that are hidden."""
+        """An upper bound of the base rows that are hidden."""
         return sum(stack.rows for stack in self.stacks)
 
     def levels(self) -> Iterator[Snapshot]:
-        """Every level above the base, newest first in each region."""
+        """Yield every level above the base, newest first in each region."""
         for stack in self.stacks:
             yield from stack.levels
 
     def rows_of(
         self, keys: pa.Table, columns: list[str], *, tombstones: bool = False
     ) -> Iterator[tuple[pa.Table, Positions]]:
-        """The live rows of `keys` (distinct), from one level after the other, and for each the position of its key.
+        """Yield the live rows of `keys` (distinct) per level, and for each row the position of its key.
 
-        A level is asked for the keys that no newer one holds, and not at all when none are left. `tombstones`: rows
-        that delete too, and `_tombstone` as the last column.
+        A level is asked only for keys that no newer level has. `tombstones`: yield rows that delete too, and the column
+        `_tombstone` last.
         """
         wanted = np.arange(keys.num_rows)
         for level in self.levels():
@@ -74,7 +74,7 @@ class MergedView:
             at = level.lookup(picked(keys, wanted))
             held = at >= 0
             if held.any():
-                # Tombstones are fetched with the rows: the mask of all of the level's takes time with its size.
+                # Tombstones are fetched with the rows: a mask over all rows of the level would take time with its size.
                 rows = level.take(at[held], [*columns, TOMBSTONE])
                 live = ~rows.column(TOMBSTONE).to_numpy() | tombstones
                 yield filtered(rows if tombstones else rows.select(columns), live), wanted[held][live]
@@ -85,17 +85,17 @@ class MergedView:
             yield rows.append_column(TOMBSTONE, none) if tombstones else rows, wanted[at]
 
     def count_above(self, filter: str | None) -> int:
-        """Number of visible rows above the base that pass `filter`."""
+        """Return the number of visible rows above the base that pass `filter`."""
         return sum(len(positions) for _, positions in self._visible_above(filter))
 
     def visible_rows(self, columns: list[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
-        """Visible rows that pass `filter`, fresh ones first, read as they are consumed.
+        """Yield visible rows that pass `filter`, newest levels first, read as they are consumed.
 
-        With a `limit` at least so many if there are, and not many more.
+        With a `limit`, at least that many if they exist, and not many more.
         """
         for level, positions in self._visible_above(filter):
             yield level.take(positions if limit is None else positions[:limit], columns)
-        # At most `rows_above` base rows are hidden, so this many are enough whichever those are.
+        # At most `rows_above` base rows are hidden, so this many rows are always enough.
         most = None if limit is None else limit + self.rows_above
         for rows in self.base.batches(self._with_key(columns), filter, most):
             if not self.key:
@@ -105,7 +105,7 @@ class MergedView:
             yield filtered(rows.select(columns), seen)
 
     def keys_above(self) -> pa.Table | None:
-        """Every key that any level above the base holds, once; None when there are no levels, or no keys."""
+        """Return every key in the levels above the base, once; None without levels or without a key."""
         parts = []
         for stack in self.stacks if self.key else ():
             for below, level in enumerate(stack.levels):
@@ -114,18 +114,17 @@ class MergedView:
         return concatenate(parts, parts[0].schema) if parts else None
 
     def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
-        """The `k` best visible rows of every level, newest levels first, the base last."""
-        found = [visible for stack in self.stacks for visible in self._best_of(stack, k, filter, columns, ranking)]
+        """Return the `k` best visible rows of every level, newest levels first, the base last."""
+        above = [visible for stack in self.stacks for visible in self._best_of(stack, k, filter, columns, ranking)]
 
         def fetch(n: int) -> Candidates:
             rows = ranking.base(self.base, n, self._with_key(columns))
             scores = rows.column(ranking.score).to_numpy().astype(np.float32, copy=False)
             return Candidates(scores, lambda: rows.select(self.key), lambda at: rows.select(columns).take(pa.array(at)))
 
-        return [*found, best_visible(fetch, lambda keys: hidden(self.stacks, keys), k, self.rows_above)]
+        return [*above, best_visible(fetch, lambda keys: hidden(self.stacks, keys), k, self.rows_above)]
 
-    # ---- inside
-    # --------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     def _best_of(
         self, stack: Stack, k: int, filter: str | None, columns: list[str], ranking: Ranking
@@ -147,12 +146,12 @@ class MergedView:
         return fetch
 
     def _passing(self, level: Snapshot, filter: str | None) -> Mask:
-        """Rows of one level that are its newest for their key, no tombstone, and pass: bool[level.n]."""
+        """Return which rows of a level are its newest of their key, are no tombstones, and pass: bool[level.n]."""
         live = level.live()
         return live if filter is None else level.where(filter, live)
 
     def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Positions]]:
-        """Per step of at most ROWS_PER_STEP rows: a level and the positions of its visible rows that pass."""
+        """Yield, in steps of at most ROWS_PER_STEP rows, a level and the positions of its visible rows that pass."""
         for stack in self.stacks:
             for below, level in enumerate(stack.levels):
                 passing = np.flatnonzero(self._passing(level, filter))
@@ -166,5 +165,5 @@ class MergedView:
 
 
 def filtered(rows: pa.Table, mask: Mask) -> pa.Table:
-    """The rows of `mask`; mostly that is all of them, which costs nothing."""
+    """Return the rows of `mask`; all of them, the usual case, costs nothing."""
     return rows if mask.all() else rows.filter(pa.array(mask))

@@ -1,14 +1,6 @@
 """Reads over all levels: the newest version of each row, then the filter, then the limit or the best k.
 
-In order, for every read:
-
-1. The caller captures the levels above the base (`RegionView`), newest first.
-2. Only then is the latest base version opened. An SST whose generation the base has committed meanwhile is skipped:
-the base holds its rows. Opened the other way round, rows committed in between would be in neither. Of a memtable nobody
-knows that, unless its region is still its owner's: the view is given back (`OverTaken`).
-3. Columns, key and indexes are those of this version. A view of memtables in another shape is given back (`Reshaped`),
-one of regions that a resize has replaced is refused.
-4. Levels are read and merged by the rules of `ingest.read.merged`.
+The steps of a read are in the room's README.md.
 """
 
 from __future__ import annotations
@@ -55,17 +47,17 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class _Columns:
-    """What reads are checked by, in all base versions of one shape. `version`: the first of them that was met."""
+    """Columns, key and indexes of all base versions of one shape. `version`: the first such version that was read."""
 
     version: int
     shape: Shape
     key: list[str]
     schema: pa.Schema
-    """Base columns as results have them."""
+    """Base columns as results have them: key columns not null, others nullable."""
     indexes: tuple[IndexSpec, ...]
     parsers: Mapping[str, TextParser]
     gone: Mapping[str, str]
-    """By column that an earlier shape had: what to say to who asks for it."""
+    """Error texts for reads of columns that earlier shapes had, by column."""
 
     @staticmethod
     def of(base: BaseTable, gone: Mapping[str, str] | None = None) -> _Columns:
@@ -75,21 +67,20 @@ class _Columns:
 
 
 class Reader:
-    """Newest-version reads of one table.
+    """Reads the newest versions of one table's rows.
 
-    `buckets`, on every read: base rows of other buckets than these are left out, None: of none; the views are theirs.
+    `buckets`, on every read: only base rows of these buckets count (None: of all), and the views are of their regions.
 
-    Thread safety. Every method from any thread. Invariants. Reads nothing but what the views and the latest
-    base version name; writes nothing. Results are tables of base columns, key columns not null and all others
-    nullable. Errors. ingest.errors.Invalid for what the request got wrong; precise errors of the packages
-    otherwise.
+    Thread safety. Every method from any thread. Invariants. Reads only what the views and the latest base version
+    name; writes nothing. Results are tables of base columns, key columns not null and all others nullable. Errors.
+    ingest.errors.Invalid for a wrong request; precise errors of the packages otherwise.
     """
 
     def __init__(
         self, base: BaseTable, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES, routing: int | None = None
     ) -> None:
-        """`base`: any version of the table. `cache_bytes`: of loaded SSTs. `routing`: version of the routing by which
-        all views and buckets are known, None where nobody has claimed them.
+        """`base`: any version of the table. `cache_bytes`: limit for loaded SSTs. `routing`: version of the routing of
+        all views and buckets; None if their regions are not claimed.
         """
         self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
         self._lock = threading.Lock()
@@ -98,11 +89,11 @@ class Reader:
         self._planned: set[tuple[int, str]] = set()
 
     def base(self) -> BaseTable:
-        """The latest version of the base table."""
-        # Storage is asked outside the lock, so that no reader waits for another's round trip.
+        """Open and return the latest version of the base table."""
+        # Storage is asked outside the lock, so that reads do not wait for each other's round trips.
         latest = self._base.latest()
         with self._lock:
-            # Not the higher version of the two: the table's directory may have been put back from a backup.
+            # Not the higher version of the two: the table's directory may have been restored from a backup.
             before, self._base = self._base, latest
         if latest is not before and latest.committed != before.committed:
             self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
@@ -120,7 +111,7 @@ class Reader:
 
     @property
     def gone(self) -> Mapping[str, str]:
-        """By column that the table had once: what became of it."""
+        """Error texts for columns that the table had before, by column."""
         return self._columns.gone
 
     def get(
@@ -133,22 +124,21 @@ class Reader:
         tombstones: bool = False,
         buckets: Collection[int] | None = None,
     ) -> pa.Table:
-        """The live rows of `keys`, in the order in which these are first named; what is not there is left
-        out.
+        """Return the live rows of `keys`, in the order of their first appearance; missing keys are left out.
 
-        `keys`: whatever `ingest.api.keys.normalise_keys` takes. `shape`: that the base must have. `tombstones`: rows
-        that delete too, which the column `_tombstone` behind the others says. Raises: Reshaped.
+        `keys`: any form that `ingest.api.keys.normalise_keys` takes. `shape`: the shape that the base must have.
+        `tombstones`: return rows that delete too, and the column `_tombstone` last. Raises: Reshaped.
         """
         base, known = self._known()
         if shape is not None and known.shape != shape:
             raise Reshaped
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
-        found = list(self._merged_view(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
+        parts = list(self._merged_view(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
         schema = _projected(known, out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
-        rows = concatenate([rows for rows, _ in found], schema)
-        return in_order(rows, np.concatenate([at for _, at in found] or [_NONE]))
+        rows = concatenate([rows for rows, _ in parts], schema)
+        return in_order(rows, np.concatenate([at for _, at in parts] or [_NONE]))
 
     def scan(
         self,
@@ -159,7 +149,7 @@ class Reader:
         *,
         buckets: Collection[int] | None = None,
     ) -> pa.Table:
-        """Rows whose newest version passes `filter` (SQL), at most `limit`, fresh ones first."""
+        """Return rows whose newest version passes `filter` (SQL), at most `limit`, newest levels first."""
         base, known = self._known()
         out, left = checked_columns(columns, known.schema, known.gone), checked_limit(limit)
         merged_view = self._merged_view(views, base, known, buckets)
@@ -175,9 +165,9 @@ class Reader:
     def count(
         self, views: Sequence[RegionView], filter: str | None = None, *, buckets: Collection[int] | None = None
     ) -> int:
-        """Number of rows whose newest version passes `filter`.
+        """Return the number of rows whose newest version passes `filter`.
 
-        Lance counts the base; of its rows only those whose key a newer level holds are looked at one by one.
+        Lance counts the base; only base rows whose key is in a newer level are read one by one.
         """
         base, known = self._known()
         merged_view = self._merged_view(views, base, known, buckets)
@@ -197,12 +187,10 @@ class Reader:
         *,
         buckets: Collection[int] | None = None,
     ) -> pa.Table:
-        """The `k` rows nearest to `vector` among those that pass `filter`, with `_distance` (float32,
-        ascending).
+        """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
 
-        Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. `k` rows
-        are returned whenever that many live rows with a vector pass. `vector`: numbers, as many as the column
-        is wide.
+        Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. Fewer than `k`
+        rows are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width.
         """
         base, known = self._known()
         out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
@@ -230,11 +218,10 @@ class Reader:
         *,
         buckets: Collection[int] | None = None,
     ) -> pa.Table:
-        """The `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
+        """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
-        `text`: `web server` any word; `+web -server` with, without; `"web server"` a phrase; `serv*` a prefix
-        (`memtable.text.query`). Scores are BM25 with the statistics of the level a row lies in, as in Lance's own
-        reads over several levels.
+        `text`: `web server` any of the words; `+web -server` with, without; `"web server"` a phrase; `serv*` a prefix
+        (`memtable.text.query`). Scores are BM25 with the statistics of the row's level.
         """
         base, known = self._known()
         out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
@@ -251,36 +238,36 @@ class Reader:
         return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
 
     def blame(self, filter: str | None) -> None:
-        """Raise InvalidRows where `filter` fails over a row of the base: Lance has no error of its own for that.
+        """Raise InvalidRows if `filter` fails on a row of the base; Lance has no error type for that.
 
-        Reads the columns that it names, up to the row at fault; returns where there is none, or they cannot be read.
+        Reads the columns of the filter up to the failing row. Returns if no row fails or the columns cannot be read.
         """
         if filter is not None:
             BaseReads(self._base).blame(filter)
 
     def ask_storage(self) -> None:
-        """Raise what storage itself has to say, if anything: Lance calls it invalid data when storage fails a read."""
+        """Make one request to storage and raise its error, if any: Lance reports a failed read as invalid data."""
         self._store.children("")
 
-    # ---- levels
-    # --------------------------------------------------------------------------------------------------
+    # ---- levels --------------------------------------------------------------------------------------------------
 
     def _known(self) -> tuple[BaseTable, _Columns]:
-        """The latest base, and its columns. Raises: UnsupportedTable where it lost its key."""
+        """Return the latest base and its columns. Raises: UnsupportedTable if it lost its key."""
         base = self.base()
         known = self._columns
         if base.shape == known.shape:
             return base, known
         gone, ids = known.shape.gone(base.shape), known.shape.ids
-        told = dict(known.gone)
+        texts = dict(known.gone)
         for name, now in gone.items():
-            told[name] = said(name, now, version_without(base.dataset, name, ids[name], known.version))
-        told = {name: text for name, text in told.items() if name not in base.shape.rows.names}
-        found = _Columns.of(base, told)
+            texts[name] = _gone_text(name, now, version_without(base.dataset, name, ids[name], known.version))
+        texts = {name: text for name, text in texts.items() if name not in base.shape.rows.names}
+        columns = _Columns.of(base, texts)
         with self._lock:
-            if found.version > self._columns.version:  # else another read saw a newer one; this one stays with its own
-                self._columns = found
-        return base, found
+            # Otherwise another read saw a newer version; this read keeps its own.
+            if columns.version > self._columns.version:
+                self._columns = columns
+        return base, columns
 
     def _merged_view(
         self,
@@ -290,9 +277,9 @@ class Reader:
         buckets: Collection[int] | None,
         *ranked: str,
     ) -> MergedView:
-        """The levels of `views` over `base`; `ranked`: columns that are searched or matched.
+        """Merge the levels of `views` with `base`. `ranked`: columns that are searched or matched.
 
-        Raises: Unavailable (reason "resized") where `base` routes by another version than that of views and buckets.
+        Raises: Unavailable (reason "resized") if the routing of `base` is not that of the views and buckets.
         """
         if self._routing is not None and (views or buckets is not None):
             expect_routing(base.uri, self._routing, base.routing_version)
@@ -307,7 +294,7 @@ class Reader:
         if view.unflushed is not None and committed >= view.unflushed:
             raise OverTaken
         if any(level.generation <= committed for level in view.memtables):
-            raise OverTaken  # another owner may have cut the log into other generations: these rows may be in none
+            raise OverTaken  # another owner may have cut the log differently: the base may lack some of these rows
         levels = list(view.memtables)
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
         levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
@@ -318,16 +305,15 @@ class Reader:
         try:
             return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
         except (Corrupt, OSError):
-            # A read that is slower than the collector's grace: committed and deleted since the base was opened.
+            # A read slower than `gc.sst_age_min`: the SST was committed and deleted after the base was opened.
             if self.base().committed.get(region, 0) >= sst.generation:
                 raise OverTaken from None
             raise
 
-    # ---- requests
-    # ------------------------------------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------------------------
 
     def _check_filter(self, merged_view: MergedView, filter: str | None, known: _Columns) -> None:
-        """Have Lance plan `filter`, once per text: it is the authority for every level. Raises: Invalid."""
+        """Let Lance plan `filter`, once per text; Lance decides for every level if it is valid. Raises: Invalid."""
         if filter is None or (known.version, filter) in self._planned:
             return
         if not isinstance(filter, str):
@@ -348,24 +334,24 @@ def _projected(known: _Columns, columns: Sequence[str]) -> pa.Schema:
 
 
 def _distinct(keys: pa.Table) -> pa.Table:
-    """Each key once, in order of first appearance."""
+    """Return each key once, in order of first appearance."""
     if keys.num_rows < 2:
         return keys
     if keys.num_columns == 1:
         return pa.table([pc.unique(keys.column(0))], names=keys.column_names)
-    # Groups come in no order that Arrow promises, so the first row of each is kept and sorted.
+    # Arrow promises no order of groups, so the first row of each group is kept and sorted.
     numbered = keys.append_column("_at", pa.array(np.arange(keys.num_rows)))
     first = numbered.group_by(keys.column_names).aggregate([("_at", "min")]).column("_at_min")
     return keys.take(pa.array(np.sort(first.to_numpy())))
 
 
 def _first_line(error: BaseException) -> str:
-    """Lance's message without the source location it appends."""
+    """Return Lance's message without prefix and source location."""
     return first_line(error).removeprefix("Invalid user input: ")
 
 
-def said(name: str, now: str | None, version: int) -> str:
-    """What to tell who asks for the column `name`, called `now` since the base version `version`; None: dropped."""
+def _gone_text(name: str, now: str | None, version: int) -> str:
+    """Return the error text for the column `name`, called `now` since the base version `version`; None: dropped."""
     if now is None:
         return f"column '{name}' was dropped from the table in version {version}"
     return f"column '{name}' is called '{now}' since version {version} of the table"

@@ -1,6 +1,6 @@
-"""Checks of what a reader is asked, each answered by one line that names the field and the nearest match.
+"""Checks the arguments of reads; each error is one line that names the argument and the nearest match.
 
-What is wrong with a filter that Lance refused, in the words of the table.
+Also finds the unknown column in a filter that Lance refused.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ADD = {"ivf_pq": '"ivf_pq"', "fts": '"fts"'}
 def checked_columns(
     columns: Sequence[str] | None, schema: pa.Schema, gone: Mapping[str, str] | None = None
 ) -> list[str]:
-    """The columns to return, all when None, each once. `gone`: what to say of those that the table had once.
+    """Return the columns to read, each once; all for None. `gone`: error texts by columns that the table had before.
 
-    Raises: Invalid for an unknown one or none at all.
+    Raises: Invalid for an unknown column or an empty list.
     """
     if columns is None:
         return list(schema.names)
     wanted = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
     if not wanted:
-        raise Invalid("columns: the list is empty; name at least one column or leave it out for all")
+        raise Invalid("columns: the list is empty; name at least one column, or omit it for all")
     for name in wanted:
         if name not in schema.names:
             raise _unknown("columns", name, schema, gone)
@@ -40,18 +40,18 @@ def checked_columns(
 
 
 def checked_k(k: Any) -> int:
-    """`k` itself. Raises: Invalid unless it is a whole number of at least 1."""
+    """Return `k`. Raises: Invalid unless it is a whole number of at least 1."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise Invalid(f"k is {k!r}; ask for a whole number of rows, at least 1")
     return int(k)
 
 
 def checked_limit(limit: Any) -> int | None:
-    """`limit` itself. Raises: Invalid unless it is None or a whole number of at least 0."""
+    """Return `limit`. Raises: Invalid unless it is None or a whole number of at least 0."""
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
-        raise Invalid(f"limit is {limit!r}; give a whole number of rows, or leave it out for all")
+        raise Invalid(f"limit is {limit!r}; give a whole number of rows, or omit it for all")
     return int(limit)
 
 
@@ -68,9 +68,9 @@ def indexed(
     specs: Sequence[IndexSpec],
     gone: Mapping[str, str] | None = None,
 ) -> IndexSpec:
-    """The index that a read (`what`) of `column` uses. `gone`: as for `checked_columns`.
+    """Return the index that a read (`what`) of `column` uses. `gone`: as for `checked_columns`.
 
-    Raises: Invalid when the column or its index does not exist.
+    Raises: Invalid if the column or its index does not exist.
     """
     if column not in schema.names:
         raise _unknown(what, column, schema, gone)
@@ -78,15 +78,15 @@ def indexed(
         if spec.column == column and spec.kind == kind:
             return spec
     fit = [spec.column for spec in specs if spec.kind == kind]
-    there = f"; columns with one: {', '.join(fit)}" if fit else ""
+    others = f"; columns with one: {', '.join(fit)}" if fit else ""
     raise Invalid(
-        f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{there}; "
+        f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{others}; "
         f"a table gets its indexes when it is created: indexes = {{{column} = {_ADD[kind]}}}"
     )
 
 
 def checked_text(text: Any, parser: TextParser) -> TextQuery:
-    """What `text` asks for. Raises: Invalid for what is no string, or asks for what the index does not keep."""
+    """Parse `text`. Raises: Invalid if it is not a string, or needs what the index does not store."""
     try:
         return parser.parse(text)
     except InvalidRows as error:
@@ -94,16 +94,16 @@ def checked_text(text: Any, parser: TextParser) -> TextQuery:
 
 
 def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[np.float32]:
-    """`vector` as float32[width of `column`].
+    """Return `vector` as float32[width of `column`].
 
-    Raises: Invalid naming both widths, or the first NaN or infinite number.
+    Raises: Invalid naming both widths, or the first number that is NaN or infinite.
     """
     try:
         values = np.asarray(vector.values if isinstance(vector, pa.FixedSizeListScalar) else vector, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise Invalid(f"search: the vector for column '{column}' is not a list of numbers ({error})") from None
     if values.ndim != 1 or len(values) != kind.list_size:
-        shape = " x ".join(map(str, values.shape)) or "1 number, no list"
+        shape = " x ".join(map(str, values.shape)) or "1 number, not a list"
         raise Invalid(
             f"search: the vector has width {shape}, column '{column}' has {kind.list_size}; "
             f"give {kind.list_size} numbers"
@@ -119,7 +119,7 @@ _TOKEN = re.compile(
       | (?P<word>[^\W\d]\w*) | (?P<other>\S)""",
     re.VERBOSE,
 )
-# Words of the grammar: never a column unless in backticks.
+# Keywords of the grammar: never a column unless in backticks.
 _GRAMMAR = """
     and or not in is null like ilike similar to rlike between escape true false case when then else end as cast try_cast
     distinct from interval at time zone
@@ -128,10 +128,10 @@ _RESERVED = frozenset(_GRAMMAR.split())
 
 
 def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
-    """What to say of the first word that stands where a column may stand and names none, in any case; None:
-    all do. `gone`: what to say of columns that the table had once.
+    """Return an error text for the first word in a column's place that names no column; None if all do.
 
-    A guess by tokens, good for a message only: whether a filter is right is for Lance to say.
+    Case does not count. `gone`: error texts by columns that the table had before. The tokens only give a guess, good
+    for a message; Lance decides whether a filter is valid.
     """
     folded = {column.lower() for column in columns}
     tokens = list(_TOKEN.finditer(predicate))
@@ -143,8 +143,8 @@ def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, st
 
 
 def _is_column(token: re.Match[str], before: re.Match[str] | None, after: re.Match[str] | None) -> bool:
-    """Whether a token stands for a column: not a word of the grammar, a function, a field of a struct, the
-    type of a literal (`date '2013-01-31'`) or of a cast.
+    """Whether a token is a column: not a keyword, a function, a field of a struct, the type of a literal
+    (`date '2013-01-31'`) or of a cast.
     """
     if before is not None and before.group().lower() in (".", "as"):
         return False

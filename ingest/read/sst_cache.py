@@ -1,15 +1,13 @@
-"""SSTs as snapshots: loaded when first read, with the indexes that reads ask for, kept while there is room.
+"""A cache of SSTs as memtable snapshots: loaded at the first read, with the indexes that reads need.
 
-An SST never changes and its directory name is never used again, so what was loaded stays right for ever. Who reads says
-which SSTs are committed (`drop`); the rest is bounded by memory. Loading costs as much as putting the rows again. Of
-16,000 packages with vectors of 384 dimensions the rows by key take 24 ms and 29 MB; with the vectors to search it is
-49 ms and 53 MB, with the text index 190 ms. So an SST is loaded with no index but those asked for, and anew, with one
-more, by the first read that asks for that one.
+An SST never changes and its directory name is never reused, so a loaded SST stays valid. Readers drop committed SSTs
+(`drop`); a limit of bytes bounds the others. Loading costs as much as putting the rows again: for 16,000 packages with
+vectors of 384 dimensions the rows by key take 24 ms and 29 MB, with the vectors to search 49 ms and 53 MB, with the
+text index 190 ms. So an SST is loaded only with the indexes that a read needs; the first read that needs another index
+loads it again, with that index added.
 
-No thread indexes what was loaded: it may be asked once, and its rows are in the base table within seconds. Each read
-that asks for an index moves one block of rows into it, and looks at each of the others.
-
-An SST made into a memtable: its rows by key, and the indexes that a read asks for.
+No thread indexes the loaded rows: an SST may be read only once, and its rows are in the base table within seconds. Each
+read that needs an index moves one block of rows into it, and reads the other rows one by one.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ Columns = frozenset[str]
 
 
 class SstId(NamedTuple):
-    """Which SST, loaded in which shape of the table. The path alone tells the SST only by its random token; the region
-    makes it certain.
+    """Identity of an SST loaded in one shape of the table. The path identifies the SST only by its random token; the
+    region makes it certain.
     """
 
     shape: int
-    """The first base version of that shape that was met."""
+    """The first base version of that shape that was read."""
     region: UUID
     path: str
     generation: int
@@ -52,7 +50,7 @@ class _Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One SST, perhaps still being loaded, with indexes on `columns`."""
+    """One SST, loaded or being loaded, with indexes on `columns`."""
 
     columns: Columns
     loaded: Future[_Loaded] = field(default_factory=Future)
@@ -60,16 +58,16 @@ class _Kept:
     @property
     def bytes(self) -> int:
         """0 until it is loaded."""
-        there = self.loaded.done() and self.loaded.exception() is None
-        return self.loaded.result().table.bytes if there else 0
+        succeeded = self.loaded.done() and self.loaded.exception() is None
+        return self.loaded.result().table.bytes if succeeded else 0
 
 
 class SstCache:
-    """Snapshots by SST, least recently used ones dropped beyond `limit` bytes (the newest always stays).
+    """Snapshots by SST; above `limit` bytes the least recently used are dropped (the newest always stays).
 
-    Thread safety. Any thread; those that ask for one SST with the same indexes load it once, others are not held up.
-    Invariants. (1) An SST is kept once, with every index asked for since it came. (2) `bytes` is the sum over what is
-    kept. (3) A load that failed is forgotten, so the next one tries again.
+    Thread safety. Any thread. Threads that need one SST with the same indexes load it once; other threads do not wait.
+    Invariants. (1) An SST is kept once, with every index needed since it was first loaded. (2) `bytes` is the sum over
+    the kept SSTs. (3) A failed load is forgotten, so the next read tries again.
     """
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
@@ -78,26 +76,26 @@ class SstCache:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def get(self, sst: Hashable, columns: Columns, load: Callable[[Columns], MemTable]) -> Snapshot:
-        """The snapshot of `sst` (an `SstId`) with indexes on at least `columns`.
+        """Return the snapshot of `sst` (an `SstId`) with indexes on at least `columns`.
 
-        `load` is called when it is not there, with the columns to index. Raises: what `load` raises.
+        `load` is called with the columns to index if the cache lacks it. Raises: what `load` raises.
         """
         with self._lock:
             kept = self._kept.get(sst)
-            mine = kept is None or not columns <= kept.columns
-            if kept is None or mine:
+            must_load = kept is None or not columns <= kept.columns
+            if kept is None or must_load:
                 kept = self._kept[sst] = _Kept(columns if kept is None else kept.columns | columns)
             self._kept.move_to_end(sst)
-        if mine:
+        if must_load:
             self._fill(sst, kept, load)
-        found = kept.loaded.result()
+        loaded = kept.loaded.result()
         if columns:
-            with suppress(Exception):  # of memory, say: then this read and the next look at each row
-                found.table.index_step()
-        return found.snapshot
+            with suppress(Exception):  # such as MemoryError: then this read and the next ones read each row
+                loaded.table.index_step()
+        return loaded.snapshot
 
     def drop(self, dead: Callable[[SstId], bool]) -> None:
-        """Forget every SST of which `dead` holds; whoever reads one now keeps its snapshot until it is done."""
+        """Drop every SST for which `dead` is true; reads in progress keep their snapshots."""
         with self._lock:
             for sst in [sst for sst in self._kept if isinstance(sst, SstId) and dead(sst)]:
                 del self._kept[sst]
@@ -108,7 +106,7 @@ class SstCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes of rows and indexes of everything loaded."""
+        """Bytes of the rows and indexes of all loaded SSTs."""
         with self._lock:
             return self._bytes()
 
@@ -116,7 +114,7 @@ class SstCache:
         try:
             table = load(kept.columns)
             kept.loaded.set_result(_Loaded(table, table.snapshot()))
-        except BaseException as error:  # noqa: BLE001 - those who wait must hear of it, whatever it is
+        except BaseException as error:  # noqa: BLE001 - threads that wait must get any error
             with self._lock:
                 # A load with more indexes may have taken its place meanwhile.
                 if self._kept.get(sst) is kept:
@@ -138,9 +136,9 @@ class SstCache:
 
 
 def load_sst(base: BaseTable, store: ObjectStore, region: UUID, sst: SsTable, columns: Container[str]) -> MemTable:
-    """The rows of `sst` as a frozen memtable; of its vector and text indexes only those on `columns`.
+    """Load `sst` as a frozen memtable; of the vector and text indexes only those on `columns`.
 
-    B-trees are always there: they cost nothing before a filter uses them. `base`: any version; its schema, key and
+    All B-trees are included: they cost nothing until a filter uses them. `base`: any version; its schema, key and
     indexes are used. Raises: what flush.read_sst raises.
     """
     specs = [spec for spec in base.indexes if spec.kind == "btree" or spec.column in columns]

@@ -1,6 +1,6 @@
-"""The levels above the base as storage alone shows them: no claim, no owner asked, nothing written.
+"""Captures the levels above the base from storage alone: no claim, no request to an owner, no write.
 
-The WAL's tail is replayed into one memtable per region. What an owner holds only in memory is not there.
+The tail of the WAL is replayed into one memtable per region. Rows that an owner holds only in memory are missing.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from memwal.ingest.api.reads import Level
 from memwal.ingest.read.levels import RegionView
 from memwal.memtable import MemTable, Snapshot, row_schema
 
-# The tail's rows may belong to several generations, and which is not on storage: a claim that replays them
-# may number them anew. So the tail counts as newer than any committed generation and is never skipped, which could
-# lose the rows of a later generation; a view whose first unflushed generation was committed meanwhile is captured
-# again (`RegionView.unflushed`), or a batch of which the base holds a part would be shown in part.
+# The rows of the tail may belong to several generations, and storage does not show which: a claim that replays them
+# may number them differently. So the tail counts as newer than any committed generation and is never skipped; skipping
+# could lose the rows of a later generation. If the first unflushed generation of a view was committed meanwhile, the
+# view is captured again (`RegionView.unflushed`); otherwise a batch that is partly in the base would be shown in part.
 TAIL_GENERATION = 2**63 - 1
 
 _CAPTURES = 5
-"""Tries to read a tail before it is collected; entries stay for minutes, so one try too many is rare."""
+"""Attempts to read a tail before it is collected; entries stay for minutes, so a second attempt is rare."""
 _READ_OPTIONS = wal.WalOptions(readers=8)
 
 
 def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) -> list[RegionView]:
-    """Capture the levels above the base for reads of `level`; open the base for them only after this.
+    """Capture the levels above the base for reads of `level`; the caller opens the base only after this.
 
-    `base`: any version; its schema, key and indexes are used. `latest` is what `durable` is: the newest that
-    storage knows. Safe while writers run. Raises: wal errors, Corrupt among them, naming the object.
+    `base`: any version; its schema, key and indexes are used. `latest` equals `durable` here: the newest rows on
+    storage. Safe while writers run. Raises: wal errors, Corrupt among them, naming the object.
     """
     if level == "committed":
         return []
@@ -42,7 +42,7 @@ def _view(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tail: b
         try:
             return _captured(base, store, region, with_tail=with_tail)
         except wal.Overtaken:
-            continue  # flushed and collected between manifest and tail: the next manifest has those rows in an SST
+            continue  # flushed and collected between the two reads: the next manifest has these rows in an SST
     return _captured(base, store, region, with_tail=with_tail)
 
 
@@ -50,7 +50,7 @@ def _captured(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tai
     manifest = wal.ManifestStore(store, region).latest()
     if manifest is None:
         return None
-    # The manifest first: rows that are flushed meanwhile are then still in the tail, which no flush deletes.
+    # The manifest is read first: rows flushed after it are still in the tail, because a flush deletes no entries.
     memtables = _tail(base, store, region, manifest.replay_after) if with_tail else ()
     unflushed = manifest.current_generation if with_tail else None
     return RegionView(region, memtables, manifest.ssts, unflushed, (base.shape,) if with_tail else ())

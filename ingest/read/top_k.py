@@ -1,8 +1,8 @@
-"""The best k rows over all levels: ask each for more than k, drop what newer levels hide, merge by score.
+"""The best k rows over all levels: ask each for more than k, drop rows that newer levels hide, merge by score.
 
-Why not mask hidden rows first: finding them costs a look-up of every key of every newer level, on each query;
-looking up the k candidates costs k. When newer levels hide so many candidates that fewer than k are left,
-more are fetched, up to k plus the rows above, which is enough whatever they hide.
+Hidden rows are not masked first: that would look up every key of every newer level in each query, while looking up the
+candidates costs k. If newer levels hide so many candidates that fewer than k are left, more are fetched, at most k plus
+the number of rows above, which is always enough.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows of one level in order of their score, best first.
+    """Rows of one level by score, best first.
 
-    `keys()`: exactly the key columns of all. `take(positions)`: the wanted columns of those candidates.
+    `keys()`: exactly the key columns of all candidates. `take(positions)`: the wanted columns of some.
     """
 
     scores: Scores
@@ -46,26 +46,26 @@ class Visible:
 def best_visible(
     fetch: Callable[[int], Candidates], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
 ) -> Visible:
-    """At most `k` visible candidates of one level, fewer only when the level has no more.
+    """Return the `k` best visible candidates of one level, fewer only if the level has no more.
 
-    `fetch(n)`: its `n` best, fewer only when it has fewer. `hides(keys)`: which are hidden. `rows_above`: a
-    bound on how many can be.
+    `fetch(n)`: the level's `n` best, fewer only if it has fewer. `hides(keys)`: which of them newer levels hide.
+    `rows_above`: an upper bound of hidden rows.
     """
     enough = k + rows_above
     wanted = min(enough, 2 * k)
     while True:
-        found = fetch(wanted)
-        # What nothing lies above is not hidden, and its keys need not be fetched.
-        visible = np.flatnonzero(~hides(found.keys())) if rows_above else np.arange(len(found.scores))
-        if len(visible) >= k or len(found.scores) < wanted or wanted == enough:
-            return Visible(found, visible[:k])
+        candidates = fetch(wanted)
+        # Without rows above, nothing is hidden, and keys need not be fetched.
+        visible = np.flatnonzero(~hides(candidates.keys())) if rows_above else np.arange(len(candidates.scores))
+        if len(visible) >= k or len(candidates.scores) < wanted or wanted == enough:
+            return Visible(candidates, visible[:k])
         wanted = min(enough, 4 * wanted)
 
 
 def merge(levels: Sequence[Visible], k: int, *, ascending: bool, name: str, schema: pa.Schema) -> pa.Table:
-    """The best `k` rows of all levels with their score in column `name`.
+    """Return the best `k` rows of all levels with their score in column `name`.
 
-    On equal scores the earlier level comes first, NaN last. `schema`: of the rows without the score.
+    Of equal scores the earlier level comes first; NaN comes last. `schema`: of the rows without the score.
     """
     scores = np.concatenate([level.scores for level in levels] or [np.empty(0, np.float32)])
     order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
@@ -81,9 +81,7 @@ def merge(levels: Sequence[Visible], k: int, *, ascending: bool, name: str, sche
 
 
 def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
-    """The rows of all parts with exactly `schema` (whose types they have; nullability and metadata may
-    differ).
-    """
+    """Return the rows of all parts with exactly `schema`; only nullability and metadata of the parts may differ."""
     if not parts:
         return schema.empty_table()
     tables = [pa.Table.from_arrays(part.select(schema.names).columns, schema=schema) for part in parts]
@@ -91,5 +89,5 @@ def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
 
 
 def in_order(rows: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
-    """`rows` by their `places` (each once), ascending; mostly they are, which costs nothing."""
+    """Return `rows` sorted by their `places` (each once); sorted already, the usual case, costs nothing."""
     return rows if (places[:-1] < places[1:]).all() else rows.take(pa.array(np.argsort(places)))

@@ -159,9 +159,9 @@ class OpenPut:
             answer = self._answers.read()
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            found = from_flight(error, self.endpoint)
-            refused = isinstance(found, Invalid) or bool(getattr(error, "extra_info", b""))
-            raise found if refused else _no_answer(self.endpoint) from None
+            translated = from_flight(error, self.endpoint)
+            refused = isinstance(translated, Invalid) or bool(getattr(error, "extra_info", b""))
+            raise translated if refused else _no_answer(self.endpoint) from None
         if answer is None:
             raise _no_answer(self.endpoint)
         acked: dict[str, Any] = json.loads(answer.to_pybytes())

@@ -122,7 +122,7 @@ def _read(store: wal.ObjectStore, region: UUID) -> Note | None:
 
 def by_notes(find: FromNotes) -> str:
     """Return the daemons on Spark executors, in the form that `memwal.connect` takes. Raises: Unavailable for none."""
-    found = ",".join(find())
-    if not found:
+    endpoints = ",".join(find())
+    if not endpoints:
         raise Unavailable(f"no daemon serves {find.uri}; start them with `memwal serve --on-spark`")
-    return found
+    return endpoints

@@ -26,11 +26,11 @@ def scheme_of(tls_cert: str) -> str:
 
 def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
     """Return the endpoints of all worker processes: those of a daemon use consecutive ports, beginning with its own."""
-    found = []
+    every = []
     for endpoint in endpoints:
         address, _, port = endpoint.rpartition(":")
-        found += [f"{address}:{int(port) + worker}" for worker in range(workers)]
-    return found
+        every += [f"{address}:{int(port) + worker}" for worker in range(workers)]
+    return every
 
 
 def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "", scheme: str = SCHEME) -> str | None:

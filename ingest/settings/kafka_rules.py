@@ -104,8 +104,8 @@ def _of_offsets(source: SourceSettings) -> Iterator[Problem]:
     if text in ("earliest", "latest"):
         return
     try:
-        found = json.loads(text)
-        for partitions in found.values():
+        offsets = json.loads(text)
+        for partitions in offsets.values():
             for number, offset in partitions.items():
                 if int(number) < 0 or isinstance(offset, bool) or not isinstance(offset, int) or offset < -2:
                     raise ValueError

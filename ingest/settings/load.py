@@ -80,7 +80,9 @@ def load(
     for section, values in (overrides or {}).items():
         raw.setdefault(section, {}).update(values)
     settings, problems = _validate(raw)
-    lines += [_line(origins.get((each.section, each.key.partition(".")[0]), name), each) for each in problems]
+    for problem in problems:
+        origin = origins.get((problem.section, problem.key.partition(".")[0]), name)
+        lines.append(_line(origin, problem))
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
     return settings
@@ -101,17 +103,17 @@ def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settin
 
     Raises: Invalid with the problems of all pipelines, each once; if there are none, with the conflicts between them.
     """
-    found: dict[str, Settings] = {}
+    settings: dict[str, Settings] = {}
     lines: list[str] = []
-    for each in pipelines_of(path):
+    for pipeline in pipelines_of(path):
         try:
-            found[each] = load(each, environ)
+            settings[pipeline] = load(pipeline, environ)
         except Invalid as error:
             lines += error.lines
-    lines = lines or list(conflicts(list(found.values())))
+    lines = lines or list(conflicts(list(settings.values())))
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
-    return found
+    return settings
 
 
 def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
@@ -123,14 +125,14 @@ def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[
         return "settings", dict(source or {})
     file, chosen = _split(source)
     content = _read(file)
-    found = _pipelines(str(file), content)
-    if not found and not chosen:
+    pipelines = _pipelines(str(file), content)
+    if not pipelines and not chosen:
         return str(file), content
-    chosen = chosen or (next(iter(found)) if len(found) == 1 else "")
-    if chosen not in found:
-        raise Invalid(_unknown_pipeline(str(file), chosen, found))
+    chosen = chosen or (next(iter(pipelines)) if len(pipelines) == 1 else "")
+    if chosen not in pipelines:
+        raise Invalid(_unknown_pipeline(str(file), chosen, pipelines))
     merged = {key: value for key, value in content.items() if key != PIPELINES}
-    for section, values in found[chosen].items():
+    for section, values in pipelines[chosen].items():
         both = isinstance(values, Mapping) and isinstance(merged.get(section), Mapping)
         merged[section] = {**merged[section], **values} if both else values
     return f"{file}:{chosen}", merged
@@ -143,18 +145,19 @@ def _split(path: str | Path) -> tuple[Path, str]:
 
 
 def _pipelines(name: str, content: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    found = content.get(PIPELINES, {})
-    if not isinstance(found, Mapping) or not all(isinstance(each, Mapping) for each in found.values()):
+    pipelines = content.get(PIPELINES, {})
+    if not isinstance(pipelines, Mapping) or not all(isinstance(pipeline, Mapping) for pipeline in pipelines.values()):
         raise Invalid(f"{name}: [{PIPELINES}] must hold tables by name, such as [{PIPELINES}.orders.table]")
-    return found
+    return pipelines
 
 
-def _unknown_pipeline(name: str, chosen: str, found: Mapping[str, object]) -> str:
-    if not found:
+def _unknown_pipeline(name: str, chosen: str, pipelines: Mapping[str, object]) -> str:
+    if not pipelines:
         return f"{name}: it has no [{PIPELINES}], so no pipeline {chosen!r}; give the path of the file alone"
     if not chosen:
-        return f"{name}: it has several pipelines; choose one: {', '.join(f'{name}:{each}' for each in found)}"
-    return f"{name}: it has no pipeline {chosen!r}{suggestion(chosen, found)}"
+        paths = ", ".join(f"{name}:{pipeline}" for pipeline in pipelines)
+        return f"{name}: it has several pipelines; choose one: {paths}"
+    return f"{name}: it has no pipeline {chosen!r}{suggestion(chosen, pipelines)}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -223,8 +226,8 @@ def _validate(raw: Raw) -> tuple[Settings, list[Problem]]:
     refused: set[tuple[str, str]] = set()
     sections: dict[str, Section] = {}
     for name in Settings.model_fields:
-        sections[name], found = _validate_section(name, raw.get(name, {}), refused)
-        problems += found
+        sections[name], section_problems = _validate_section(name, raw.get(name, {}), refused)
+        problems += section_problems
     settings = Settings(**sections)  # type: ignore[arg-type]
     return settings, [*problems, *relations(settings, refused)]
 
@@ -238,8 +241,8 @@ def _validate_section(
         return model.model_validate(values), []
     except ValidationError as error:
         kept = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
-        for each in error.errors(include_url=False):
-            _leave_out(kept, name, each["loc"], refused)
+        for detail in error.errors(include_url=False):
+            _leave_out(kept, name, detail["loc"], refused)
         return model.model_validate(kept), of_section(name, error)
 
 

@@ -60,10 +60,10 @@ def section_type(section: str) -> type[Section]:
 
 def of_section(section: str, error: ValidationError) -> list[Problem]:
     """Return every violation that pydantic found in one section, one per setting or entry."""
-    found: dict[tuple[int | str, ...], Problem] = {}
-    for each in error.errors(include_url=False):
-        found.setdefault(each["loc"][:2], _problem(section, each))  # pydantic reports a union once per branch
-    return list(found.values())
+    problems: dict[tuple[int | str, ...], Problem] = {}
+    for detail in error.errors(include_url=False):
+        problems.setdefault(detail["loc"][:2], _problem(section, detail))  # pydantic reports a union once per branch
+    return list(problems.values())
 
 
 def _problem(section: str, error: ErrorDetails) -> Problem:

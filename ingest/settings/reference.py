@@ -91,7 +91,8 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
 
 def _reader(field: FieldInfo) -> object:
     """Return the function that parses a field's duration or size; None for other fields."""
-    return next((func for each in field.metadata if (func := getattr(each, "func", None)) is not None), None)
+    functions = (getattr(annotation, "func", None) for annotation in field.metadata)
+    return next((function for function in functions if function is not None), None)
 
 
 def _type_words(field: FieldInfo) -> str:

@@ -29,10 +29,10 @@ RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
 
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
     """Return every violated rule. `refused`: (section, key) pairs with refused values, replaced by defaults."""
-    found = [*of_table(settings.table), *of_append(settings)]
-    found += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
-    found += [*of_daemon(settings), *of_dlq(settings)]
-    return [problem for problem in found if not {(problem.section, problem.key), *problem.needs} & set(refused)]
+    problems = [*of_table(settings.table), *of_append(settings)]
+    problems += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
+    problems += [*of_daemon(settings), *of_dlq(settings)]
+    return [problem for problem in problems if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 
 def conflicts(pipelines: Sequence[Settings]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal.flush import BaseTable
 from memwal.ingest.client.retry import Attempts
-from memwal.ingest.daemon.child import KeptChild
+from memwal.ingest.daemon.child import RestartingDaemon
 from memwal.ingest.dlq.bad_rows import BadRate, BadRow
 from memwal.ingest.dlq.letters import Place, Rules, given, refused_in
 from memwal.ingest.dlq.table import DeadLetters
@@ -90,7 +90,7 @@ class MemWalSink:
         self._settings = anywhere(config if isinstance(config, Settings) else load(config, os.environ))
         self._endpoint = endpoint or configured_endpoint(self._settings)
         self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
-        self._child: KeptChild | None = None
+        self._child: RestartingDaemon | None = None
         self._base: BaseTable | None = None
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
@@ -290,7 +290,7 @@ class MemWalSink:
             return self._endpoint
         if self._child is None or self._child.failure is not None:
             self.close()
-            self._child = KeptChild(self._settings)
+            self._child = RestartingDaemon(self._settings)
         return self._child.endpoint
 
     def _find(self) -> FromNotes | None:

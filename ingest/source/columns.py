@@ -1,4 +1,4 @@
-"""Names of the columns that rows have beside the table's, on their way from a source to the regions."""
+"""Names of the columns that rows have in addition to the table's, on their way from a source to the regions."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from memwal.memtable import TOMBSTONE, emptied
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 """Columns of routed rows: int64 number of the row within its part of the source, int32 region of the row."""
 PART = "_memwal_part"
-"""One number in the place of `PLACE` (`ingest.sink.small`)."""
+"""One number that replaces `PLACE` (`ingest.sink.small`)."""
 
 LANDED, FILE, BLOCK = "_memwal_landed", "_memwal_file", "_memwal_block"
 PLACE = (LANDED, FILE, BLOCK)
 """Columns that say where a row of a file source lies, most significant first."""
 TOPIC, PARTITION, OFFSET = "_memwal_topic", "_memwal_partition", "_memwal_offset"
 COORDINATES = (TOPIC, PARTITION, OFFSET)
-"""Columns that say where a row of Kafka lies, most significant first. It has `LANDED` too, which does not order it."""
+"""Columns that say where a row of Kafka lies, most significant first. Its `LANDED` does not order it."""
 DELETE = "_memwal_delete"
-"""Column of bools that a frame may have: the row deletes its key (null = false), and needs no other values."""
+"""Optional column of bools: the row deletes its key (null = false), and needs no other values."""
 PROBLEM = "_memwal_problem"
-"""Why a row cannot be used, behind its stage ("parse: …", "map: …"); null where it can."""
+"""Why a row cannot be used, after its stage ("parse: …", "map: …"); null if it can."""
 RAW_KEY, RAW_VALUE, RAW_HEADERS = "_memwal_raw_key", "_memwal_raw_value", "_memwal_raw_headers"
-"""The record's own bytes, for its dead letter; a source has them or has not."""
+"""The raw bytes of the record, for its dead letter; optional."""
 BESIDE = (PROBLEM, RAW_KEY, RAW_VALUE, RAW_HEADERS)
-"""Columns that end where rows are sorted out, before they are shuffled."""
+"""Columns that `RouteTask` removes, before the shuffle."""
 OURS = (*PLACE, *COORDINATES, DELETE, *BESIDE)
-"""Columns of a row on its way that are none of the table."""
+"""Columns of a source that are not the table's."""
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 NOWHERE = -1
 LETTER = "_memwal_letter"
@@ -52,16 +52,16 @@ _NOT_THE_USERS = {*OURS, *ADDED, LETTER}
 
 
 def of_table(columns: Sequence[str]) -> list[str]:
-    """Those of `columns` that are the user's, in order."""
+    """Return those of `columns` that are the user's, in order."""
     return [name for name in columns if name not in _NOT_THE_USERS]
 
 
 def rows_and_deletes(
     batch: pa.RecordBatch, key: Sequence[str], version: str
 ) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
-    """The user's columns of a batch, and which of its rows delete their key; None where it has no deletes.
+    """Return the user's columns of a batch, and which rows delete their key (None if the batch has no deletes).
 
-    Rows that delete have values of their key and version only. Raises: Invalid as `ingest.api.rows.split_deletes`.
+    Rows that delete have only values of their key and version. Raises: Invalid as `ingest.api.rows.split_deletes`.
     """
     rows = pa.Table.from_batches([batch.select(of_table(batch.schema.names))])
     if DELETE not in batch.schema.names:
@@ -71,12 +71,12 @@ def rows_and_deletes(
 
 
 def place_column(columns: Sequence[str]) -> str:
-    """The one of `columns` that no row of a source has null."""
+    """Return the column among `columns` that is null in no row of a source."""
     return next((name for name in (OFFSET, PART) if name in columns), BLOCK)
 
 
 def runs(*columns: npt.NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Maximal ranges [start, end) of rows that are equal in every one of `columns` (equal lengths, at least 1)."""
+    """Return the maximal ranges [start, end) of rows that are equal in all `columns` (of equal lengths, at least 1)."""
     changed = np.zeros(len(columns[0]) - 1, dtype=bool)
     for column in columns:
         changed |= column[1:] != column[:-1]

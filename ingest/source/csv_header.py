@@ -1,12 +1,12 @@
-"""CSV files whose first line names their columns: read by these names, whatever order a file has them in.
+"""CSV files whose first line names their columns: read by these names, in whatever order a file has them.
 
-Spark reads CSV by position, with one order for all files of a stream. So the stream tells only which files a
-micro-batch has; before it is written their headers are looked at, and files that have the same one are read together:
+Spark reads CSV by position, with one order for all files of a stream. So the stream only names the files of a
+micro-batch; their headers are read before anything is written, and files with the same header are read together:
 
- 1. Every table column must be in the header of every file, or nothing of the micro-batch is written.
- 2. Columns that the table does not have are left out, and told once in the log.
+ 1. Every table column must be in the header of every file, else nothing of the micro-batch is written.
+ 2. Columns that the table does not have are left out, and logged once.
 
-Files without a header, with `header = "false"` in [source.options], are read by position on purpose.
+Files without a header, with `header = "false"` in [source.options], are read by position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import SourceSettings
 from memwal.ingest.source.columns import FILE
-from memwal.ingest.source.files import rows_of
+from memwal.ingest.source.files import NO_GLOB, file_limits, files_of, rows_of
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.suggest import suggestion
 
@@ -34,16 +34,14 @@ _LOG = logging.getLogger("memwal.pipeline")
 
 
 def has_header(source: SourceSettings) -> bool:
-    """Whether `source` is CSV files with a header, as they have if nothing else is said."""
+    """Return whether `source` is CSV files with a header, which is the default."""
     given = {name.lower(): value.get_secret_value() for name, value in source.options.items()}
     return source.format == "csv" and given.get("header", "true").strip().lower() != "false"
 
 
 def names_only(stream: Any, source: SourceSettings) -> DataFrame:
-    """The stream of the files of `source`: a row with `FILE` for each of their lines."""
+    """Return a stream of the files of `source`: a row with `FILE` for each line."""
     from pyspark.sql import functions
-
-    from memwal.ingest.source.batch_files import file_limits
 
     reader = stream.format("text").options(**_options(source) | file_limits(source))
     lines: DataFrame = reader.load(source.path)
@@ -51,7 +49,7 @@ def names_only(stream: Any, source: SourceSettings) -> DataFrame:
 
 
 class ByHeader:
-    """Stands before the sink of a query, and gives it the rows of the files that Spark names.
+    """Wraps the sink of a query: reads the files that Spark names, and passes their rows on.
 
     Thread safety. As the sink. Errors. As the sink, and Invalid for a header; that one stays in `failure`.
     """
@@ -64,8 +62,6 @@ class ByHeader:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Read, then write; Spark calls this."""
-        from memwal.ingest.source.batch_files import files_of
-
         self.failure = None
         try:
             rows = self._rows(frame.sparkSession, files_of(frame))
@@ -83,9 +79,7 @@ class ByHeader:
         return reduce(lambda one, two: one.unionByName(two), frames) if frames else None
 
     def _header(self, spark: SparkSession, file: str) -> tuple[str, ...]:
-        """The names in the first line of a file; () of an empty one. Raises: Invalid."""
-        from memwal.ingest.source.batch_files import NO_GLOB
-
+        """Return the names in the first line of a file; () for an empty file. Raises: Invalid."""
         names = spark.read.options(**_options(self._source)).option(*NO_GLOB).csv(file).columns
         missing = [name for name in self._schema.names if name not in names]
         if names and missing:
@@ -100,8 +94,6 @@ class ByHeader:
         return tuple(names)
 
     def _of_header(self, spark: SparkSession, header: Sequence[str], files: Sequence[str]) -> DataFrame:
-        from memwal.ingest.source.batch_files import NO_GLOB
-
         at = self._schema.get_field_index
         stored = pa.schema([self._schema.field(n) if at(n) >= 0 else pa.field(n, pa.string()) for n in header])
         reader = spark.read.format("csv").options(header="true", enforceSchema="true").option(*NO_GLOB)

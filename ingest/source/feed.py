@@ -1,13 +1,13 @@
-"""The feed: files at hand, landed one after another in the directory that a file source watches.
+"""The feed: copies existing files one after another into the directory that a file source watches (lands them).
 
 Landing one file, in order:
 
 1. Copy it under a name that Spark's file source ignores (a leading `.`), and fsync it.
 2. Set its modification time to now, and later than that of every file landed before: Spark reads files in the order
    of their modification times, which it sees in milliseconds.
-3. Rename it to its own name and fsync the directory, so that the source sees all of it or nothing.
+3. Rename it to its own name and fsync the directory, so that the source sees the whole file or nothing.
 
-A file that is there already, by name and size, is left alone; so a feed that was cut off goes on where it was.
+A file that exists already, by name and size, is skipped; so an interrupted feed continues where it was.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Feed:
     """Lands the files of `source` in `target` in name order, one every `every` seconds, on a thread of its own.
 
     Thread safety. `start`, `stop`, `finished` and `failure` from any thread.
-    Durability. A landed file is on disk, whole, before the next one is begun.
+    Durability. A landed file is completely on disk before the next one is begun.
     Invariants. (1) Modification times of landed files ascend strictly. (2) No file is landed twice.
     """
 
     def __init__(self, source: Path, target: Path, every: float, clock: Clock) -> None:
-        """Raises: Invalid when `source` is no readable directory, or holds no file."""
+        """Raises: Invalid if `source` is not a readable directory, or has no file."""
         self._target, self._every, self._clock = target, every, clock
         self._files = feed_files(source)
         self._stopped = threading.Event()
@@ -44,7 +44,7 @@ class Feed:
 
     @property
     def files(self) -> int:
-        """Number of files that the feed lands in all."""
+        """The number of all files of the feed."""
         return len(self._files)
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class Feed:
         self._thread.start()
 
     def finished(self) -> bool:
-        """Whether every file has landed, or the feed has failed or was stopped."""
+        """Return whether every file has landed, or the feed has failed or was stopped."""
         return self._finished.is_set()
 
     def wait(self) -> None:
@@ -68,15 +68,15 @@ class Feed:
     def _run(self) -> None:
         try:
             self.land_all()
-        except Exception as error:  # noqa: BLE001 - kept for the thread that watches
+        except Exception as error:  # noqa: BLE001 - kept in `failure`
             self.failure = classify(error)
         finally:
             self._finished.set()
 
     def land_all(self) -> None:
-        """Land what has not landed yet; returns early when stopped.
+        """Land the files that have not landed yet; return early if stopped.
 
-        Raises: Invalid when another file of the same name is in the target, OSError of the file system.
+        Raises: Invalid if another file of the same name is in the target; OSError of the file system.
         """
         self._target.mkdir(parents=True, exist_ok=True)
         for file in self._files:
@@ -94,7 +94,7 @@ class Feed:
             return False
         if there.stat().st_size != file.stat().st_size:
             raise Invalid(
-                f"source.feed: {there} is there already with {there.stat().st_size} bytes, {file} has "
+                f"source.feed: {there} exists already with {there.stat().st_size} bytes, {file} has "
                 f"{file.stat().st_size}; give a changed file a new name"
             )
         return True
@@ -115,12 +115,12 @@ class Feed:
             os.close(directory)
 
     def _newest(self) -> int:
-        """Latest modification time in the target, in nanoseconds; 0 when it is empty."""
+        """Return the latest modification time in the target, in nanoseconds; 0 if it is empty."""
         return max((entry.stat().st_mtime_ns for entry in visible_files(self._target)), default=0)
 
 
 def feed_files(directory: Path) -> list[Path]:
-    """The files of a feed in name order. Raises: Invalid naming `source.feed`."""
+    """Return the files of a feed in name order. Raises: Invalid naming `source.feed`."""
     try:
         files = sorted(visible_files(directory))
     except OSError as error:
@@ -131,5 +131,5 @@ def feed_files(directory: Path) -> list[Path]:
 
 
 def visible_files(directory: Path) -> list[Path]:
-    """Files directly in `directory` that a file source of Spark reads, in no order. Raises: OSError."""
+    """Return the files directly in `directory` that a file source of Spark reads, unordered. Raises: OSError."""
     return [entry for entry in directory.iterdir() if entry.is_file() and not entry.name.startswith(_HIDDEN)]

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether Spark reads a Parquet column of type `found` into a column of type `wanted`, losing nothing."""
+    """Return whether Spark reads a Parquet column of type `found` into a column of type `wanted` without loss."""
     types = pa.types
     if types.is_dictionary(found):
         found = found.value_type
@@ -35,8 +35,8 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def widened(kind: pa.DataType) -> pa.DataType:
-    """`kind` with float64 in the place of narrower floats: Spark reads those as such too, but never float64 as
-    narrower ones. The sink rounds them, and refuses what would become infinite.
+    """Return `kind` with float64 in place of narrower floats: Spark reads narrower floats as float64, but never float64
+    as narrower ones. The sink rounds the values, and refuses those that would become infinite.
     """
     if pa.types.is_floating(kind):
         return pa.float64()
@@ -53,7 +53,7 @@ def _signed_bits(kind: pa.DataType) -> int:
 
 
 def _as_wide(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether lists may be as long as those of `wanted` are; of lists of any length only their values tell."""
+    """Return whether the lists can have the length of `wanted`; for lists of any length only their values can tell."""
     both = pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(wanted)
     return not both or bool(found.list_size == wanted.list_size)
 

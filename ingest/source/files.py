@@ -1,15 +1,15 @@
-"""The source: what `[source]` says, as a streaming DataFrame, and the checks that come before anything is written.
+"""File sources: the checks before anything is written, the rows with their places, the files of a micro-batch.
 
-A file source gets the table's schema (Spark's streaming demands one) and three columns more, which say where a row
-lies; with the row's number inside its part of the file they order all rows of the source. The sink sorts each region's
-rows by them, so the newest row of a key wins whatever the shuffle does and however a replay is partitioned:
+A file source has the table's schema (Spark's streaming demands one) and three more columns, which say where a row lies.
+Together with the row's number inside its part of the file they order all rows of the source. The sink sorts the rows of
+each region by them, so the newest row of a key wins, whatever the shuffle does and however a replay is partitioned:
 
     _memwal_landed   modification time of the file (Spark reads files in this order; microseconds, UTC)
-    _memwal_file     its path, for files of one moment
+    _memwal_file     its path, for files of the same time
     _memwal_block    byte offset of the part of the file that the task reads
 
-A row of Kafka has its time as `_memwal_landed`, and its topic, partition and offset, which order it: the newest offset
-of a key wins (`ingest.source.kafka.stream`). Any other source is ordered by `source.order_by`.
+A row of Kafka has its time as `_memwal_landed`, and is ordered by its topic, partition and offset: the newest offset of
+a key wins (`ingest.source.kafka.stream`). Any other source is ordered by `source.order_by`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +28,6 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import SourceSettings
 from memwal.ingest.settings.paths import is_remote, local_path
 from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.source.batch_files import file_limits
 from memwal.ingest.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE
 from memwal.ingest.source.feed import feed_files, visible_files
 from memwal.ingest.source.file_types import readable
@@ -41,13 +41,16 @@ if TYPE_CHECKING:
 
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 FILES_CHECKED = 256
-"""Schemas read before the query starts: a footer costs about a millisecond; what lies behind is found while reading."""
+"""Files whose schemas are read before the query starts (about 1 ms each); the others are checked while reading."""
 
-_STRICT = "FAILFAST"  # where Spark's default puts nulls in the place of values that it cannot read
+NO_GLOB = ("__globPaths__", "false")
+"""Option of a reader: paths are names of files, whatever their characters; Spark's file stream reads them so too."""
+_FAR = "36500d"  # Spark's default of 7 days leaves out, without a message, files that are that much older than others
+_STRICT = "FAILFAST"  # Spark's default replaces unreadable values with null
 
 _UNREAD = "_memwal_unread"
 UNREADABLE = "parse: malformed, or a value is of another type than its column"
-"""`PROBLEM` of a record of JSON that Spark could not read; `ingest.dlq.file_rows` finds out why."""
+"""`PROBLEM` of a JSON record that Spark could not read; `ingest.dlq.file_rows` finds the reason."""
 _UNREADABLE_LINE = "parse: the line has more or fewer values than there are columns, or quotes that do not match"
 
 
@@ -55,9 +58,9 @@ _UNREADABLE_LINE = "parse: the line has more or fewer values than there are colu
 
 
 def check_source(source: SourceSettings, schema: pa.Schema) -> None:
-    """Refuse a source that cannot be read into a table of `schema` (base schema). Reads only.
+    """Raise Invalid if the source cannot be read into a table of `schema` (base schema); reads only.
 
-    Raises: Invalid naming the setting, or the file and the column.
+    The message names the setting, or the file and the column.
     """
     if source.format not in FILE_FORMATS:
         return
@@ -73,7 +76,7 @@ def check_source(source: SourceSettings, schema: pa.Schema) -> None:
 
 
 def reads_local(source: SourceSettings) -> bool:
-    """Whether a source is known to read files of local disks only, or none."""
+    """Return whether a source is known to read only files on local disks, or no files."""
     return source.format == KAFKA or (source.format in FILE_FORMATS and not is_remote(source.path))
 
 
@@ -96,10 +99,10 @@ def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
         reason = first_line(error)
         raise Invalid(f"source.path: {file} is no readable Parquet file ({reason}); remove or replace it") from None
     for name in schema.names:
-        # Where columns come up while a stream runs, files from before do not have them.
+        # If columns are added while a stream runs, older files do not have them.
         if name not in found.names and (drift == "ignore" or not schema.field(name).nullable):
             raise Invalid(
-                f"source.path: {file} has no column {name!r}; add it to the files or take it out of [table] columns"
+                f"source.path: {file} has no column {name!r}; add it to the files or remove it from [table] columns"
                 f"{suggestion(name, found.names)}"
             )
     for field in found:
@@ -107,15 +110,15 @@ def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
             continue
         if field.name not in schema.names:
             raise Invalid(
-                f"source.path: {file} has a column {field.name!r} that the table has not; take it out of the files or "
-                f"add it to [table] columns{suggestion(field.name, schema.names)}"
+                f"source.path: {file} has a column {field.name!r} that the table does not have; remove it from the "
+                f"files or add it to [table] columns{suggestion(field.name, schema.names)}"
             )
         _check_type(file, field, schema.field(field.name).type)
     _check_nulls(file, footer, [field.name for field in schema if not field.nullable])
 
 
 def _check_nulls(file: Path, footer: pq.FileMetaData, names: Sequence[str]) -> None:
-    """Refuse nulls in columns that take none, where the footer counts them: before the first row is read."""
+    """Raise Invalid if the footer counts nulls in a column that allows none: before the first row is read."""
     for group in range(footer.num_row_groups):
         chunks = (footer.row_group(group).column(at) for at in range(footer.num_columns))
         for chunk in chunks:
@@ -123,16 +126,29 @@ def _check_nulls(file: Path, footer: pq.FileMetaData, names: Sequence[str]) -> N
             if chunk.path_in_schema in names and counted and chunk.statistics.null_count:
                 raise Invalid(
                     f"source.path: {file}: column {chunk.path_in_schema!r} is null in {chunk.statistics.null_count} of "
-                    f"the rows of row group {group}; give every row a value, it is part of the key or declared not null"
+                    f"the rows of row group {group}; give every row a value: it is part of the key or not nullable"
                 )
 
 
 def _check_type(file: Path, found: pa.Field, wanted: pa.DataType) -> None:
     if not readable(found.type, wanted):
         raise Invalid(
-            f"source.path: {file}: column {found.name!r} is {found.type}, the table wants {wanted}; "
+            f"source.path: {file}: column {found.name!r} is {found.type}, but the table has {wanted}; "
             "convert the files or correct [table] columns"
         )
+
+
+# ---- the files of a micro-batch ------------------------------------------------------------------------------------
+
+
+def file_limits(source: SourceSettings) -> dict[str, str]:
+    """Return the options of a stream of files: the number of files per micro-batch, and no limit of their age."""
+    return {"maxFilesPerTrigger": str(source.files_per_trigger), "maxFileAge": _FAR}
+
+
+def files_of(frame: DataFrame) -> list[str]:
+    """Return the paths of the files of a micro-batch, as readers take them: Spark escapes special characters as %20."""
+    return [unquote(row[0]) for row in frame.select(FILE).distinct().collect()]
 
 
 # ---- the stream ----------------------------------------------------------------------------------------------------
@@ -141,8 +157,8 @@ def _check_type(file: Path, found: pa.Field, wanted: pa.DataType) -> None:
 def rows_of(
     reader: Any, source: SourceSettings, schema: pa.Schema, *, stored: pa.Schema, paths: Any = None
 ) -> DataFrame:
-    """As `read_stream`, by a reader of Spark that has its format. `stored`: the columns of the files as they are read,
-    for JSON and CSV in the order of the file; `paths`: what to load, None for `source.path`.
+    """As `read_stream`, from a Spark reader with a format. `stored`: the columns of the files as they are read, for
+    JSON and CSV in the order of the file; `paths`: the files to load, None for `source.path`.
     """
     from pyspark.sql import functions
 

@@ -1,4 +1,4 @@
-"""The streaming DataFrame of a source that is not Kafka."""
+"""The streaming DataFrame of every source but Kafka."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> DataFrame:
-    """The streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source.
+    """Return the streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source.
 
-    Records of JSON and CSV that cannot be used are rows with a `PROBLEM`, and end nothing here. CSV with a header comes
-    as `FILE` alone: who is given a micro-batch reads its files (`ingest.source.csv_header`).
+    JSON and CSV records that cannot be used are rows with a `PROBLEM`, and raise nothing here. CSV with a header has
+    only the column `FILE`: `ingest.source.csv_header` reads the files of each micro-batch.
     """
     from memwal.ingest.source.csv_header import has_header, names_only
 
@@ -34,8 +34,8 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) 
 
 
 def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> pa.Schema:
-    """`schema` with the types as which Spark reads the columns of Parquet files: float64 in the place of narrower
-    floats, where files may hold that.
+    """Return `schema` with the types as which Spark reads the columns of Parquet files: float64 in place of narrower
+    floats, if files may contain float64.
     """
     wide = pa.schema([field.with_type(widened(field.type)) for field in schema])
     if source.format != "parquet" or wide == schema:
@@ -44,12 +44,12 @@ def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema)
 
 
 def _holds_float64(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> bool:
-    """Whether any Parquet file has float64 where the table has narrower floats; True where none can be looked at."""
+    """Return whether a Parquet file has float64 where the table has narrower floats; True if none can be read."""
     if is_remote(source.path):
         try:
             found = spark.read.options(**resolve(source.options, os.environ, "[source] options")).parquet(source.path)
             return any("DoubleType" in str(field.dataType) for field in found.schema if field.name in schema.names)
-        except Exception:  # noqa: BLE001 - no file yet, for example; the stream says whatever else is wrong
+        except Exception:  # noqa: BLE001 - no file yet, for example; the stream reports other errors
             return True
     paths = [local_path(each) for each in (source.path, source.feed) if each]
     files = [file for path in paths if path.is_dir() for file in visible_files(path)][:FILES_CHECKED]

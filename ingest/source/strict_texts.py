@@ -1,11 +1,10 @@
-"""JSON and CSV files as strictly as records of Kafka: nothing is guessed, cut off or rounded, and a row says why.
+"""JSON and CSV files as strict as Kafka records: nothing is guessed, cut off or rounded; a bad row has a reason.
 
-Spark's own readers take a number for seconds since 1970, drop the time behind a date and digits behind a decimal, and
-make infinity of 1e300. So what they would guess is read as text (`read_type`), and becomes a value here, by Spark's
-expressions, where its text is that of one (`columns`). A row with any other text has the reason in `PROBLEM`, and what
-the file says in `RAW_VALUE`, as JSON.
+What Spark's own readers would guess (README, *Decisions*) is read as text (`read_type`), and Spark expressions convert
+the text to a value if it has the right form (`columns`). A row with any other text has the reason in `PROBLEM`, and the
+content of the file in `RAW_VALUE`, as JSON.
 
-JSON: times and decimals are read as text, floats as float64, the rest as it is. CSV: all is text, and empty is null.
+JSON: times and decimals are read as text, floats as float64, all else as it is. CSV: all is text, and empty is null.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 STRICT = ("json", "csv")
-"""Formats of files that are read so."""
+"""Formats of files that are read strictly."""
 _SHOWN = 40
 _DAY = r"\d{4,}-\d\d-\d\d"
 _TIME = _DAY + r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?"
@@ -34,7 +33,7 @@ _FORMATS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz
 
 
 def read_type(kind: pa.DataType, form: str) -> pa.DataType:
-    """The type as which Spark reads a column of the type `kind` from a file of the format `form`.
+    """Return the type as which Spark reads a column of type `kind` from a file of format `form`.
 
     Raises: Invalid for a list or struct of CSV.
     """
@@ -52,9 +51,10 @@ def read_type(kind: pa.DataType, form: str) -> pa.DataType:
 
 
 def columns(schema: pa.Schema, form: str, options: Mapping[str, str]) -> tuple[list[Column], Column]:
-    """Spark's columns of `schema` from columns of `read_type`, and why a row has no values: null where it has.
+    """Return Spark columns of `schema` made from columns of `read_type`, and a column with the problem of a row or
+    null.
 
-    `options`: of the reader; its formats of times hold here.
+    `options`: of the reader; its formats of times are used.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
 
@@ -72,14 +72,14 @@ def columns(schema: pa.Schema, form: str, options: Mapping[str, str]) -> tuple[l
 
 
 def as_read(schema: pa.Schema) -> Column:
-    """What the file says of a row, as JSON in bytes; of columns of `read_type`."""
+    """Return a row of the file as JSON in bytes, from columns of `read_type`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.to_json(F.struct(*(F.col(quoted(name)) for name in schema.names))).cast("binary")
 
 
 def _is_guessed(kind: pa.DataType) -> bool:
-    # Spark carries uint64 as a decimal, to which it rounds.
+    # Spark has uint64 as a decimal, and rounds to it.
     return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or kind == pa.uint64())
 
 
@@ -88,13 +88,13 @@ def _is_text(kind: pa.DataType, form: str) -> bool:
 
 
 class _Texts:
-    """Expressions of values and of whether they are bad, by type."""
+    """Spark expressions that convert texts to values, and tell whether they are bad, by type."""
 
     def __init__(self, form: str, options: Mapping[str, str]) -> None:
         self._form, self._options = form, options
 
     def value(self, given: Column, kind: pa.DataType) -> tuple[Column, Column | None]:
-        """The value of `given`, and whether it has none though something is given; None: it always has."""
+        """Return the value of `given`, and whether it is bad: not null but without a value; None if it is never bad."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if _is_text(kind, self._form):
@@ -123,7 +123,7 @@ class _Texts:
         return F.when(given.isNotNull(), fields), reduce(lambda one, two: one | two, bad)
 
     def _of_text(self, text: Column, kind: pa.DataType) -> Column:
-        """The value of a text, null where it is none."""
+        """Return the value of a text, null if it has none."""
         from pyspark.sql import functions as F  # noqa: N812
 
         into = spark_type(widened(kind))
@@ -135,7 +135,7 @@ class _Texts:
         return F.when(text.rlike(f"^({_pattern(kind)})$"), text.try_cast(into))
 
     def remedy(self, given: Column, kind: pa.DataType) -> Column:
-        """What to do about a text that is no value."""
+        """Return what to do about a text that has no value."""
         from pyspark.sql import functions as F  # noqa: N812
 
         leaf = kind
@@ -162,7 +162,7 @@ def _sure(bad: Column | None) -> Column:
 
 
 def _pattern(kind: pa.DataType) -> str:
-    """A regular expression of the texts that are values of `kind`, but for their range."""
+    """Return a regular expression for the texts of values of `kind`, without their range."""
     types = pa.types
     if types.is_timestamp(kind):
         return _TIME + (_ZONE if kind.tz is not None else "")

@@ -1,15 +1,12 @@
-"""How an error of a Spark task reaches the user as the kind it is.
+"""Errors of Spark tasks, of Spark and of Kafka's client as the six kinds of `ingest.errors`. The README has the steps.
 
-A task fails in a Python worker; the JVM wraps what that worker printed, twice, and hands the driver a text of a hundred
-lines. So the task raises `TaskError`, whose message is one line that only this module writes and reads:
+The message of a `TaskError` is one line:
 
     memwal-task-error:{"kind": "INVALID", "message": "…", "details": {…}}
 
-The JSON is the wire form of `ingest.errors`; it holds no line break, so whatever is wrapped around it, it is found
-again by its mark and ends where the JSON ends. Errors of Spark itself carry no mark; the few that a user can mend are
-told by Spark's error condition, never by their text.
-
-What Kafka's Java client throws, as the kind it is for whoever runs memwal: told by its class, never by its text.
+The JSON is the wire form of `ingest.errors`. It has no line break, so in any text around it the mark finds its
+beginning and the JSON its end. Errors of Spark itself have no mark; the few that a user can correct are recognised by
+Spark's error condition, errors of Kafka's Java client by their class, never by their text.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ _REMEDIES = {
     **dict.fromkeys(("PARQUET_TYPE_ILLEGAL", "PARQUET_TYPE_NOT_SUPPORTED", "PARQUET_TYPE_NOT_RECOGNIZED"), _ODD_TYPE),
     "PATH_NOT_FOUND": "correct source.path",
     "DATA_SOURCE_NOT_FOUND": "correct source.format, or name its package in spark.jars.packages of source.spark",
-    "KAFKA_DATA_LOSS": "records are gone unread; to go on without them set fail_on_data_loss = false",
+    "KAFKA_DATA_LOSS": "records are gone unread; to continue without them set fail_on_data_loss = false",
     **dict.fromkeys(("UNRESOLVED_ROUTINE", "UNRESOLVED_COLUMN", "DATATYPE_MISMATCH", "PARSE_SYNTAX_ERROR"), _SQL),
     **dict.fromkeys(("WRONG_NUM_ARGS", "FIELD_NOT_FOUND"), _SQL),
     **dict.fromkeys(("DIVIDE_BY_ZERO", "CAST_INVALID_INPUT", "CAST_OVERFLOW", "ARITHMETIC_OVERFLOW"), _ODD_VALUE),
@@ -47,11 +44,11 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*?\.)\s")
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]*)"')
 _STATE = re.compile(r"\.?\s*SQLSTATE: \w+")
-"""A code behind Spark's texts that says less than they do."""
+"""A code at the end of Spark's messages, which is removed."""
 
 
 def found_in(text: str) -> MemWalError | None:
-    """The error that `text` carries, None when it carries none."""
+    """Return the error in `text`, None if it has none."""
     _, mark, rest = text.partition(MARK)
     if not mark:
         return None
@@ -63,9 +60,9 @@ def found_in(text: str) -> MemWalError | None:
 
 
 def of_spark(error: BaseException) -> MemWalError:
-    """What ended a Spark job or query, as the kind it is, in one line.
+    """Return the error that ended a Spark job or query as one of the six kinds, in one line.
 
-    Ours by its mark; Spark's own by its error condition when the user can mend it, else Internal.
+    memwal's own errors are found by their mark; Spark's are Invalid if the user can correct them, else Internal.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -92,7 +89,7 @@ def of_spark(error: BaseException) -> MemWalError:
 
 
 def _of_executors(text: str) -> Invalid | None:
-    """What executors lack for any task of ours, before one can say anything."""
+    """Return the error if executors lack what every task of memwal needs, so that no task can report it."""
     if module := _NO_MODULE.search(text):
         return Invalid(
             f"executors cannot import memwal ({module[1]}): install it where they run, or bring it by "
@@ -112,7 +109,7 @@ def _remedy(condition: str) -> str | None:
 
 
 def _captured(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Spark's names for what PySpark made an exception of, and for its causes, "" where it has none; with the texts."""
+    """Yield Spark's condition (or "") and text of a PySpark exception and of each of its causes."""
     current: Any = error
     while current is not None:
         yield getattr(current, "getCondition", lambda: None)() or "", str(current)
@@ -120,7 +117,7 @@ def _captured(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 def _thrown(java: Any) -> Iterator[tuple[str, str]]:
-    """The same of an exception of the JVM."""
+    """As `_captured`, for an exception of the JVM."""
     from py4j.protocol import Py4JError
 
     while java is not None:
@@ -138,19 +135,19 @@ def _first_line(text: str) -> str:
 _PACKAGE = "org.apache.kafka.common."
 _REFUSED = ("AuthenticationException", "AuthorizationException", "ConfigException")
 _LOST = "org.apache.spark.sql.kafka010.KafkaIllegalStateException"
-"""What Spark's source throws where offsets of its checkpoint are not there any more."""
+"""The class that Spark's source throws if offsets of its checkpoint no longer exist."""
 _REASON = "Reason: "
 _NO_TOPIC = "UnknownTopicOrPartitionException"
 
 
 def of_java(thrown: Any) -> MemWalError | None:
-    """The kind of a Java exception that Kafka's client is behind; None for any other."""
+    """Return the kind of a Java exception caused by Kafka's client; None for any other."""
     return _told(_causes_of_java(thrown))
 
 
 def of_captured(error: BaseException) -> MemWalError | None:
-    """The same of an exception that PySpark made of a Java one. Of causes that it has no class for it keeps what
-    Java's `toString` says, which begins with the name of the class.
+    """As `of_java`, for an exception that PySpark made of a Java one. PySpark keeps the `toString` of causes that it
+    has no class for, which begins with the name of the Java class.
     """
     return _told(_captured_causes(error))
 
@@ -173,7 +170,7 @@ def _told(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
     for name, said in causes:
         if name == _LOST:
             return _lost(said)
-        if not name.startswith(_PACKAGE) or name == f"{_PACKAGE}KafkaException":  # a wrapper, its cause says more
+        if not name.startswith(_PACKAGE) or name == f"{_PACKAGE}KafkaException":  # a wrapper: its cause has the reason
             continue
         short = name.rpartition(".")[2]
         text = (said.splitlines() or [""])[0].strip()[:300] or short
@@ -181,17 +178,17 @@ def _told(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
             return Invalid(f"source: Kafka refuses us: {text}; correct brokers or options of [source]")
         if short == _NO_TOPIC:
             return Invalid(f"source.topics: a topic is gone: {text}; create it again, or correct topics")
-        remedy = "nothing acknowledged is lost; run the same command again when it does"
+        remedy = "nothing acknowledged is lost; run the same command again when Kafka answers"
         return Unavailable(f"source: Kafka does not answer: {text}; {remedy}", {"reason": SILENT})
     return None
 
 
 def _lost(said: str) -> Invalid:
-    """Its text is of several lines, one of which says what happened."""
+    """Return the error for lost records; one line of the Java text has the reason."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     told = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
     why = (told or lines or [_LOST])[0].rstrip(".")
     return Invalid(
-        f"source: records are gone unread: {why}; a topic that was created anew is read from its start with a new "
-        "sink.checkpoint, and fail_on_data_loss = false goes on with what is there"
+        f"source: records are gone unread: {why}; to read a topic that was created anew from its start, set a new "
+        "sink.checkpoint; to continue with the records that exist, set fail_on_data_loss = false"
     )

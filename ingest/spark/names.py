@@ -1,8 +1,7 @@
-"""Misspelt names of Spark's own: a source's format and options, and the session's configuration.
+"""Misspelt names of formats, options and Spark settings.
 
-Spark takes an option that it does not know for somebody else's and ignores it, so a slip changes nothing and is never
-told. Whether a name is right only Spark and its plugins know; a slip is a name that is none of Spark's, and one or two
-letters away from one of them.
+Spark ignores an option that it does not know, without a message, since it may belong to a plugin. So a name counts as
+misspelt if it is not one of Spark's and differs from one of them by one or two characters.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ _CONF = (
 
 
 def check_spark_names(source: SourceSettings) -> None:
-    """Raises: Invalid with every slip in `source`, one line each."""
+    """Raise Invalid with every misspelt name in `source`, one line each."""
     found = list(slips(source))
     if found:
         raise Invalid.of(found)
 
 
 def slips(source: SourceSettings) -> Iterator[str]:
-    """What is misspelt in a source's format, options and Spark configuration."""
+    """Yield a message for each misspelt name in a source's format, options and Spark configuration."""
     if meant := _meant(source.format, FORMATS):
         yield f"source.format: Spark has no source {source.format!r}; did you mean {meant!r}?"
     for name in source.options if source.format in FORMATS[:7] else ():
@@ -76,13 +75,13 @@ def slips(source: SourceSettings) -> Iterator[str]:
             yield f"[source] options.{name}: Spark would ignore it; did you mean {meant!r}?"
     for name in source.spark:
         if not name.startswith("spark."):
-            yield f"[source.spark] {name}: names of Spark's configuration begin with 'spark.', in quotes; write them so"
+            yield f"[source.spark] {name}: names of Spark's configuration begin with 'spark.', and need quotes"
         elif meant := _meant(name, _CONF):
             yield f"[source.spark] {name}: Spark would ignore it; did you mean {meant!r}?"
 
 
 def _meant(name: str, known: Collection[str]) -> str | None:
-    """The known name that `name` misspells: None where it is one, whatever its case, or is near none."""
+    """Return the known name that `name` misspells; None if it is a known name, in any case, or not similar to one."""
     given = name.lower()
     if given in (each.lower() for each in known):
         return None
@@ -91,8 +90,8 @@ def _meant(name: str, known: Collection[str]) -> str | None:
 
 
 def _distance(one: str, other: str, most: int) -> int:
-    """Letters left out, put in, changed or swapped with their neighbour (Damerau, "optimal string alignment"); any
-    number above `most` where they are more.
+    """Return the number of characters left out, added, changed or swapped with their neighbour (Damerau, "optimal
+    string alignment"); any number above `most` if there are more.
     """
     if abs(len(one) - len(other)) > most:
         return most + 1

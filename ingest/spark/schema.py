@@ -1,4 +1,4 @@
-"""Arrow types and names as Spark has them."""
+"""Arrow types and column names in Spark's form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from memwal.ingest.errors import Invalid
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The Spark schema to read a table's columns with; vectors as arrays, unsigned numbers one size wider."""
+    """Return the Spark schema to read a table's columns with; vectors as arrays, unsigned numbers one size wider."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, spark_type(field.type), True) for field in schema])
 
 
 def spark_type(kind: pa.DataType) -> DataType:
-    """The Spark type that a column of an Arrow type is read as. Raises: Invalid for a type Spark cannot read."""
+    """Return the Spark type for a column of an Arrow type. Raises: Invalid for a type that Spark cannot read."""
     from pyspark.sql import types as spark
 
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
@@ -56,5 +56,5 @@ def spark_type(kind: pa.DataType) -> DataType:
 
 
 def quoted(name: str) -> str:
-    """The name of a column as Spark takes it for one, whatever is in it."""
+    """Return the name of a column quoted for Spark, so that any character is allowed."""
     return f"`{name}`"

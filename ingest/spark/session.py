@@ -1,10 +1,8 @@
-"""The Spark session of `memwal run`: Java found, started quickly, silent on the user's terminal.
+"""The Spark session of `memwal run`: finds Java, starts quickly, prints nothing on the user's terminal.
 
-Spark talks to the terminal before it can be told not to (launcher, log4j, JVM warnings), and its tasks' tracebacks go
-there too. So the JVM's output goes into a pipe of ours that keeps only the last lines, for the message when it fails
-to start. Errors reach the user through `ingest.spark.errors` instead.
-
-A standalone Spark master, looked at before Spark does: it tries for a minute one that is not there.
+Spark writes to the terminal before it can be told not to (launcher, log4j, JVM warnings), and the tracebacks of its
+tasks go there too. So the JVM's output goes into a pipe that keeps only the last lines, for the message if Spark does
+not start. Errors reach the user through `ingest.spark.errors` instead.
 """
 
 from __future__ import annotations
@@ -41,19 +39,19 @@ JAVA_MIN = 17
 _PACKAGE = "openjdk-17-jre-headless (Debian, Ubuntu), java-17-openjdk-headless (Fedora) or openjdk@17 (Homebrew)"
 _KEPT_LINES = 50
 _RENAMING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""Writes and renames as the default one does, which starts a dozen processes (`chmod`, `readlink`) a micro-batch."""
+"""Writes and renames as Spark's default does, which starts a dozen processes (`chmod`, `readlink`) per micro-batch."""
 _PLAIN_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
-"""Local files as they are. Hadoop's own choice writes a second one with checksums beside each, which for the notes of a
-micro-batch takes 16 ms more."""
+"""Plain local files. Hadoop's default writes a second file with checksums beside each, which takes 16 ms more for the
+notes of a micro-batch."""
 _FILE_PARTS = "64"
-"""Parts of the files of a micro-batch, of 4 to 128 MB each. By itself Spark makes as many as there are cores at that
-moment; a dead letter knows its row by the part that it is in, so where executors come and go a replay would cut the
-files elsewhere and write each letter again."""
+"""Fewest parts of the files of a micro-batch, of 4 to 128 MB each. By default Spark makes as many as there are cores at
+that moment. The id of a dead letter depends on the part of its row, so if executors come and go a replay would cut the
+files differently and write each dead letter again."""
 _VERSION = re.compile(r'"?(?:1\.)?(\d+)')
 
 
 def check_java(environ: Mapping[str, str]) -> int:
-    """The major version of the Java that Spark will use. Raises: Invalid naming the package to install."""
+    """Return the major version of the Java that Spark will use. Raises: Invalid naming the package to install."""
     home = environ.get("JAVA_HOME", "")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH")) or ""
     remedy = f"install Java {JAVA_MIN} or later: {_PACKAGE}"
@@ -69,7 +67,7 @@ def check_java(environ: Mapping[str, str]) -> int:
 
 
 def _release(java: Path) -> int | None:
-    """The version that a Java installation notes in its `release` file: 100 ms sooner than asking the JVM."""
+    """Return the version in the `release` file of a Java installation: 100 ms faster than asking the JVM."""
     try:
         text = (java.resolve(strict=True).parent.parent / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -98,9 +96,9 @@ def _major(version: str) -> int | None:
 def configuration(
     settings: Settings, tasks: int, *, once: bool, local_checkpoints: bool = True, local_sources: bool = True
 ) -> dict[str, str]:
-    """Spark's configuration: the defaults of an embedded run with `source.spark` over them. `tasks`: regions.
-    `local_checkpoints`, `local_sources`: those of all queries are on local disks (or no files at all)."""
-    # A short run is over before compiled code pays; a stream that goes on for days wants the best code.
+    """Return Spark's configuration: the defaults of an embedded run, overridden by `source.spark`. `tasks`: regions.
+    `local_checkpoints`, `local_sources`: those of all queries are on local disks (or are no files at all)."""
+    # A short run ends before compilation pays; a stream that runs for days needs the best code.
     compiler = "-XX:TieredStopAtLevel=1 " if once else ""
     generate = "NO_CODEGEN" if once else "FALLBACK"
     defaults = {
@@ -123,16 +121,16 @@ def configuration(
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
         # Over TCP every other task waits 40 ms for an acknowledgement of its first bytes (Nagle's algorithm).
         "spark.python.unix.domain.socket.enabled": "true",
-        # The place in the Python program that made each part of a query, at three calls to the JVM apiece.
+        # It notes the line of Python code for each part of a query, with three calls to the JVM each.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
     }
     if local_checkpoints:
-        # Spark's own choice asks programs (readlink, chmod) ten times for a file of a checkpoint, 50 ms, twice a
-        # micro-batch. This one writes beside and renames too, and refuses a file that is there, by Java's own calls.
+        # Spark's default starts programs (readlink, chmod) ten times for a file of a checkpoint: 50 ms, twice per
+        # micro-batch. This one also writes a temporary file, renames it and refuses an existing file, all in Java.
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = _RENAMING
-    if local_checkpoints and local_sources:  # what reads elsewhere may want the local files that it knows
+    if local_checkpoints and local_sources:  # other sources may need Hadoop's own local file system
         defaults["spark.hadoop.fs.file.impl"] = _PLAIN_FILES
     if not settings.source.spark.get("spark.master", "local[2]").startswith("local["):
         defaults["spark.sql.files.minPartitionNum"] = _FILE_PARTS
@@ -140,9 +138,9 @@ def configuration(
 
 
 def start_session(conf: Mapping[str, str]) -> SparkSession:
-    """A session with `conf`; the one of this process when there is one already (then `conf` is not applied).
+    """Return a session with `conf`, or the session that this process already has (then `conf` is not applied).
 
-    Raises: Unavailable with the JVM's last line when it does not start.
+    Raises: Unavailable with the JVM's last line if Spark does not start.
     """
     from pyspark.sql import SparkSession
 
@@ -151,12 +149,12 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
     context = start_context(conf)
     try:
         return SparkSession(context)
-    except Py4JError as error:  # it has been ended meanwhile, as by a cluster that does not take it
+    except Py4JError as error:  # Spark was stopped meanwhile, for example by a cluster that refuses it
         raise Unavailable(f"Spark ended while it started; check [source] spark{standing_of(conf)}") from error
 
 
 def start_context(conf: Mapping[str, str]) -> SparkContext:
-    """A new Spark with `conf`, without what SQL needs, which takes a while. Raises: as `start_session`."""
+    """Start a new Spark with `conf`, without SQL, which takes a while to load. Raises: as `start_session`."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
@@ -165,7 +163,7 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
     os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # The JVM is started by fork and then exec at once; Lance warns of forks that go on without it.
+    # The JVM is started by fork followed by exec; Lance warns of every fork.
     warnings.filterwarnings("ignore", message="lance is not fork-safe")
     spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
     tail: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -183,7 +181,7 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
 
 
 def _not_started(error: Exception, conf: Mapping[str, str], tail: Sequence[str]) -> Unavailable:
-    """Why Spark did not start, in one line; `tail`: what its JVM wrote last."""
+    """Return why Spark did not start, in one line; `tail`: the last output of its JVM."""
     of_java = [line.strip(": ") for line in str(error).splitlines() if line.startswith(":")]
     written = [line.strip() for line in reversed(tail) if line.strip()]
     said = next(iter((*of_java, *written, *str(error).splitlines())), type(error).__name__)
@@ -197,8 +195,8 @@ def _drain(output: IO[str], tail: deque[str]) -> None:
 
 
 def silence_py4j() -> None:
-    """Keep py4j's log records out of the output: when the JVM dies it logs the traceback of each call that finds it
-    dead, and the pipeline says it in one line. Some of them go to the root logger; others' records there stay.
+    """Drop py4j's log records: when the JVM dies, py4j logs a traceback for each call that finds it dead, while the
+    pipeline reports it in one line. Some records go to the root logger; those of other libraries are kept there.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     root = logging.getLogger()
@@ -212,11 +210,14 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 STANDALONE = "spark://"
 ANSWERS_WITHIN = 5.0
-"""Seconds that a master has to take a connection."""
+"""Seconds in which a master must accept a connection."""
 
 
 def check_master(conf: Mapping[str, str]) -> None:
-    """Refuse a Spark whose masters do not answer, one of them is enough. Raises: Invalid, Unavailable."""
+    """Raise Unavailable if none of the standalone masters answers; Invalid if an address is malformed.
+
+    Spark itself tries for a minute to reach a master that does not answer.
+    """
     master = conf.get("spark.master", "")
     if not master.startswith(STANDALONE):
         return
@@ -229,7 +230,7 @@ def check_master(conf: Mapping[str, str]) -> None:
 
 
 def standing_of(conf: Mapping[str, str]) -> str:
-    """What else to look at where Spark does not start or ends, of a standalone master."""
+    """Return what else to check if Spark does not start or ends; "" unless the master is a standalone one."""
     from pyspark import __version__
 
     master = conf.get("spark.master", "")
@@ -239,10 +240,10 @@ def standing_of(conf: Mapping[str, str]) -> str:
 
 
 def _problem_of(address: str, master: str) -> str:
-    """Why a master does not answer, "" where it does."""
+    """Return why a master does not answer, "" if it does."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise Invalid(f"source.spark: spark.master is {master}; write {STANDALONE}host:port, the port is mostly 7077")
+        raise Invalid(f"source.spark: spark.master is {master}; write {STANDALONE}host:port; the default port is 7077")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN).close()
     except (OSError, OverflowError) as error:
@@ -251,7 +252,7 @@ def _problem_of(address: str, master: str) -> str:
 
 
 def connector(source: SourceSettings) -> dict[str, str]:
-    """Spark configuration that brings its Kafka connector, unless `source.spark` says where it comes from."""
+    """Return the Spark configuration that loads the Kafka connector, unless `source.spark` names jars or packages."""
     given = {"spark.jars", "spark.jars.packages"} & set(source.spark)
     if source.format != KAFKA or given:
         return {}

@@ -1,17 +1,15 @@
-"""A look at the records of a micro-batch, without the rows that they would be mapped to.
+"""What every Python task of memwal does around its work: errors, jobs that only look, and garbage collection.
 
-A plan of Spark cannot leave out a function over Arrow batches, so the look would have every record mapped once more,
-for nothing. A property of the job tells the function instead: it passes the bytes on, and maps none.
+**Jobs that only look.** `drift` reads the records of a micro-batch without mapping them. A plan of Spark cannot leave
+out a function over Arrow batches, so a property of the job tells the function to pass the bytes on and to map nothing.
 
-What Spark's Python workers keep from task to task, and how that stays out of their way.
+**Garbage collection.** After every task, a Python worker of Spark collects garbage. This visits all objects that
+pyarrow, Lance, pydantic and memwal have made at import, which takes 50 to 100 ms of CPU and frees nothing: they live as
+long as the worker. A micro-batch has up to nine such tasks. `gc.freeze` hides these objects from the collector; it is
+repeated when a task has imported more modules.
 
-After every task, and before it looks for the next one, a worker of Spark collects garbage. That goes through all that
-pyarrow, Lance, pydantic and memwal have made when they were imported, 50 to 100 ms of processor time, and finds
-nothing: it lives as long as the worker. A micro-batch is up to nine such tasks. `gc.freeze` takes what lives out of the
-collector's sight; it is done again where a task has imported more.
-
-A cycle of objects that lives at such a moment and is let go later stays: of memwal's nothing of a size, since all of a
-task is over then; of other code in the same worker what its first task leaves behind.
+A cycle of objects that is alive at that moment and released later is never freed. Of memwal these are small, since the
+task is over then; of other code in the same worker it is what the first task leaves behind.
 """
 
 from __future__ import annotations
@@ -37,17 +35,17 @@ _PROPERTY = "memwal.look"
 
 @contextmanager
 def only_looking(spark: SparkSession) -> Iterator[None]:
-    """Jobs of this thread only look, until the end of the `with`."""
+    """Let the jobs of this thread only look at records, until the end of the `with`."""
     context = spark.sparkContext
     context.setLocalProperty(_PROPERTY, "true")
     try:
         yield
     finally:
-        context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type] # what takes a property away
+        context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type] # None removes a property
 
 
 def is_looking() -> bool:
-    """On an executor: whether the job only looks. False outside of Spark."""
+    """Return, on an executor, whether the job only looks at records. False outside of Spark."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -55,12 +53,12 @@ def is_looking() -> bool:
 
 
 _WORKER = "pyspark.worker"
-"""The module that only Spark's Python workers import: what the driver or a test has is none of our business."""
+"""The module that only Spark's Python workers import; the driver and tests are left alone."""
 _frozen_with = 0
 
 
 def keep_what_is_imported() -> None:
-    """Call it at the end of a task; costs something only where the task has imported modules.
+    """Freeze imported objects. Call it at the end of a task; it is free unless the task has imported modules.
 
     Thread safety. One thread, as a worker has one task at a time.
     """
@@ -73,26 +71,28 @@ def keep_what_is_imported() -> None:
 
 
 class TaskError(Exception):
-    """A `MemWalError` on its way out of a Spark task. Its message is the marked line."""
+    """A `MemWalError` that leaves a Spark task. Its message is the marked line, see `ingest.spark.errors`."""
 
 
 def carried(error: BaseException) -> TaskError:
-    """`error`, classified and packed for the way from a task to the driver."""
+    """Return `error`, classified and packed for the driver."""
     return TaskError(MARK + json.dumps(to_wire(on_executor(error)), default=str))
 
 
 def on_executor(error: BaseException) -> MemWalError:
-    """`error`, classified, with the place where that is what must be known: the driver had what is missing there."""
+    """Return `error`, classified; with the host if a secret cannot be resolved there, since the driver could resolve
+    it.
+    """
     found = classify(error)
     if found.details.get("reason") != UNRESOLVED:
         return found
-    return Invalid(f"{found.message} (this is said by an executor, on {socket.gethostname()})", found.details)
+    return Invalid(f"{found.message} (on the executor {socket.gethostname()})", found.details)
 
 
 @contextmanager
 def task_edge() -> Iterator[None]:
-    """Let a task's code raise only `TaskError`, and leave the worker ready for the next task (`task_memory`). A task
-    that Spark cancels (GeneratorExit) passes untouched."""
+    """Turn every error of a task into `TaskError`, and freeze what it imported. GeneratorExit, by which Spark cancels a
+    task, passes unchanged."""
     try:
         yield
     except TaskError:
@@ -100,7 +100,7 @@ def task_edge() -> Iterator[None]:
     except GeneratorExit:
         raise
     except BaseException as error:
-        from memwal.wal.panics import as_exception  # not above: few tasks have use for the storage packages
+        from memwal.wal.panics import as_exception  # not above: few tasks need the storage packages
 
         raise carried(as_exception(error)) from error
     finally:

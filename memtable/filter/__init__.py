@@ -1,1 +1,1 @@
-"""Predicates: read, planned, and evaluated over the rows of a memtable."""
+"""SQL predicates: parsing, planning and evaluation over the rows of a memtable."""

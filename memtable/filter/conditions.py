@@ -1,4 +1,4 @@
-"""Which rows a predicate could select at all, as conditions that an index can answer."""
+"""Conditions that an index can answer: a superset of the rows that a predicate selects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AllOf:
 
 @dataclass(frozen=True, eq=False)
 class AnyOf:
-    """Conditions of which one must hold."""
+    """Conditions, one of which must hold."""
 
     parts: tuple[Narrowing, ...]
 

@@ -1,9 +1,9 @@
-"""Which numbers of a predicate are compared with a float32 or float16 column.
+"""The numbers of a predicate that are compared with a float32 or float16 column.
 
 Lance gives such a number the type of the column before comparing, so that `price = 0.1` finds the row whose
 float32 is nearest to 0.1. DataFusion alone would widen the column to float64, where no float32 equals 0.1.
-Recognised: column, or field of a struct, and number on the two sides of one comparison, IN lists, and BETWEEN; not a
-number inside arithmetic, nor anything under a NOT, into which Lance does not look either.
+Recognised: a column, or field of a struct, and a number on the two sides of one comparison, IN lists, and BETWEEN; not
+a number inside arithmetic, nor anything under a NOT, which Lance ignores too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ARITHMETIC = frozenset("+-*/%|")
 
 
 def cast_types(tokens: Sequence[Token], kinds: Mapping[str, pa.DataType]) -> dict[int, str]:
-    """Place in `tokens` (no gaps among them) of each such number -> name of the type it is compared in."""
+    """Place in `tokens` (no gaps among them) of each such number -> name of the type of the comparison."""
     if not any(map(_holds_narrow, kinds.values())):
         return {}
     found: dict[int, str] = {}
@@ -50,7 +50,7 @@ def _narrow_name(path: Sequence[str], kinds: Mapping[str, pa.DataType]) -> str |
 
 
 def _under_not(tokens: Sequence[Token]) -> list[bool]:
-    """For each token whether a NOT in front of its comparison, or of parentheses around it, covers it."""
+    """For each token, whether a NOT covers it: before its comparison, or before parentheses around it."""
     enclosing, current, flags = [False], False, []
     for place, token in enumerate(tokens):
         flags.append(current)
@@ -112,7 +112,7 @@ def _before_not(tokens: Sequence[Token], place: int) -> Sequence[str] | None:
 
 
 def _path_before(tokens: Sequence[Token], last: int) -> Sequence[str] | None:
-    """The column or path that ends at `last`, unless what stands before it makes it part of arithmetic."""
+    """The column or path that ends at `last`, unless the token before it makes it part of arithmetic."""
     first = last
     while _at(tokens, first).kind == "column" and _at(tokens, first - 1).text == ".":
         first -= 2
@@ -120,7 +120,7 @@ def _path_before(tokens: Sequence[Token], last: int) -> Sequence[str] | None:
 
 
 def _path_behind(tokens: Sequence[Token], first: int) -> Sequence[str] | None:
-    """The column or path that begins at `first`, unless what follows makes it part of arithmetic, or of a list."""
+    """The column or path that begins at `first`, unless the token after it makes it part of arithmetic or a list."""
     last = first
     while _at(tokens, last + 1).text == "." and _at(tokens, last + 2).kind == "column":
         last += 2

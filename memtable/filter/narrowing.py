@@ -1,8 +1,8 @@
-"""Which rows a predicate could select at all, told by the conditions an index can answer.
+"""Derivation of the conditions of a predicate that an index can answer.
 
-Only AND and OR are looked into, and a condition counts only where the comparison of the index is provably that of
-DataFusion: numbers with numbers, text with text, dates and timestamps with their own literals. Everything else narrows
-nothing and costs only time: the predicate is evaluated on whatever is left.
+Only AND and OR are analysed, and a condition counts only if the comparison of the index is provably DataFusion's:
+numbers with numbers, text with text, dates and timestamps with their own literals. All other parts narrow nothing and
+cost only time: the predicate is evaluated on the remaining rows.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Kinds: TypeAlias = Mapping[str, pa.DataType]
 
 
 class _Lance(sqlglot.Dialect):
-    """What sqlglot's own dialect lacks: X'00'."""
+    """sqlglot's own dialect with X'00', which it lacks."""
 
     class Tokenizer(sqlglot.Tokenizer):
         HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012 - sqlglot's way to declare it
 
 
 def narrowing(sql: str, kinds: Kinds) -> Narrowing | None:
-    """What `sql` (as predicate.translate gives it) asks of the columns `kinds`; None: nothing an index can answer."""
+    """The conditions of `sql` (from predicate.translate) on the columns `kinds`; None if no index can answer any."""
     if len(sql) > LONGEST or not kinds:
         return None
     try:
         tree = sqlglot.parse_one(sql, dialect=_Lance)
-        # DataFusion takes all that follows IS DISTINCT FROM for its right side, sqlglot the next operand.
+        # DataFusion reads all that follows IS DISTINCT FROM as its right side, sqlglot only the next operand.
         return _narrowing(tree, kinds) if tree.find(exp.NullSafeEQ, exp.NullSafeNEQ) is None else None
     except (sqlglot.errors.SqlglotError, RecursionError):
         return None
@@ -58,7 +58,7 @@ def _narrowing(part: exp.Expr, kinds: Kinds) -> Narrowing | None:
 
 
 def _all_of(parts: Sequence[Narrowing]) -> Narrowing | None:
-    """The conjunction, where the lower and the upper bound of a column have become one range."""
+    """The conjunction, with the lower and the upper bound of a column merged into one range."""
     merged: list[Narrowing] = []
     for part in parts:
         for at, other in enumerate(merged):
@@ -89,7 +89,7 @@ _MIRRORED: Mapping[type[exp.Expr], type[exp.Expr]] = {
 
 
 def _condition(part: exp.Expr, kinds: Kinds) -> Condition | None:
-    """The condition on one column that `part` is; None where it is none, or none that is understood."""
+    """`part` as a condition on one column; None if it is none, or not a supported one."""
     negated = isinstance(part, exp.Not)
     if negated:
         part = part.this.unnest()
@@ -111,7 +111,7 @@ def _condition(part: exp.Expr, kinds: Kinds) -> Condition | None:
 
 
 def _asked(part: exp.Expr, kind: type[exp.Expr], other: exp.Expr | None, column: pa.DataType) -> Asked | None:
-    """What a comparison of the sort `kind` with `other` asks of a column of the type `column`."""
+    """The condition of a comparison of the kind `kind` with `other` on a column of the type `column`."""
     if kind is exp.Between:
         low, high = _literals([part.args["low"]], column), _literals([part.args["high"]], column)
         return None if low is None or high is None else _widened(Asked(low, high))
@@ -133,7 +133,7 @@ def _asked(part: exp.Expr, kind: type[exp.Expr], other: exp.Expr | None, column:
 
 
 def _prefixed(pattern: exp.Expr | None, column: pa.DataType) -> Asked | None:
-    """LIKE: the texts that begin as the pattern does before its first wildcard or escape."""
+    """LIKE: the texts that begin with the pattern's part before its first wildcard or escape."""
     values = None if pattern is None or not _is_text(column) else _literals([pattern], column)
     if values is None:
         return None
@@ -147,7 +147,7 @@ def _prefixed(pattern: exp.Expr | None, column: pa.DataType) -> Asked | None:
 
 
 def _after(prefix: str) -> str | None:
-    """The first text after all those that begin with `prefix`, by code point; None where there is none."""
+    """The first text after all texts that begin with `prefix`, by code point; None if there is none."""
     while prefix:
         code = ord(prefix[-1]) + 1
         if code <= 0x10FFFF:
@@ -157,7 +157,7 @@ def _after(prefix: str) -> str | None:
 
 
 def _literals(literals: Sequence[exp.Expr | None], column: pa.DataType) -> pa.Array | None:
-    """The distinct literals in the column's type and sort_form; None where one is not surely comparable with it."""
+    """The distinct literals in the column's type and sort_form; None if one is not surely comparable with it."""
     texts = [_text(literal, column) for literal in literals]
     if not texts or any(text is None for text in texts):
         return None
@@ -172,7 +172,7 @@ def _literals(literals: Sequence[exp.Expr | None], column: pa.DataType) -> pa.Ar
 
 
 def _text(literal: exp.Expr | None, column: pa.DataType) -> str | None:
-    """The literal as Arrow's cast to the column's type wants it; None where the two are not surely comparable."""
+    """The literal in the form for Arrow's cast to the column's type; None if the two are not surely comparable."""
     types = pa.types
     if isinstance(literal, exp.HexString):
         return str(literal.this) if types.is_binary(column) or types.is_large_binary(column) else None
@@ -205,7 +205,7 @@ def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> b
         return quoted and cast_to == "DATE"
     if not (types.is_timestamp(column) and column.tz is None and quoted):
         return False
-    # Of a DATE with a time DataFusion drops the time; as a timestamp it would keep it.
+    # DataFusion drops the time of a DATE with a time; as a timestamp it would keep it.
     return cast_to == "TIMESTAMP" or (cast_to == "DATE" and len(text) <= len("2000-01-01"))
 
 

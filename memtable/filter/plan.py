@@ -1,4 +1,4 @@
-"""What a filter text means for one schema: worked out once, since readers ask the same of many memtables."""
+"""The plan of a filter text for one schema, cached, since readers apply one filter to many memtables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memwal.memtable.filter.conditions import Narrowing
 from memwal.memtable.filter.predicate import referenced, translate
 from memwal.memtable.schema import TOMBSTONE
 
-# Plans kept, and from which length of the text on only a few are: together they bound what is held, which no memtable
-# counts. Few are enough for one reader, who asks the same of one memtable and SST after the other.
+# Plans kept, and the length of the text from which on only a few are kept. Together they bound the memory, which no
+# memtable counts. A few are enough for one reader, which applies one filter to one memtable and SST after the other.
 KEPT = 128
 LONG = 2_000
 LONG_KEPT = 4
@@ -20,9 +20,9 @@ LONG_KEPT = 4
 
 @dataclass(eq=False)
 class FilterPlan:
-    """A filter as DataFusion's SQL, the columns it may mention, and what an index may narrow (None: nothing).
+    """A filter as DataFusion's SQL, the columns it may mention, and the conditions for indexes (None: none).
 
-    `valid`: DataFusion took it once, so that it need not be asked of no rows.
+    `valid`: DataFusion accepted it once, so that it need not be evaluated on an empty selection.
     """
 
     sql: str
@@ -42,7 +42,7 @@ def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterP
 
 def _plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
     from memwal.memtable.filter.narrowing import (
-        narrowing,  # not above: sqlglot takes a tenth of a second, which a put has no use for
+        narrowing,  # not above: importing sqlglot takes a tenth of a second, which puts do not need
     )
 
     base = pa.schema([f for f in schema if f.name != TOMBSTONE])

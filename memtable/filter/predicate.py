@@ -1,17 +1,17 @@
-"""SQL filters: the same text means here what it means to Lance, which plans its filters with the same engine.
+"""SQL filters with Lance's meaning: Lance plans its filters with the same engine, DataFusion.
 
-What Lance does before DataFusion sees a predicate, found by running pylance 14.0.2, and done here by
-rewriting tokens:
+Lance's changes to a predicate before DataFusion sees it, found by running pylance 14.0.2, are made here by rewriting
+tokens:
 
     `name`      a column, taken literally
-    "text"      a string, as 'text' is
+    "text"      a string, like 'text'
     name        a column, exactly or, failing that, without regard to case
-    regexp_match(...)   where a truth value stands: whether there is a match, never null; else the list that it is
+    regexp_match(...)   in the place of a truth value: whether there is a match, never null; elsewhere its list
     l[1].a              a field of an element
     price = 0.1         compared in the column's own float type (see float_literals)
 
-Lance also refuses some predicates this accepts (a string against a number, CASE, sub-queries). A reader asks
-Lance the same question of the base table, so such a predicate is refused there.
+Lance refuses some predicates that are accepted here (a string compared with a number, CASE, sub-queries). A reader
+applies the same filter to the base table through Lance, which refuses it there.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from datafusion import SessionContext
 
 POSITION = "_memtable_position"
-# The planner takes time with the square of a chain of operators (1,000 additions: 17 s) and its stack is
-# finite. Values of an IN list do not count: 20,000 of them are planned in half a second.
+# The planner's time grows with the square of a chain of operators (1,000 additions: 17 s) and its stack is finite.
+# Values of an IN list do not count: 20,000 of them are planned in half a second.
 MOST_OPERATORS = 400
 _OPERATORS = frozenset(("and", "or", "+", "-", "*", "/", "%", "|"))
 SHOWN = 200
-# Up to so many rows are answered with all their columns: to plan the projection takes longer.
+# Up to this many rows are evaluated with all their columns: planning the projection takes longer.
 FEW = 8_192
 
 
 def translate(predicate: str, schema: pa.Schema) -> str:
     """A Lance predicate as DataFusion's SQL: every column quoted exactly, every string in single quotes.
 
-    Raises InvalidRows for one with too many operators.
+    Raises InvalidRows if it has too many operators.
     """
     tokens = tokenize(predicate, schema.names)
     solid = [token for token in tokens if token.kind != "gap"]
     operators = sum(token.lower in _OPERATORS for token in solid)
     if operators > MOST_OPERATORS:
         raise InvalidRows(
-            f"filter {shown(predicate)} has {operators} operators, at most {MOST_OPERATORS} are taken:"
+            f"filter {shown(predicate)} has {operators} operators, at most {MOST_OPERATORS} are allowed:"
             " use IN (...) or split the filter"
         )
     casts = cast_types(solid, {field.name: field.type for field in schema})
@@ -67,10 +67,10 @@ def translate(predicate: str, schema: pa.Schema) -> str:
 def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: int) -> Mask:
     """Which of the n rows satisfy the predicate; `rows` holds the rows at `positions`, all others are false.
 
-    Raises InvalidRows naming the predicate and what DataFusion says is wrong with it.
+    Raises InvalidRows naming the predicate and DataFusion's error.
     """
     rows = null_inside(rows).append_column(POSITION, pa.array(positions))
-    # No batch at all has no schema.
+    # Without a batch there is no schema.
     batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
     mask = np.zeros(n, dtype=bool)
     try:
@@ -85,7 +85,7 @@ def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: 
 
 @cache
 def _context() -> SessionContext:
-    """The one session: making another takes as long as a small filter. read_batches() leaves nothing behind in it.
+    """The shared session: making another takes as long as a small filter. read_batches() leaves no state in it.
 
     One partition: a memtable is small, and the cores belong to the region writers.
     """
@@ -95,7 +95,7 @@ def _context() -> SessionContext:
 
 
 def referenced(predicate: str, schema: pa.Schema) -> list[str]:
-    """Columns the predicate may mention: those whose name occurs in its text at all. Never misses one."""
+    """Columns that the predicate may mention: those whose name occurs anywhere in its text. Never misses one."""
     text = predicate.lower()
     return [name for name in schema.names if name.lower() in text or "`" in name]
 
@@ -116,7 +116,7 @@ def _written(token: Token, cast: str | None) -> str:
 
 
 def _coerce_matches(tokens: list[Token], written: list[str]) -> None:
-    """Make a truth value of each `regexp_match(...)` that stands where one is needed, in the texts `written`."""
+    """Turn each `regexp_match(...)` in the place of a truth value into one, in the texts `written`."""
     for place, token in enumerate(tokens[:-1]):
         if token.lower != "regexp_match" or tokens[place + 1].text != "(":
             continue

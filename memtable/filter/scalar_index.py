@@ -1,12 +1,12 @@
 """One column by value: sorted runs that are merged as they grow, and the newest rows, not sorted yet.
 
-It answers "which rows may pass", never "which do": the predicate itself is always evaluated on the rows it names (see
-snapshot.Snapshot.where). So it may name too many rows and must never miss one.
+It names the rows that may pass: the predicate itself is always evaluated on them (see snapshot.Snapshot.where). So it
+may name too many rows and must never miss one.
 
     rows      0 ................................. end ........ n
               [ run ][ run ][run][.]               waiting       a run: its values ascending, and the row of each
 
-A put does nothing here. Reads bring the runs up to date from the rows themselves, once they have looked at the waiting
+A put does nothing here. Reads bring the runs up to date from the rows themselves, once they have visited the waiting
 rows so often that sorting them would have cost less.
 """
 
@@ -24,20 +24,20 @@ import pyarrow.compute as pc
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.shielded import shielded
 
-# Sorting a row costs about as much as evaluating a predicate on it so many times.
+# Sorting a row costs about as much as evaluating a predicate on it this many times.
 LOOKS = 8
-# A run of so many rows is not merged any more: it would keep one read waiting to save a microsecond of each.
+# A run of this many rows is no longer merged: that would delay one read to save a microsecond of each.
 LONGEST_RUN = 131_072
 
 Column = Callable[[], pa.ChunkedArray]
-"""Gives the first n values of the column, n as passed beside it; called only where they are needed."""
+"""Returns the first n values of the column, for the n passed beside it; called only if they are needed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """Values asked for: those between low[i] and high[i] for any i, or the nulls.
+    """Wanted values: those between low[i] and high[i] for any i, or the nulls.
 
-    `low`, `high`: in the form sort_form() gives; None: open on that side. `nulls`: the nulls and nothing else.
+    `low`, `high`: in the form of sort_form(); None: open on that side. `nulls`: only the nulls.
     """
 
     low: pa.Array | None = None
@@ -68,7 +68,7 @@ class _Run:
         return len(self.rows) + len(self.nans) + len(self.nulls)
 
     def named(self, asked: Asked) -> tuple[Positions, Positions]:
-        """Places [start, stop) in `rows` of each range asked for."""
+        """Places [start, stop) in `rows` of each wanted range."""
         every = np.array([0]), np.array([len(self.rows)])
         starts = every[0] if asked.low is None else self._places(asked.low, right=not asked.low_inclusive)
         stops = every[1] if asked.high is None else self._places(asked.high, right=asked.high_inclusive)
@@ -92,7 +92,7 @@ class _Sorted:
     end: int = 0
 
     def extended(self, column: pa.ChunkedArray) -> _Sorted:
-        """With the rows from `end` to the end of `column`."""
+        """These runs, with the rows from `end` to the end of `column` added."""
         runs, run = list(self.runs), _sorted_run(sort_form(column.slice(self.end)), self.end)
         while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= LONGEST_RUN:
             run = _merged([runs.pop(), run])
@@ -103,8 +103,8 @@ class _Sorted:
 class ScalarIndex:
     """Rows of one column of type `kind` by value.
 
-    Thread safety. Any thread. A read that finds another one sorting goes on without.
-    Invariants. What is sorted is replaced as a whole, by one assignment.
+    Thread safety. Any thread. A read that meets another read sorting goes on without sorting.
+    Invariants. The sorted runs are replaced as a whole, by one assignment.
     """
 
     kind: pa.DataType
@@ -113,7 +113,7 @@ class ScalarIndex:
     _sorting: threading.Lock = field(default_factory=threading.Lock)
 
     def candidates(self, asked: Asked, column: Column, n: int, limit: int) -> Positions | None:
-        """Rows below n that may hold a value asked for, in any order, some maybe twice; None if more than `limit`."""
+        """Rows below n that may hold a wanted value, in any order, possibly with repeats; None if more than `limit`."""
         held = self._up_to_date(column, n, limit)
         waiting = np.arange(held.end, max(n, held.end), dtype=np.int64)
         spans = [((run.nulls, *_NOTHING) if asked.nulls else (run.nans, *run.named(asked))) for run in held.runs]
@@ -127,7 +127,7 @@ class ScalarIndex:
         return rows[rows < n] if held.end > n else rows
 
     def in_order(self, asked: Asked, column: Column, mask: Mask) -> Positions:
-        """The rows of `mask` whose value lies in the one range asked for, ascending by value; no nulls, no NaN."""
+        """The rows of `mask` whose value lies in the one wanted range, ascending by value; no nulls, no NaN."""
         n = len(mask)
         if not n:
             return np.empty(0, dtype=np.int64)
@@ -144,9 +144,9 @@ class ScalarIndex:
         return _merged(parts).rows if parts else np.empty(0, dtype=np.int64)
 
     def _up_to_date(self, column: Column, n: int, limit: int) -> _Sorted:
-        """What is sorted, after sorting the rows below n that wait where that is worth it by now."""
+        """The sorted runs, after sorting the waiting rows below n if that is worth its cost by now."""
         waiting = max(0, n - self._sorted.end)
-        # More waiting rows than `limit` have all n looked at. Two threads may lose a count, which costs only time.
+        # If more rows than `limit` wait, all n are visited. Two threads may lose a count, which costs only time.
         self._looks += waiting if waiting <= limit else n
         if waiting > 0 and self._looks >= LOOKS * waiting and not self._sorting.locked():
             shielded(partial(self._sort, column, n))
@@ -188,7 +188,7 @@ def _sorted_run(values: pa.Array, first: int) -> _Run:
 
 
 def _merged(runs: list[_Run]) -> _Run:
-    """One run of several. Both ways of sorting recognise runs, and merge them."""
+    """Merge several runs into one. Both sorting methods recognise runs and merge them."""
     values = pa.concat_arrays([run.values for run in runs])
     parts = zip(*((run.rows, run.nans, run.nulls) for run in runs), strict=True)
     return _by_value(values, *(np.concatenate(part) for part in parts))
@@ -200,10 +200,10 @@ def _by_value(values: pa.Array, rows: Positions, nans: Positions, nulls: Positio
 
 
 def _order(values: pa.Array) -> Positions:
-    """Places of the values, ascending: by NumPy, which merges runs of fixed width three times as fast as Arrow."""
+    """Places of the values in ascending order. NumPy merges runs of fixed width three times as fast as Arrow."""
     kind = values.type
     if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         return pc.sort_indices(values).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
-    if pa.types.is_temporal(kind):  # as integers: to NumPy the smallest is "not a time", and last
+    if pa.types.is_temporal(kind):  # as integers: NumPy treats the smallest as "not a time" and sorts it last
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     return np.argsort(values.to_numpy(zero_copy_only=False), kind="stable")

@@ -1,4 +1,4 @@
-"""Fields of list elements: DataFusion's SQL has no `l[1].a`, which Lance's filters have."""
+"""Fields of list elements: Lance's filters have `l[1].a`, DataFusion's SQL does not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from memwal.memtable.filter.tokens import Token
 
 
 def access_paths(tokens: Sequence[Token], written: list[str]) -> None:
-    """Write each `column…[…].field…` as calls of functions, in the texts `written` of the `tokens`.
+    """Rewrite each `column…[…].field…` as function calls, in the texts `written` of the `tokens`.
 
-    Paths without a field behind an element are left as they are.
+    Paths without a field behind an element stay as they are.
     """
     place = 0
     while place < len(tokens):
@@ -19,7 +19,7 @@ def access_paths(tokens: Sequence[Token], written: list[str]) -> None:
         brackets = [at for at, (first, _) in enumerate(steps) if tokens[first].text == "["]
         if brackets and any(tokens[first].text == "." for first, _ in steps[brackets[0] :]):
             _as_calls(tokens, written, place, steps)
-            place = steps[0][0]  # what stands in brackets may be another path
+            place = steps[0][0]  # the index in brackets may be another path
         place += 1
 
 

@@ -1,4 +1,4 @@
-"""Where a part of a predicate stands, told by its tokens: in the place of a truth value or inside an expression."""
+"""The place of a part of a predicate, by its tokens: that of a truth value, or inside an expression."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _JOINS = frozenset(("and", "or"))
 
 
 def closing(tokens: Sequence[Token], opening: int) -> int:
-    """Place of the bracket that closes the one at `opening`; the end of `tokens` where none does."""
+    """Place of the bracket that closes the one at `opening`; the end of `tokens` if none does."""
     depth = 0
     for place in range(opening, len(tokens)):
         depth += (tokens[place].text in ("(", "[")) - (tokens[place].text in (")", "]"))
@@ -20,8 +20,8 @@ def closing(tokens: Sequence[Token], opening: int) -> int:
 
 
 def is_truth(tokens: Sequence[Token], first: int, last: int) -> bool:
-    """Whether the tokens from `first` to `last` are the whole predicate, an operand of AND, OR, NOT, or one of these
-    in parentheses; an operand of a comparison, of IS or of a function is none.
+    """Whether the tokens from `first` to `last` are the whole predicate, an operand of AND, OR or NOT, or one of these
+    in parentheses; not an operand of a comparison, of IS or of a function.
     """
     while _at(tokens, first - 1).text == "(" and _at(tokens, last + 1).text == ")":
         if not _groups(tokens, first - 1):
@@ -34,13 +34,13 @@ def is_truth(tokens: Sequence[Token], first: int, last: int) -> bool:
 
 
 def _groups(tokens: Sequence[Token], opening: int) -> bool:
-    """Whether a parenthesis groups, and does not hold the arguments of a function or the values of IN."""
+    """Whether a parenthesis groups, rather than holding the arguments of a function or the values of IN."""
     before = _at(tokens, opening - 1)
     return opening == 0 or before.kind in ("compare", "other") or before.lower in (*_JOINS, "not")
 
 
 def _is_bound(tokens: Sequence[Token], place: int) -> bool:
-    """Whether the AND at `place` is that of a BETWEEN."""
+    """Whether the AND at `place` belongs to a BETWEEN."""
     if _at(tokens, place).lower != "and":
         return False
     depth = 0

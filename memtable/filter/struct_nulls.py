@@ -1,7 +1,7 @@
-"""Structs as DataFusion must get them: the fields of a null struct are null.
+"""Makes the fields of null structs null, for DataFusion.
 
-Arrow leaves open what lies in a field where the struct around it is null, mostly 0 or an empty text. DataFusion's
-`st.a` shows just that; Lance, and whoever reads the column, says null.
+Arrow leaves the value of a field inside a null struct undefined, mostly 0 or an empty text. DataFusion's `st.a` shows
+that value; Lance, and readers of the column, show null.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 def null_inside(rows: pa.Table) -> pa.Table:
-    """`rows` with null fields in every null struct, at any depth; columns without null structs as they are."""
+    """`rows` with null fields in every null struct, at any depth; columns without null structs unchanged."""
     for place, column in enumerate(rows.columns):
         if pa.types.is_nested(column.type) and any(map(_hides, column.chunks)):
             chunks = [_nulled(chunk) for chunk in column.chunks]
@@ -35,7 +35,7 @@ def _nulled(array: pa.Array) -> pa.Array:
     if pa.types.is_struct(kind):
         fields = [_nulled(field) for field in array.flatten()]  # null where the struct is
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
-    if array.offset:  # a mask goes with whole offsets only
+    if array.offset:  # a mask is allowed only without an offset
         array = pa.concat_arrays([array.slice(0, 0), array])
     of = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
     return of.from_arrays(array.offsets, _nulled(array.values), type=kind, mask=array.is_null())

@@ -1,4 +1,4 @@
-"""Tokens of an SQL predicate: enough to know names, strings and numbers apart, and nothing more."""
+"""Tokens of an SQL predicate: just enough to tell names, strings and numbers apart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Token:
 
     @property
     def lower(self) -> str:
-        """The text without regard to case."""
+        """The text in lower case."""
         return self.text.lower()
 
 
@@ -38,7 +38,7 @@ NOTHING = Token("other", "")
 
 
 def tokenize(predicate: str, columns: Sequence[str]) -> list[Token]:
-    """All tokens, gaps included, so that joining their texts gives the predicate back; columns recognised."""
+    """All tokens, gaps included, so that their joined texts equal the predicate; columns are recognised."""
     tokens = [Token(m.lastgroup or "other", m.group()) for m in _TOKEN.finditer(predicate)]
     solid = [place for place, token in enumerate(tokens) if token.kind != "gap"]
     around = [NOTHING, *(tokens[place] for place in solid), NOTHING]
@@ -48,7 +48,7 @@ def tokenize(predicate: str, columns: Sequence[str]) -> list[Token]:
 
 
 def _recognised(token: Token, before: Token, after: Token, columns: Sequence[str]) -> Token:
-    """The token, as a column where it is one."""
+    """The token, as a column if it is one."""
     if token.kind == "backtick":
         name = token.text[1:-1].replace("``", "`")
         return Token("column", token.text, name)

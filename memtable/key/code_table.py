@@ -1,8 +1,8 @@
 """A growing hash table from 64-bit codes to row positions, filled and read a batch at a time.
 
-The probing is faiss' (`hashtable_int64_to_int64_*`: open addressing in one array, no deletion); the array, its growth
-and what makes it safe to read while it is written are here. Why not a dict: it makes an object of every key, and waits
-for memory one key at a time (bench/micro/key_index.py has both, and what else was measured).
+The probing is faiss' (`hashtable_int64_to_int64_*`: open addressing in one array, no deletion). This module owns the
+array, its growth and the rules for reading it during writes. Why not a dict: it makes an object of every key, and waits
+for memory one key at a time (bench/micro/key_index.py measures both and others).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from memwal.memtable.one_thread import one_thread
 Codes = npt.NDArray[np.int64]
 
 EMPTY = -1
-"""The code that marks a free slot, so the one code that cannot be put."""
+"""The code that marks a free slot; it cannot be put."""
 FIRST_SLOTS = 13
 FULLEST = 3 / 4
-"""Share of the slots taken at most. A fuller table is asked a little more slowly, an emptier one costs more memory, and
-new memory is what growing spends most of its time on."""
+"""Largest share of taken slots. A fuller table answers a little more slowly, an emptier one costs more memory, and
+growing spends most of its time on new memory."""
 GROWTH = 2
 """Doublings at once: growing by one would write each code twice as often, for half of the memory at worst."""
 
@@ -31,10 +31,10 @@ GROWTH = 2
 class CodeTable:
     """code -> row, the last one put.
 
-    Thread safety. One writer (put); find from any thread, also during put. Codes are never removed and a slot once
-    taken stays its code's, so a reader meets each code where it was or not at all; a row is one aligned 8-byte store. A
-    reader that meets a code before its row was written reads -1, as if it had come earlier. Growing makes a new array;
-    the old one stays as it is for who reads it.
+    Thread safety. One writer (put); find from any thread, also during put. Codes are never removed and a slot keeps its
+    code, so a reader finds each code in its slot or not at all; a row is one aligned 8-byte store. A reader that finds
+    a code before its row was written reads -1, as if it had come earlier. Growing makes a new array; readers of the old
+    one see it unchanged.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class CodeTable:
         """Point each code at its row, where `fresh` of the codes are new. Requires: codes distinct, none EMPTY."""
         if self.size + fresh > self._most:
             self._grow(self.size + fresh)
-        self.size += fresh  # before they are there: put again after a failure, they are not fresh any more
+        self.size += fresh  # counted before they are written: repeated after a failure, they are not fresh any more
         _put(self._slots, codes, rows)
 
     def _grow(self, size: int) -> None:
@@ -72,7 +72,7 @@ class CodeTable:
         return int(self._slots.nbytes)
 
 
-_faiss: Any = faiss  # the type hints faiss ships leave these functions out
+_faiss: Any = faiss  # faiss' type hints lack these functions
 
 
 def _free(log2: int) -> Codes:

@@ -1,7 +1,7 @@
-"""One column of a key: its values as 64-bit codes, and kept so that rows can be compared with them.
+"""One column of a key: its values as 64-bit codes, and the values kept for comparison.
 
-A code is the value itself for integers and booleans. For text and bytes it is a hash, equal for equal values; two
-values of one code are told apart by `equal`.
+The code of an integer or boolean is its value. For text and bytes it is a hash, equal for equal values; `equal` tells
+two values with one code apart.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Words = npt.NDArray[np.uint64]
 _BASE = 0x9E3779B97F4A7C15
 _PLACES = 1 << 16
 _LONG = 1 << 12
-"""Longer texts are hashed one by one, so that a slice of texts always fits the powers kept."""
+"""Longer texts are hashed one by one, so that a slice of texts always fits the precomputed powers."""
 
 _FEW = 8
-"""Texts that are compared one by one sooner than all at once."""
+"""Up to this many texts are compared one by one, which takes less time than all at once."""
 
 
 def _powers(base: int, count: int) -> Words:
@@ -42,19 +42,19 @@ _DOWN = np.concatenate([np.ones(1, np.uint64), _powers(pow(_BASE, -1, 1 << 64), 
 
 
 class KeyColumn(Protocol):
-    """What the key index wants of a column. Thread safety. One thread at a time (keep); the rest from any thread.
+    """A key column as the key index uses it. Thread safety. One thread at a time (keep); the rest from any thread.
 
-    `equal` is asked only for rows that were kept before the asker learnt of them.
+    `equal` is called only for rows that were kept before the caller learnt of them.
     """
 
     def values(self, column: pa.ChunkedArray) -> pa.Array | Codes:
-        """The column in the form the other methods take. Requires: no nulls."""
+        """The column in the form that the other methods take. Requires: no nulls."""
 
     def codes(self, values: pa.Array | Codes) -> Codes:
         """int64 [m]; read-only."""
 
     def keep(self, values: pa.Array | Codes, first: int) -> None:
-        """Keep the values of the rows first, first + 1, ...: the next ones, or some that are kept once more."""
+        """Keep the values of the rows first, first + 1, ...: the next rows, or rows that are kept again."""
 
     def equal(self, rows: Positions, values: pa.Array | Codes, places: Positions) -> Mask:
         """Whether the value kept for rows[i] is values[places[i]]: bool [i]. Requires: `places` ascending."""
@@ -71,7 +71,7 @@ class KeyColumn(Protocol):
 
 
 def key_column(kind: pa.DataType) -> KeyColumn:
-    """The form for a column type; schema.is_key_type has passed it."""
+    """The KeyColumn for a column type that schema.is_key_type accepts."""
     return FixedColumn() if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else VariableColumn()
 
 
@@ -146,7 +146,7 @@ class VariableColumn:
         if len(rows) <= _FEW:
             pairs = zip(rows.tolist(), places.tolist(), strict=True)
             return np.fromiter((self.kept(row) == self.given(values, place) for row, place in pairs), dtype=bool)
-        count = int(rows.max()) + 1  # what lies behind may be under way
+        count = int(rows.max()) + 1  # values beyond may still be being written
         buffers = [None, pa.py_buffer(self._ends.data[: count + 1]), pa.py_buffer(self._kept.data)]
         kept = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, buffers).take(pa.array(rows))
         given = values if len(places) == len(values) else values.take(pa.array(places))
@@ -185,7 +185,7 @@ def hashes(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Codes:
 
 
 def _slices(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of texts of at most _PLACES bytes together; a text that is longer by itself is in none."""
+    """Runs of texts of at most _PLACES bytes together; a single longer text is in no run."""
     first = 0
     while first < len(ends) - 1:
         last = int(np.searchsorted(ends, ends[first] + _PLACES, side="right")) - 1
@@ -205,7 +205,7 @@ def _polynomials(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Wo
     terms = np.zeros(len(data) + 1, dtype=np.uint64)  # one more, for empty texts at the end
     np.multiply(data, _UP[: len(data)], out=terms[:-1])
     sums: Words = np.add.reduceat(terms, starts)
-    sums[ends[1:] == starts] = 0  # of an empty text reduceat gives the term that follows
+    sums[ends[1:] == starts] = 0  # for an empty text reduceat returns the following term
     sums *= _DOWN[starts]
     return sums
 

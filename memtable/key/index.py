@@ -1,12 +1,12 @@
 """The key index: key -> newest row, and which row replaced which.
 
 A key becomes a 64-bit code (key_column): the value itself for one column of integers, a hash otherwise. A hash table
-takes codes to rows a batch at a time (code_table). Where the code is a hash, the row found is compared with the key;
-the few keys whose code another key has, and the one code that the table cannot hold, are in a dict, which is exact.
+maps codes to rows, a batch at a time (code_table). If the code is a hash, the row found is compared with the key. Keys
+that share a code with another key, and the one code that the table cannot hold, are in a dict, which is exact.
 
-A put notes its rows only. Their keys enter the table in blocks: by whoever keeps the indexes beside the puts (`step`),
-by the first reader who wants to know of them, or by a put when too many wait. A block of eight batches costs half of
-what the batches cost one by one, and most of it without the GIL.
+A put only notes its rows. Their keys enter the table in blocks: by `step`, which runs beside the puts, by the first
+read that needs them, or by a put when too many wait. A block of eight batches costs half of what the batches cost one
+by one, and most of it without the GIL.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from memwal.memtable.key.column import FixedColumn, KeyColumn, key_column, mixed
 from memwal.memtable.key.versions import Versions
 
 BLOCK_ROWS = 16_384
-"""Rows indexed at once, if not more are in one batch: 1 to 2 ms."""
+"""Rows indexed at once, unless one batch has more: 1 to 2 ms."""
 MOST_WAITING = 131_072
-"""Rows whose keys wait at most when a put returns; a reader who comes then has 10 ms of work."""
+"""Most rows whose keys wait when a put returns; the next read then has 10 ms of work."""
 MOST_BATCHES = 1_024
-"""Puts whose keys wait at most: of a single row its columns are far more than the key."""
+"""Most puts whose keys wait: of a put of a single row its columns take far more memory than the key."""
 LINK_BYTES = 16
 EXACT_BYTES = 150
-"""Of the objects of a key in the dict."""
+"""Bytes of a key's objects in the dict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class _Keys:
 class KeyIndex:
     """key -> newest row over all rows put so far.
 
-    Thread safety. One writer (add); the rest from any thread. Whoever asks of the first n rows first sees to it that
-    they are indexed, one thread at a time; after that no lock is held. What is read may be newer than n, and is stepped
-    back by Versions.older_than: a key is kept and its version linked before the table or the dict is moved.
+    Thread safety. One writer (add); the rest from any thread. A read of the first n rows first indexes them, one thread
+    at a time; after that no lock is held. The row found may be newer than n; Versions.older_than steps back from it,
+    since a key is kept and its version linked before the table or the dict points to the row.
     Invariants. (1) A key once present is never removed: a tombstone is a row like any other. (2) A code in `_shared`
     stays there; all keys with that code are in `_exact`, and the row that the table may still have for it is a version
-    of one of these keys. (3) Indexing a block that was begun before and broken off (by want of memory, or an interrupt
-    in a reader's thread) gives what it would have given then.
+    of one of these keys. (3) Indexing a block again that was broken off (by want of memory, or an interrupt in a
+    reader's thread) has the same result as without the break.
     """
 
     def __init__(self, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ class KeyIndex:
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Note the keys of the next rows. Requires: one row or more, all key columns in it, no nulls."""
+        """Note the keys of the next rows. Requires: at least one row, all key columns, no nulls."""
         put = _Put([rows.column(name) for name in self.key], self._rows, self._rows + rows.num_rows)
         self._waiting.append(put)
         self._rows = put.end
@@ -89,7 +89,7 @@ class KeyIndex:
             self.step()
 
     def step(self) -> bool:
-        """Index the next block of waiting rows; False when none waits any more."""
+        """Index the next block of waiting rows. Returns False when none waits."""
         with self._indexing:
             while self._waiting and self._waiting[0].first < self._indexed:
                 self._waiting.popleft()
@@ -110,7 +110,7 @@ class KeyIndex:
         return self._of(n).newest(n)
 
     def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:
-        """Newest row of each key below n, -1 where the key is not there. Requires: the key's columns, no nulls."""
+        """Newest row of each key below n, -1 for an unknown key. Requires: the key's columns, no nulls."""
         versions = self._of(n)
         if not len(columns[0]):
             return np.empty(0, dtype=np.int64)
@@ -119,7 +119,7 @@ class KeyIndex:
         if not self._is_exact:
             found = np.flatnonzero(rows >= 0)
             rows[found[~self._equal(rows[found], wanted, found)]] = -1
-        # After the table: a code that is shared meanwhile keeps its row there.
+        # After the table: a code that becomes shared meanwhile keeps its row in the table.
         odd = self._is_shared(wanted.codes)
         for place in np.flatnonzero(odd).tolist() if odd.any() else ():
             rows[place] = self._exact.get(self._key_at(wanted, place), -1)
@@ -127,7 +127,7 @@ class KeyIndex:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the table, of the links, also of rows that wait for theirs, and of the keys kept to compare with."""
+        """Bytes of the table, of the links (waiting rows included), and of the keys kept for comparison."""
         kept = sum(column.bytes for column in self._columns) + LINK_BYTES * (self._rows - self._indexed)
         exact = sys.getsizeof(self._exact) + EXACT_BYTES * len(self._exact)
         return self._table.bytes + self._versions.bytes + kept + exact
@@ -141,13 +141,13 @@ class KeyIndex:
         return self._versions
 
     def _index_block(self, keys: _Keys, first: int) -> None:
-        """Link the rows first, first + 1, ... to those that they replace, and point their keys at them."""
+        """Link the rows first, first + 1, ... to the rows that they replace, and point their keys at them."""
         if not self._is_exact:
             for column, values in zip(self._columns, keys.values, strict=True):
                 column.keep(values, first)
         previous = self._table.find(keys.codes)
         fresh = previous < 0
-        again = np.flatnonzero(previous >= first)  # broken off the last time, but linked by then
+        again = np.flatnonzero(previous >= first)  # an earlier call broke off after linking
         previous[again] = self._versions.previous(first + again)
         last = _link_repeats(keys.codes, previous, first)
         if not self._is_exact:
@@ -179,7 +179,7 @@ class KeyIndex:
         return same
 
     def _set_clashes_aside(self, keys: _Keys, previous: Positions) -> None:
-        """Share the codes under which a row here and the row before it have different keys."""
+        """Move codes to `_shared` whose row here and the row before it have different keys."""
         found = np.flatnonzero(previous >= 0)
         clashing = found[~self._equal(previous[found], keys, found)]
         codes = np.unique(keys.codes[clashing])
@@ -204,7 +204,7 @@ class KeyIndex:
     def _link_exactly(
         self, keys: _Keys, places: Positions, previous: Positions, first: int
     ) -> dict[tuple[Any, ...], int]:
-        """Let the keys at `places` point at their last row, key by key; what the dict must then be updated with."""
+        """Point the keys at `places` at their last row, key by key. Returns the updates for the dict."""
         newest: dict[tuple[Any, ...], int] = {}
         for place in places.tolist():
             key, row = self._key_at(keys, place), first + place
@@ -216,9 +216,9 @@ class KeyIndex:
 
 
 def _link_repeats(codes: Codes, previous: Positions, first: int) -> Mask:
-    """Let every code that is there twice point at its last occurrence before; which places are the last of theirs."""
+    """Link every repeated code to its previous occurrence. Returns which places are the last of their code."""
     last = np.ones(len(codes), dtype=bool)
-    ordered = np.sort(codes)  # a quarter of the time of argsort, and mostly enough
+    ordered = np.sort(codes)  # a quarter of the time of argsort, and usually enough
     if (ordered[1:] == ordered[:-1]).any():
         order = np.argsort(codes, kind="stable")
         repeated = codes[order][1:] == codes[order][:-1]

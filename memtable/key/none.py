@@ -1,4 +1,4 @@
-"""In the place of the key index where a table has no key: every row stays, none replaces another."""
+"""The key index of a table without a key: every row stays, none replaces another."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from memwal.memtable.errors import InvalidRows
 
 
 class NoKeys:
-    """As KeyIndex, of rows that nothing tells apart.
+    """As KeyIndex, for rows without a key.
 
-    Thread safety. Any thread: it holds nothing.
+    Thread safety. Any thread: it has no state.
     """
 
     bytes = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Nothing is noted."""
+        """Does nothing."""
 
     def step(self) -> bool:
         """False: nothing waits."""
         return False
 
     def index(self, n: int) -> None:
-        """Nothing is to do."""
+        """Does nothing."""
 
     def newest(self, n: int) -> Mask:
         """All of the first n rows: bool [n]."""
         return np.ones(n, dtype=bool)
 
-    def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:  # noqa: ARG002 - as KeyIndex has it
+    def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:  # noqa: ARG002 - as in KeyIndex
         """Raises InvalidRows."""
         raise no_key()
 
 
 def no_key() -> InvalidRows:
-    """What to say to who asks for keys."""
+    """The error for a call that needs keys."""
     return InvalidRows("the table has no key: its rows cannot be looked up by one")

@@ -1,11 +1,11 @@
-"""MVCC of the rows by two integers for each row: which row it replaced, and which row replaced it.
+"""MVCC of the rows by two integers per row: the row that it replaced, and the row that replaced it.
 
     previous[row]       the older row of the same key, -1 where there is none
     superseded_by[row]  the row that replaced it, NEVER where none has yet
 
-A row is the newest of its key in the prefix of n rows exactly when superseded_by[row] >= n. The writer only
-ever replaces NEVER by a row position that is >= every n handed out before, so a reader sees the same answer
-before, during and after; this is why a snapshot needs no copy and no lock.
+A row is the newest of its key in the prefix of n rows exactly when superseded_by[row] >= n. The writer only replaces
+NEVER, by a row position that is >= every n handed out before. So a reader gets the same answer before, during and
+after, and a snapshot needs no copy and no lock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from memwal.memtable.arrays import GrowableArray, Mask, Positions
 
 NEVER = np.iinfo(np.int64).max
 STEPS = 64
-"""Newer versions that are stepped over for all keys at once; then key by key, which takes a hundredth of the time."""
+"""Newer versions that are skipped for all keys at once; then key by key, which takes a hundredth of the time."""
 
 
 class Versions:
     """The links between the rows of one key.
 
-    Thread safety. One writer; readers as told above. Units: row positions, int64.
+    Thread safety. One writer; readers as in the module's text. Units: row positions, int64.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Versions:
 
     def link(self, first: int, previous: Positions) -> None:
         """Let the rows first, first + 1, ... replace the rows `previous` (-1: none). `first`: the number of rows, or
-        where a call that was broken off began.
+        the start of a call that was broken off.
         """
         self._previous.write(first, previous)
         self._superseded_by.fill(first, first + len(previous), NEVER)
@@ -48,7 +48,7 @@ class Versions:
         return self._superseded_by.data[:n] >= n
 
     def older_than(self, rows: Positions, n: int) -> Positions:
-        """For each row (or -1) the newest version of its key below n; -1 where none is."""
+        """For each row (or -1) the newest version of its key below n; -1 if there is none."""
         previous = self._previous.data
         ahead = np.flatnonzero(rows >= n)
         if not len(ahead):
@@ -59,7 +59,7 @@ class Versions:
                 return found
             found[ahead] = previous[found[ahead]]
             ahead = ahead[found[ahead] >= n]
-        links = previous.data  # integers by themselves are faster to get from a memoryview
+        links = previous.data  # single integers are read faster from a memoryview
         for place in ahead.tolist():  # few keys with many newer versions
             row = int(found[place])
             while row >= n:

@@ -1,1 +1,1 @@
-"""Full text: the analysis, the index, the queries."""
+"""Full-text search: analysis, index, queries."""

@@ -1,4 +1,4 @@
-"""The tokenizer of a text index, equal to that of Lance's inverted index with the same parameters."""
+"""The tokenizer of a text index, equal to the one of Lance's inverted index with the same parameters."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ ENGLISH: tuple[str, ...] = (
 )
 """Lance's English stop words.
 
-Read off Lance itself: every word of the known English lists was indexed as a document of one word (pylance
-14.0.2, base_tokenizer "simple", stem false) and these were the ones not found again. Note: "no", "nor" and
-"not" are kept. tantivy's own English list has 33 words only, so the same text would match differently before
-and after a commit.
+Found with Lance itself: every word of the known English lists was indexed as a document of one word (pylance 14.0.2,
+base_tokenizer "simple", stem false); these were not found again. "no", "nor" and "not" are no stop words. tantivy's own
+English list has only 33 words, so the same text would match differently before and after a commit.
 """
 
 MAX_TOKEN_LENGTH = 40
 
 
 def analyzer(spec: IndexSpec) -> tantivy.TextAnalyzer:
-    """The analyzer for an fts index; Lance's defaults where the spec says nothing.
+    """The analyzer for an fts index; parameters that the spec lacks have Lance's defaults.
 
-    Order of the filters as in Lance (tested against `lance.tokenize`): long tokens out, lower case, stem, stop words,
-    ASCII folding. Raises InvalidRows where tantivy has no stop words of the language.
+    Order of the filters as in Lance (tested against `lance.tokenize`): removal of long tokens, lower case, stem, stop
+    words, ASCII folding. Raises InvalidRows if tantivy has no stop words of the language.
     """
     given = spec.parameters
     language = str(given.get("language", "English"))
@@ -61,7 +60,7 @@ def analyzer(spec: IndexSpec) -> tantivy.TextAnalyzer:
 
 
 def begins(spec: IndexSpec) -> tantivy.TextAnalyzer:
-    """The analyzer for the beginning of a word, which has no stem and is no stop word."""
+    """The analyzer for a prefix, without stemming and stop words."""
     return _folded(_cased(spec.parameters), spec.parameters)
 
 

@@ -1,7 +1,7 @@
 """Full-text search of one text column: tantivy in memory.
 
-A put only notes its texts. index_step() hands them to tantivy, whose own thread analyses them, and commits when many
-are there; a match hands over and commits what is left, so that it sees every row put before it.
+A put only notes its texts. index_step() hands them to tantivy, whose own thread analyses them, and commits after many
+texts; a match hands over and commits the rest, so that it sees every row put before it.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from memwal.memtable.text.query import Clause, TextParser, TextQuery
 
 _TEXT, _ROW, _TOKENIZER = "text", "row", "memtable"
 _OCCUR = {"should": Occur.Should, "must": Occur.Must, "must_not": Occur.MustNot}
-HEAP_BYTES = 15_000_000  # the least tantivy accepts for one thread; it starts a segment when it is used up
+HEAP_BYTES = 15_000_000  # tantivy's minimum for one thread; it starts a segment when it is used up
 BLOCK_ROWS = 256
-"""Handed over in one step: 1 ms in which the GIL is held."""
+"""Texts handed over in one step: 1 ms in which the GIL is held."""
 COMMIT_DOCUMENTS = 16_384
-"""Handed over between two commits of index_step(). One takes 3 ms and 2 us a document, and a match waits for the last;
+"""Texts between two commits of index_step(). A commit takes 3 ms and 2 us a document, and a match waits for the last;
 texts a second with commits after 1,024, 4,096, 16,384: 40,000, 95,000, 120,000."""
-# What the process grows by: far more than the finished index, since tantivy frees most of what it takes and malloc
-# keeps that, whatever is done with the writer. The share of each cause was fitted to the resident size of processes
-# with two memtables of short, long, repetitive and very varied texts (tests/unit/test_memtable_accounting.py).
+# Growth of the process: far more than the finished index, since tantivy frees most of its memory and malloc keeps that,
+# whatever happens to the writer. The share of each cause was fitted to the resident size of processes with two
+# memtables of short, long, repetitive and very varied texts (tests/unit/test_memtable_accounting.py).
 WRITER_BYTES = 2_400_000
-"""The writer's queue and the stacks of its threads, given back when it ends."""
+"""The writer's queue and the stacks of its threads, freed when it ends."""
 INDEX_BYTES = 5_000_000
-"""What every index keeps, however small it is."""
+"""Bytes that every index keeps, however small it is."""
 SEGMENT_BYTES = 3_800_000
-"""Of a segment that is begun: the pages and the hash table it is built in, in a malloc arena new to its thread."""
+"""Of a segment that was begun: the pages and the hash table to build it, in a malloc arena new to its thread."""
 MOST_ARENAS = 5
-"""Segments begun after so many use the memory of those before."""
+"""Segments after this number reuse the memory of earlier ones."""
 COMMIT_BYTES = 14_000
 MOST_COMMITS = 1_000
-"""What a commit leaves in fragments, of its few documents and of the merges beside it; later ones fill the gaps."""
+"""Fragments that a commit leaves, of its few documents and of the merges beside it; later commits fill the gaps."""
 SEGMENT_TEXT = 2_000_000
 SEGMENT_WORDS = 22_000
-"""Bytes of text, and distinct words, which use up HEAP_BYTES and so begin a segment without a commit."""
+"""Bytes of text, and distinct words, that use up HEAP_BYTES and so begin a segment without a commit."""
 BYTES_PER_TEXT_BYTE = {"freq": 1.5, "position": 2.0}
-"""Postings as they are built, written and merged."""
+"""Postings while they are built, written and merged."""
 BYTES_PER_WORD = 48
 """Of a distinct word of a segment: its entry in the dictionary, likewise."""
 SAMPLE = 32
-"""One text in so many is read for the number of distinct words."""
+"""One text in this many is read for the number of distinct words."""
 FETCH_SLACK = 64
 SPARSE = 100
 MAX_RUNS = 32
-"""A mask of one row in SPARSE or fewer, in at most so many runs, goes into the query: 0.1 ms a run per 100,000 rows."""
+"""A mask of one row in SPARSE or fewer, in at most this many runs, enters the query: 0.1 ms a run per 100,000 rows."""
 
 
 class Vocabulary:
@@ -77,7 +77,7 @@ class Vocabulary:
                 self._in_two += (seen == 1) - (seen == 2)
 
     def end_segment(self) -> None:
-        """The next texts are those of another segment, which has a dictionary of its own."""
+        """Begin another segment, which has a dictionary of its own."""
         self._before = self.size
         self._texts_with = {}
         self._in_one = self._in_two = 0
@@ -86,8 +86,9 @@ class Vocabulary:
     def size(self) -> float:
         """Distinct words of all segments.
 
-        Words of one sampled text alone tell how many new ones the next text brings (Good-Turing), those of two how
-        fast that dries up (Chao's estimate of the unseen): the extrapolation of species sampling (Chao et al. 2014).
+        Words in exactly one sampled text give the number of new words in the next text (Good-Turing); words in exactly
+        two give how fast that number falls (Chao's estimate of the unseen): the extrapolation of species sampling (Chao
+        et al. 2014).
         """
         unseen = (SAMPLE - 1.0) * self._in_one
         if self._in_two:
@@ -99,8 +100,8 @@ class Vocabulary:
 class TextIndex:
     """Texts of one column by row position.
 
-    Thread safety. add() and close_writer() by one writer, neither ever waits; everything else from any thread: one
-    lock guards tantivy's writer.
+    Thread safety. add() and close_writer() by one writer; neither ever waits. Everything else from any thread: one lock
+    guards tantivy's writer.
     Invariants. (1) Null and empty texts are not documents, as in Lance. (2) A document's row never changes. (3) Every
     row added is either in `_waiting` or handed over, in order.
     Units. Scores are BM25 (k1 = 1.2, b = 0.75), higher is better, statistics over all rows of the index; a prefix
@@ -117,7 +118,7 @@ class TextIndex:
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema)
         self._index.register_tokenizer(_TOKENIZER, analyzer(spec))
-        # By itself tantivy reloads in a thread of its own after each commit; ours then waits 100 ms for its lock.
+        # By default tantivy reloads in a thread of its own after each commit; our thread then waits 100 ms for a lock.
         self._index.config_reader("manual")
         self._writer: Any = None
         self._lock = threading.Lock()
@@ -135,11 +136,11 @@ class TextIndex:
         if not present:
             return
         self._documents += present
-        self._text_bytes += texts.nbytes  # offsets too; counting the characters takes longer than all the rest
+        self._text_bytes += texts.nbytes  # with offsets; counting only the characters takes longer than all the rest
         self._waiting.append((texts, first))
 
     def index_step(self) -> bool:
-        """Hand over the next block of waiting rows, and commit when it is time; False when none waits."""
+        """Hand over the next block of waiting rows, and commit if due. Returns False when none waits."""
         return not self._is_idle() and shielded(self._step)
 
     def _step(self) -> bool:
@@ -151,15 +152,15 @@ class TextIndex:
             return bool(self._waiting)
 
     def close_writer(self) -> None:
-        """No add() follows. The index_step() or match that commits the last row ends tantivy's threads."""
+        """Declare that no add() follows. The index_step() or match that commits the last row ends tantivy's threads."""
         self._closed = True
 
     def searcher(self) -> Any:
-        """A fixed view of all documents added so far; later adds do not change what it answers."""
+        """A fixed view of all documents added so far; later adds do not change its answers."""
         return self._index.searcher() if self._is_idle() else shielded(self._up_to_date)
 
     def _is_idle(self) -> bool:
-        """Whether every row added so far is committed, and nothing is left to give back."""
+        """Whether every row added so far is committed and all memory of the writer is freed."""
         # In this order: a document counts as uncommitted before it stops waiting.
         return not self._waiting and not self._uncommitted and self._finished == self._closed
 
@@ -193,7 +194,7 @@ class TextIndex:
             limit *= 8
 
     def _within(self, query: Query, mask: Mask) -> Query:
-        """`query` for no other rows than those of the mask, where these are few runs."""
+        """`query` restricted to the rows of the mask, if these are few runs."""
         runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
         if len(runs) > MAX_RUNS:
             return query
@@ -203,7 +204,7 @@ class TextIndex:
 
     def _clause(self, clause: Clause) -> Query:
         if clause.kind == "phrase":
-            # Lance scores a phrase as its words, wherever in the text these are.
+            # Lance scores a phrase as its words, wherever in the text they are.
             phrase = Query.phrase_query(self._schema, _TEXT, list(clause.tokens))
             words = [("must", self._term(token)) for _, token in clause.tokens]
             return self._boolean([("must", Query.const_score_query(phrase, 0.0)), *words])
@@ -240,7 +241,7 @@ class TextIndex:
                     add(make({_TEXT: text, _ROW: first + done}, schema))
                     self._uncommitted += 1
                 done += 1
-        finally:  # for want of memory too: a document added twice would be found twice
+        finally:  # even for want of memory: a document added twice would be found twice
             if done < len(texts):
                 self._waiting[0] = (texts.slice(done), first + done)
             else:
@@ -255,7 +256,7 @@ class TextIndex:
             self._vocabulary.end_segment()
 
     def _finish(self) -> None:
-        """Commit, once nothing waits and nothing follows, and give back what only the writer needs."""
+        """Commit, once no row waits and none follows, and free what only the writer needs."""
         if not self._finished and self._closed and not self._waiting:
             self._commit()
             writer, self._writer = self._writer, None
@@ -266,7 +267,7 @@ class TextIndex:
 
     @property
     def bytes(self) -> int:
-        """Estimate from what was added; tantivy does not tell what it holds."""
+        """An estimate from the added texts; tantivy does not report its memory."""
         if not self._documents:
             return 0
         words = self._vocabulary.size
@@ -279,7 +280,7 @@ class TextIndex:
 
 
 def _as_strings(texts: pa.ChunkedArray) -> list[str | None]:
-    """The texts; what is not UTF-8 in them, which the ingest side refuses, replaced."""
+    """The texts, with bytes that are not UTF-8 replaced; the ingest side refuses such texts."""
     try:
         found: list[str | None] = texts.to_numpy().tolist()
     except (pa.ArrowException, UnicodeDecodeError):
@@ -289,7 +290,7 @@ def _as_strings(texts: pa.ChunkedArray) -> list[str | None]:
 
 
 def _allowed(searcher: Any, hits: list[tuple[float, Any]], mask: Mask) -> tuple[Positions, Scores]:
-    """Rows and scores of those hits the mask allows; rows beyond the mask came after the snapshot."""
+    """Rows and scores of the hits in the mask; rows beyond the mask came after the snapshot."""
     if not hits:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
     scores, addresses = zip(*hits, strict=True)

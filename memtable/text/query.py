@@ -1,13 +1,14 @@
-"""What a match asks for, in the notation of Lucene and tantivy, parsed once for all levels.
+"""The query of a match, in the notation of Lucene and tantivy, parsed once for all levels.
 
-    web server      plain words: any of them matches, more of them match better
-    +web -server    a word that must be there; one that must not
+    web server      plain words: a row matches with any of them, and better with more
+    +web -server    a required word; an excluded word
     "web server"    these words in this order (an index with positions)
-    serv*           words that begin so
+    serv*           words that begin with "serv"
 
-`+` and `-` go before a phrase or a prefix too. Prose is no syntax error: a sign counts only at the start of a word and
-directly before a letter, a digit or a phrase; a quote only where a word starts and another quote closes it; `*` only at
-the end of one word. Elsewhere they are punctuation, as is every other character: no AND, no OR, no field, no bracket.
+`+` and `-` may precede a phrase or a prefix too. Prose is no syntax error: a sign counts only at the start of a word
+and directly before a letter, a digit or a phrase; a quote only where a word starts and another quote closes it; `*`
+only at the end of one word. Elsewhere they are punctuation, like all other characters: no AND, no OR, no field, no
+bracket.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from memwal.memtable.text.analysis import analyzer, begins
 Occur = Literal["should", "must", "must_not"]
 Kind = Literal["any", "all", "phrase", "prefix"]
 MAX_WORDS = 1024
-"""Words after analysis; Lucene's limit. Ten times as many take Lance more than a second on rows its index lacks."""
+"""Words after analysis; Lucene's limit. With ten times as many Lance takes over a second on rows its index lacks."""
 MAX_CHARACTERS = 1 << 16
-"""Bounds the time a text takes to read: punctuation is no word, however much there is."""
+"""Bounds the time to parse a text, which may hold any amount of punctuation besides words."""
 
 _OCCUR: dict[str, Occur] = {"": "should", "+": "must", "-": "must_not"}
 _PARTS = re.compile(r"""(?<!\S)([+-]?)"([^"]+)"|(?<!\S)([+-]?)(\w\S*)|(\S+)""")
@@ -35,8 +36,8 @@ _PARTS = re.compile(r"""(?<!\S)([+-]?)"([^"]+)"|(?<!\S)([+-]?)(\w\S*)|(\S+)""")
 class Clause:
     """One part of a query.
 
-    `tokens`: what to look up, with their places; of a prefix first how terms begin, then terms that match whole.
-    `text`: what it was made of, for Lance, which makes the same tokens of it.
+    `tokens`: the terms to look up, with their places; of a prefix, first beginnings of terms, then whole terms.
+    `text`: its source, for Lance, which makes the same tokens of it.
     """
 
     occur: Occur
@@ -47,24 +48,24 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """A row matches when it has every "must", no "must_not", and any "should" where there is no "must".
+    """A row matches if it has every "must", no "must_not", and, without a "must", any "should".
 
-    Invariants. Immutable. Every clause has tokens; without a "should" or "must" there is no clause, and no row matches.
+    Invariants. Immutable. Every clause has tokens. Without a "should" or "must" there is no clause, and no row matches.
     """
 
     clauses: tuple[Clause, ...]
 
     @property
     def has_prefix(self) -> bool:
-        """Whether any clause is a prefix, which Lance has no query for."""
+        """Whether any clause is a prefix, for which Lance has no query."""
         return any(clause.kind == "prefix" for clause in self.clauses)
 
 
 class TextParser:
     """Queries on one column.
 
-    Thread safety. Any thread. Invariants. Tokens are those of the index: words it does not keep (stop words, long
-    ones) are left out of a query as they are of a text.
+    Thread safety. Any thread. Invariants. Tokens are those of the index: words that it does not keep (stop words, long
+    words) are left out of a query, as they are left out of a text.
     """
 
     def __init__(self, spec: IndexSpec) -> None:
@@ -75,7 +76,8 @@ class TextParser:
         self._phrases = positions and spec.parameters.get("base_tokenizer") != "ngram"
 
     def parse(self, text: Any) -> TextQuery:
-        """Raises InvalidRows for what is no string or no Unicode, a phrase without positions, and too many words."""
+        """Parse a text. Raises InvalidRows if it is no string or not Unicode, for a phrase without positions, and for
+        too many words."""
         if not isinstance(text, str):
             raise InvalidRows(
                 f"match: the text for column {self._column!r} is a {type(text).__name__}; give a string of words"
@@ -83,7 +85,7 @@ class TextParser:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRows(f"match: the text has half a surrogate pair at {error.start}; mend it") from None
+            raise InvalidRows(f"match: the text has half a surrogate pair at {error.start}; correct it") from None
         if len(text) > MAX_CHARACTERS:
             raise self._too_much(len(text), "characters", MAX_CHARACTERS)
         plain: list[str] = []
@@ -97,7 +99,7 @@ class TextParser:
                 clauses.append(Clause(_OCCUR[word_sign], "all", word, self._tokens(word)))
             else:
                 plain.append(word or other)
-        words = " ".join(plain) if clauses else text  # a raw tokenizer takes every space as it is
+        words = " ".join(plain) if clauses else text  # a raw tokenizer keeps every space
         clauses.append(Clause("should", "any", words, self._tokens(words)))
         return self._checked([clause for clause in clauses if clause.tokens])
 
@@ -114,12 +116,12 @@ class TextParser:
         return Clause(occur, "phrase", text, tokens)
 
     def _prefix(self, occur: Occur, text: str, begin: str) -> Clause:
-        # Terms are stems, and "library" is no beginning of its own, "librari": the stem of what is typed counts too.
+        # Terms are stems, and "library" does not begin its stem "librari": so the stem of the prefix counts too.
         return Clause(occur, "prefix", text, ((0, begin), *self._tokens(text)))
 
     def _tokens(self, text: str) -> tuple[tuple[int, str], ...]:
         tokens = self._analyzer.pre_tokenize(text).tokens
-        # A word said twice counts twice, as in Lance; an ngram does not, since all of them have one place.
+        # A repeated word counts twice, as in Lance; an ngram does not, since all ngrams have one place.
         return tuple(dict.fromkeys((token.position, token.text) for token in tokens))
 
     def _checked(self, clauses: list[Clause]) -> TextQuery:

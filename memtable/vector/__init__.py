@@ -1,1 +1,1 @@
-"""Vectors: their columns, the IVF-PQ index and its model."""
+"""Vector search: columns, the IVF-PQ index and its model."""

@@ -1,4 +1,4 @@
-"""From an Arrow vector column to the matrix a vector index works on, refusing what would poison it."""
+"""An Arrow vector column as the matrix of a vector index; refuses vectors that would spoil the index."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from memwal.memtable.arrays import Mask, Scores, Vectors
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import vector_width
 
-# Largest squared length accepted: the squared distance of two such vectors is at most four times it, which
-# still fits float32 (3.4e38). Beyond it every distance would be inf and training would put inf into the
-# centroids.
+# Largest squared length accepted: the squared distance of two such vectors is at most four times as large and still
+# fits float32 (3.4e38). Beyond it every distance would be inf and training would put inf into the centroids.
 MAX_SQUARED_LENGTH = 8e37
 # Below this a squared length has lost digits to underflow: float32 numbers end at 1e-38, less precise ones at 1e-45.
 PRECISE_SQUARED_LENGTH = 1e-30
@@ -22,9 +21,9 @@ PRECISE_SQUARED_LENGTH = 1e-30
 
 @dataclass(frozen=True)
 class VectorBatch:
-    """Vectors of a batch and which of them count.
+    """Vectors of a batch, and which of them are indexed.
 
-    vectors: float32 [rows, width], zeros where there is nothing to index; indexed: bool [rows], the rows a
+    vectors: float32 [rows, width], zeros in rows without a vector to index; indexed: bool [rows], the rows that a
     search may return.
     """
 
@@ -33,11 +32,11 @@ class VectorBatch:
 
 
 def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch:
-    """The vectors of a batch in the form the index stores (unit length under cosine).
+    """The vectors of a batch in the form that the index stores (unit length under cosine).
 
     Null vectors are not indexed; nor are, under cosine, zero vectors, which have no direction, and those of numbers
     below 1e-23, whose squares are zero in float32. Raises InvalidRows naming the column and the row of the first vector
-    with a null, NaN or infinite number, or one too long for float32 distances.
+    that holds a null, NaN or infinite number, or is too long for float32 distances.
     """
     width = vector_width(column.type)
     assert width is not None, "check_indexes lets only vector columns through"
@@ -59,7 +58,7 @@ def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch
 
 
 def unit_length(vectors: Vectors) -> Vectors:
-    """Each row scaled to length 1; zero rows stay zero."""
+    """Scale each row to length 1; zero rows stay zero."""
     squared = _squared_lengths(vectors)
     length: Scores = np.sqrt(np.maximum(squared, np.float32(PRECISE_SQUARED_LENGTH)))
     unit: Vectors = vectors * (np.float32(1) / length)[:, None]
@@ -70,7 +69,7 @@ def unit_length(vectors: Vectors) -> Vectors:
 
 
 def _unit_length_of_tiny(vectors: Vectors) -> Vectors:
-    """As unit_length, scaled by the largest number first: the square of a tiny one underflows."""
+    """As unit_length, dividing by the largest number first: the square of a tiny number underflows."""
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
     scaled = vectors / np.where(largest > 0, largest, 1)
     length = np.linalg.norm(scaled, axis=1, keepdims=True)

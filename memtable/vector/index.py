@@ -2,12 +2,12 @@
 
 1. A put only notes its vectors. index_step() moves them into the quantiser, one block of the oldest rows at a time; the
    quantiser comes from the base table's model or, without one, from a sample of the first rows.
-2. A search asks the quantiser for many more rows than wanted, restricted to the caller's mask, and ranks those rows and
-   all rows not yet added by their exact distances. Every list is probed, so it returns fewer than k rows only where the
-   mask has fewer.
-3. Where few rows are in question their distances are computed at once: that takes no longer than asking the quantiser.
-4. Rows that the quantiser cannot tell apart, being far from all it was trained on, wait and are searched exactly until
-   they are enough to train another one; that takes over when it holds as many rows.
+2. A search takes many more rows than wanted from the quantiser, restricted to the caller's mask, and ranks those rows
+   and all rows not yet added by their exact distances. Every list is probed, so it returns fewer than k rows only if
+   the mask has fewer.
+3. If few rows are candidates, their exact distances are computed at once: that takes no longer than the quantiser.
+4. Rows that the quantiser cannot tell apart, being far from its training rows, wait and are searched exactly until they
+   are enough to train another quantiser, which takes over when it holds as many rows.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from memwal.memtable.vector.column import VectorBatch, query_vector
 from memwal.memtable.vector.model import VectorModel
 from memwal.memtable.vector.quantiser import Quantiser
 
-# So many rows are searched exactly: all rows before the quantiser is trained, those of a mask, those outside the
-# quantiser before a search lends a hand. 8,192 distances of 384 dimensions take 0.6 ms; the quantiser takes no less.
+# Up to this many rows are searched exactly: all rows before the quantiser is trained, those of a mask, those outside
+# the quantiser before a search makes a step itself. 8,192 distances of 384 dimensions take 0.6 ms; the quantiser needs
+# at least as much.
 EXACT_ROWS = 8_192
 EXACT_PER_TRAIN_ROW = 8
-# What one step moves: 3.6 ms of work at 384 dimensions, for which searches wait.
+# Rows that one step moves: 3.6 ms of work at 384 dimensions, for which searches wait.
 ADD_BLOCK = 512
-# Candidates. Of 100,000 x 128 random numbers, which no quantiser suits, 400 hold 0.98 of the nearest 10, 1,000 all of
-# them but 0.005. Ranking 1,000 takes 0.1 to 0.3 ms.
+# Candidates. Of 100,000 x 128 random numbers, which suit no quantiser, 400 hold 0.98 of the nearest 10, 1,000 hold
+# 0.995. Ranking 1,000 takes 0.1 to 0.3 ms.
 FETCH = 1_000
 FETCH_PER_K = 20
 
 
 class _Held(NamedTuple):
-    """A quantiser which holds the first `added` rows, and on how many rows its training rested."""
+    """A quantiser that holds the first `added` rows, and the number of rows from which it was trained."""
 
     quantiser: Quantiser | None
     added: int = 0
@@ -51,15 +52,15 @@ class VectorIndex:
     """Vectors of one column by row position.
 
     Thread safety. add() by one writer; index_step() and search() from any thread, also during add(). The writer takes
-    no lock, so no search delays a put. One thread at a time trains and adds; searches compute exactly what is not
-    added, and never wait for another's training.
+    no lock, so no search delays a put. One thread at a time trains and adds; searches compute exact distances of rows
+    that are not added, and never wait for another thread's training.
     Invariants. (1) Deterministic: the same calls, one after another, give the same answers. (2) Every vector held is
     finite (vector_column.read_vectors), so training cannot be poisoned.
     Units. Distances as Lance's: squared L2; 1 - cosine; 1 - dot product.
     """
 
     def __init__(self, spec: IndexSpec, width: int, model: VectorModel | None = None) -> None:
-        """Of the spec's parameters the metric and train_rows count; the others are those of the base table's index.
+        """Of the spec's parameters, metric and train_rows apply here; the others concern the base table's index.
 
         Raises InvalidRows for a model of another width, or with NaN or inf.
         """
@@ -81,16 +82,16 @@ class VectorIndex:
         self._indexed.extend(batch.indexed)
 
     def index_step(self) -> bool:
-        """Train a quantiser, or move the next block of rows into it; False when neither is to be done.
+        """Train a quantiser, or move the next block of rows into it. Returns False when neither is due.
 
-        Rows short of a block go on waiting, as do all while there are too few to train on. A call beside another one
-        waits for it.
+        Fewer rows than a block go on waiting, and so do all rows while they are too few to train on. Concurrent calls
+        wait for each other.
         """
         few = self._indexed.size < self._growing.added + self._block
         return not few and shielded(self._locked_step)
 
     def search(self, vector: npt.ArrayLike, k: int, mask: Mask) -> tuple[Positions, Scores]:
-        """The k rows of `mask` nearest to `vector`, ascending; fewer only where the mask has fewer vectors.
+        """The k rows of `mask` nearest to `vector`, ascending; fewer only if the mask has fewer vectors.
 
         mask: bool [n]; vector: [width] numbers. Returns (int64 [<=k], float32 [<=k]). Raises InvalidRows for
         a query of another width or with NaN or inf. Under cosine a zero query is near nothing: no rows, as in
@@ -104,27 +105,27 @@ class VectorIndex:
         return best(self._distances(query, rows), rows, k)
 
     def _candidates(self, query: Vectors, k: int, wanted: Mask) -> Positions:
-        """The rows of `wanted` among which the k nearest are: those the quantiser names, and all it does not hold."""
+        """Rows of `wanted` that include the k nearest: the quantiser's candidates, and all rows it does not hold."""
         if np.count_nonzero(wanted[self._searched.added :]) > self._exact_rows and not self._stepping.locked():
-            self.index_step()  # nobody else maintains this index, or not fast enough
+            self.index_step()  # the owner does not call index_step(), or not often enough
         quantiser, added, _ = self._searched
         inside = wanted[:added]
         count = int(np.count_nonzero(inside))
         if quantiser is None or count <= self._exact_rows:
             return np.flatnonzero(wanted)
         asked = min(count, max(FETCH, FETCH_PER_K * k))
-        near = np.unique(quantiser.nearest(query, asked, inside))  # twice, if adding them failed and was made again
-        if len(near) < asked:  # faiss leaves out what is beyond its scale, which may be the nearest
+        near = np.unique(quantiser.nearest(query, asked, inside))  # repeats: adding failed and was made again
+        if len(near) < asked:  # faiss leaves out distances beyond its scale, among them perhaps the nearest
             return np.flatnonzero(wanted)
         return np.concatenate([near, len(inside) + np.flatnonzero(wanted[added:])])
 
     def _distances(self, query: Vectors, rows: Positions) -> Scores:
-        """Exact distances, computed where the vectors lie: gathering them first takes three times as long."""
+        """Exact distances, computed in place: gathering the vectors first takes three times as long."""
         inner = self.metric != "l2"
-        library: Any = faiss  # the type hints faiss ships leave these two out
+        library: Any = faiss  # faiss' type hints lack these two
         compute = library.fvec_inner_products_by_idx if inner else library.fvec_L2sqr_by_idx
         found: Scores = np.empty(len(rows), dtype=np.float32)
-        # faiss gets bare pointers: the name keeps this array alive when the writer replaces it by a larger one.
+        # faiss gets bare pointers: this name keeps the array alive when the writer replaces it by a larger one.
         vectors = self._vectors.data
         arguments = [faiss.swig_ptr(part) for part in (found, query, vectors, rows)]
         with one_thread():
@@ -145,7 +146,7 @@ class VectorIndex:
             self._growing = _Held(quantiser)
         block = added + np.flatnonzero(self._indexed.data[added:end])
         vectors = self._vectors.data[added:end] if len(block) == self._block else self._vectors.data[block]
-        # Rows it was trained on are not asked: else two kinds of rows could each have the other's quantiser discarded.
+        # Its training rows are not tested: else two kinds of rows could each have the other's quantiser discarded.
         if quantiser is None or (added >= trained_on and not quantiser.fits(vectors)):
             return rows - added >= self._train_at and self._train(added, rows)
         quantiser.add(vectors, block)
@@ -157,8 +158,8 @@ class VectorIndex:
     def _train(self, added: int, rows: int) -> bool:
         """Train a quantiser on rows spread evenly, half of them over all, half over those from `added` on.
 
-        False where too many of these are null, and where no quantiser can tell such rows apart: they stay exact until
-        they are twice as many.
+        Returns False if too many of these are null, or if no quantiser can tell such rows apart: they are searched
+        exactly until they are twice as many.
         """
         present = np.flatnonzero(self._indexed.data[:rows])
         waiting = present[np.searchsorted(present, added) :]
@@ -177,7 +178,7 @@ class VectorIndex:
 
     @property
     def bytes(self) -> int:
-        """Vectors and flags; the quantiser, and the one that is to take over."""
+        """Bytes of vectors and flags, of the quantiser and of the one that will take over."""
         held = self._vectors.bytes + self._indexed.bytes
         quantisers = {each.quantiser for each in (self._searched, self._growing)}
         return held + sum(each.bytes for each in quantisers if each is not None)

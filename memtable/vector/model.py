@@ -1,4 +1,4 @@
-"""What a vector index was trained to: coarse centroids and the product quantiser's codebook."""
+"""The trained model of a vector index: coarse centroids and the product quantiser's codebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memwal.memtable.errors import InvalidRows
 
 @dataclass(frozen=True)
 class VectorModel:
-    """Of an IVF-PQ index with the metric of its column's IndexSpec.
+    """The model of an IVF-PQ index with the metric of its column's IndexSpec.
 
     centroids: float32 [lists, width]. codebook: float32 [sub_vectors, 2 ** bits, width / sub_vectors], of the residuals
     to the nearest centroid where `residual`, of the vectors themselves otherwise. Under cosine both are of vectors of
@@ -24,14 +24,14 @@ class VectorModel:
     residual: bool = True
 
     def checked(self, column: str, width: int) -> VectorModel:
-        """This model. Raises InvalidRows where it is not one for vectors of this width, or not finite."""
+        """Return this model. Raises InvalidRows if it is not for vectors of this width, or not finite."""
         problem = self.problem(width)
         if problem:
             raise InvalidRows(f"the model for column {column!r} {problem}: train one, or open without", column=column)
         return self
 
     def problem(self, width: int) -> str | None:
-        """Why vectors of this width cannot be quantised by it; None where they can."""
+        """Why it cannot quantise vectors of this width; None if it can."""
         centroids, codebook = self.centroids, self.codebook
         if centroids.ndim != 2 or codebook.ndim != 3 or not len(centroids) or codebook.shape[1] < 2:
             return f"has the shapes {centroids.shape} and {codebook.shape}"

@@ -23,8 +23,8 @@ SUB_VECTORS_MAX = 128
 TRAIN_ROUNDS = 2
 POINTS_PER_CODE = 32
 SEED = 20_240_229
-# Rows fit where the codes miss them by no more than so many times what they missed the rows trained on (squared). Rows
-# of other topics were missed by 3 times as much and found all the same; rows after equal ones, by a million times.
+# Rows fit if the (squared) error of their codes is at most this many times that of the training rows. Rows of other
+# topics had 3 times the error and were found all the same; rows after equal ones had a million times the error.
 MISFIT = 5
 FIT_ROWS = 8
 # A quantiser is tried on the rows it was trained on. Where lengths differ a thousandfold, codes tell long vectors apart
@@ -39,13 +39,13 @@ class Quantiser:
     """Vectors by row position, coded: 4-bit codes of short sub-vectors, of the residual to one of a few centroids.
 
     Thread safety. add() from one thread at a time, nearest() from any: one lock, since faiss cannot be read while it
-    grows. Training is done before anybody else sees the object.
+    grows. Training is done before other threads see the object.
     Invariants. Deterministic: fixed seed, one thread.
-    `useful`: whether its codes tell apart what it was trained on.
+    `useful`: whether its codes tell its training rows apart.
     """
 
     def __init__(self, metric: str, width: int, lists: int, residual: bool) -> None:
-        # Unit vectors are ordered alike by L2 and by cosine, and L2 residuals quantise better.
+        # L2 and cosine order unit vectors alike, and L2 residuals quantise better.
         inner = metric == "dot"
         coarse = faiss.IndexFlatIP(width) if inner else faiss.IndexFlatL2(width)
         kind = faiss.METRIC_INNER_PRODUCT if inner else faiss.METRIC_L2
@@ -60,8 +60,8 @@ class Quantiser:
 
     @staticmethod
     def trained(metric: str, sample: Vectors) -> Quantiser:
-        """One trained on `sample`: 15 ms for 1,024 vectors of 384 numbers."""
-        sample = np.resize(sample, (max(CODES, len(sample)), sample.shape[1]))  # faiss wants a vector for each code
+        """Train a quantiser on `sample`: 15 ms for 1,024 vectors of 384 numbers."""
+        sample = np.resize(sample, (max(CODES, len(sample)), sample.shape[1]))  # faiss needs a vector for each code
         made = Quantiser(metric, sample.shape[1], LISTS, residual=metric != "dot")
         with one_thread():
             made._index.train(sample)
@@ -71,9 +71,9 @@ class Quantiser:
 
     @staticmethod
     def modelled(metric: str, model: VectorModel) -> Quantiser:
-        """One with the model's centroids, and its codes cut into shorter sub-vectors of fewer codes.
+        """Make a quantiser with the model's centroids, and its codes cut into shorter sub-vectors of fewer codes.
 
-        The model's codes are the sample for that: 256 of 16 numbers become 8 times 16 of 2, say.
+        The model's codes are the training sample: 256 codes of 16 numbers become 8 times 16 codes of 2, for example.
         """
         centroids = np.ascontiguousarray(model.centroids)
         kept = np.ascontiguousarray(centroids[:: -(-len(centroids) // LISTS_MAX)])
@@ -83,7 +83,7 @@ class Quantiser:
             _, nearest = made._index.quantizer.search(centroids, 1)
             sample = np.hstack(list(model.codebook))
             sample = np.resize(sample, (max(CODES, len(sample), len(centroids)), kept.shape[1]))
-            if model.residual:  # what is near a centroid left out is as far from the one kept as that is
+            if model.residual:  # a row near a dropped centroid is as far from the kept one as that centroid is
                 sample = sample + np.resize(centroids - kept[nearest[:, 0]], sample.shape)
             made._index.pq.train(sample)
             made._index.is_trained = True
@@ -92,23 +92,23 @@ class Quantiser:
         return made
 
     def fits(self, vectors: Vectors) -> bool:
-        """Whether codes can tell such vectors apart, judged by a few of them: not where they differ, say, and all it
-        was trained on was the same.
+        """Whether codes can tell such vectors apart, judged by a few of them. They cannot, for example, if the vectors
+        differ and all training rows were equal.
         """
         return not len(vectors) or self._missed(vectors[:: -(-len(vectors) // FIT_ROWS)]) <= self._most_missed
 
     def add(self, vectors: Vectors, rows: Positions) -> None:
-        """Take in vectors float32 [m, width] of the row positions int64 [m]. Readers wait meanwhile."""
+        """Add vectors float32 [m, width] of the row positions int64 [m]. Readers wait meanwhile."""
         with self._lock, one_thread():
             self._index.add_with_ids(vectors, rows)
 
     def nearest(self, query: Vectors, count: int, wanted: Mask) -> Positions:
-        """The `count` rows of `wanted` nearest to query as far as codes tell, in no order; fewer where it has fewer.
+        """The `count` rows of `wanted` nearest to the query by their codes, in no order; fewer if it has fewer.
 
-        Fewer, too, where the distances are beyond float32.
+        Fewer, too, if distances are beyond float32.
         """
         bits = np.packbits(wanted, bitorder="little")
-        # The type hints faiss ships do not know the keywords its Python layer adds to this class.
+        # faiss' type hints lack the keywords that its Python layer adds to this class.
         search_parameters: Any = faiss.SearchParametersIVF
         selector = faiss.IDSelectorBitmap(bits.size, faiss.swig_ptr(bits))
         parameters = search_parameters(sel=selector, nprobe=self._index.nlist)
@@ -119,13 +119,13 @@ class Quantiser:
 
     @property
     def bytes(self) -> int:
-        """Per row its code and 8-byte number, half as much again for lists that double when full; the codebooks."""
+        """Per row its code and 8-byte number, times 1.5 for lists that double when full; plus the codebooks."""
         index = self._index
         rows = int(1.5 * index.ntotal) * (int(index.code_size) + 8)
         return rows + 4 * int(index.d) * (int(index.nlist) + CODES)
 
     def _tried(self, sample: Vectors) -> float:
-        """Share of the rows nearest to some of the sample that are in the 16th of it which the codes call nearest."""
+        """For some rows of the sample, the share of their nearest rows that is in the nearest 16th by the codes."""
         asked = sample[:: len(sample) // TRIED_QUERIES][:TRIED_QUERIES]
         search_parameters: Any = faiss.SearchParametersIVF
         with one_thread():
@@ -142,7 +142,7 @@ class Quantiser:
         return float(np.minimum(hits.sum(axis=1), TRIED_K).mean() / TRIED_K)
 
     def _missed(self, vectors: Vectors) -> float:
-        """Squared distance of the vectors from what their codes stand for, but for the worst."""
+        """Squared distance of the vectors from their decoded codes, without the worst."""
         with one_thread(), np.errstate(over="ignore", invalid="ignore"):
             apart = self._index.sa_decode(self._index.sa_encode(np.ascontiguousarray(vectors))) - vectors
             squared: Scores = np.einsum("ij,ij->i", apart, apart)
@@ -150,11 +150,11 @@ class Quantiser:
 
 
 def _most(squared: Scores) -> float:
-    """What four of five do not exceed: one vector unlike all others says nothing, two of eight do."""
+    """The 80th percentile: one vector unlike all others has no effect, two of eight have."""
     return float(np.quantile(squared, 0.8, method="higher"))
 
 
 def _sub_vectors(width: int) -> int:
-    """Parts of 2 dimensions, of 4, 8, ... where those are more than SUB_VECTORS_MAX; of 1 where the width is odd."""
+    """Number of parts: of 2 dimensions; of 4, 8, ... if they exceed SUB_VECTORS_MAX; of 1 if the width is odd."""
     sizes = (size for size in (2, 4, 8, 16, 32) if width % size == 0 and width // size <= SUB_VECTORS_MAX)
     return width // next(sizes, 1)

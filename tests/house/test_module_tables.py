@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("ingest", "flush", "wal", "memtable", "bench")
-ROOMS = ("region", "table", "client", "daemon", "fleet")
+ROOMS = ("mapping", "settings", "api", "rpc", "ops", "read", "region", "table", "client", "daemon", "fleet")
 _NAME = re.compile(r"`([a-z_0-9/]+)(?:\.py)?`")
 
 

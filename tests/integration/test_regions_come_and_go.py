@@ -104,9 +104,9 @@ def test_a_row_of_a_region_elsewhere_is_refused_and_nothing_is_written(owners: t
     assert reason(refused.value) == "not_owner"
     assert refused.value.details["region"] in map(str, map_regions(owners[1]))
     assert halves(owners)[0].count() == 0
-    with pytest.raises(memwal.Unavailable, match="ask its owner"):
+    with pytest.raises(memwal.Unavailable, match="retry at its owner"):
         owners[0].scan()
-    with pytest.raises(memwal.Unavailable, match="ask its owner"):
+    with pytest.raises(memwal.Unavailable, match="retry at its owner"):
         owners[0].only(map_regions(owners[1])).count()
 
 

@@ -81,7 +81,7 @@ def sound(uri: str) -> None:
 
 
 def test_the_recipe_in_the_readme(open_small: Callable[..., Any], uri: str, made: Made) -> None:
-    text = (ROOT / "ingest" / "README.md").read_text()
+    text = (ROOT / "ingest" / "table" / "README.md").read_text()
     recipe = text.partition("## Changing columns while running")[2].partition("```python\n")[2].partition("```")[0]
     assert "alter_columns" in recipe
     table = open_small()
@@ -311,7 +311,7 @@ def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(
     whole = opened.lance.version
     opened.lance.drop_columns(["id"])
     for act in (opened.reader.scan, opened.table.commit):
-        with pytest.raises(memwal.Invalid, match="its key columns are gone from version") as refused:
+        with pytest.raises(memwal.Invalid, match="its key columns are missing in version") as refused:
             act()
         assert "\n" not in str(refused.value)
     opened.table.put(made.rows([30]))  # what is acknowledged is in the log

@@ -250,7 +250,7 @@ def test_an_adopted_table_keeps_its_write_rules_beside_another_programs_metadata
 
 def test_lance_cannot_shard_by_a_binary_key(uri: str) -> None:
     schema = pa.schema([pa.field("k", pa.binary()), pa.field("v", pa.int64())])
-    with pytest.raises(InvalidRows, match=r"'k' has the type binary, by which Lance cannot shard .* 'lance'"):
+    with pytest.raises(InvalidRows, match=r"'k' has the type binary, and Lance cannot shard .* 'lance'"):
         BaseTable.create(uri, schema, ["k"], 2, [], wal_format="arrow")
     assert not Path(uri).exists()
 

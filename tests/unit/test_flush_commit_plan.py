@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, parse_plan_key, plan_key, uncommitted, within
+from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, parse_plan_key, plan_key, uncommitted
 from memwal.wal import Corrupt, PutOutcome, RegionManifest, SsTable, StoreUnavailable, WalOptions, bucket_region
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
@@ -107,7 +107,7 @@ def sized(region: int, *sizes: int | None) -> RegionPlan:
     ],
 )
 def test_takes_what_fits_oldest_first_by_turns(plans: list[RegionPlan], memory_max: int, taken: list[int]) -> None:
-    found = within(plans, memory_max)
+    found = fitting(plans, memory_max)
     assert [len(each.ssts) for each in found] == taken
     assert all(each.ssts == plan.ssts[: len(each.ssts)] for each, plan in zip(found, plans, strict=False))
 

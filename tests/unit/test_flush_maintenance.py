@@ -15,7 +15,7 @@ from lance.mem_wal import CompactedSsTable
 
 from memwal.flush import BaseTable
 from memwal.flush.commits.index_catchup import catch_up
-from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, together
+from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, worth_merging
 from memwal.ingest.table import maintenance as base_upkeep
 from memwal.ingest.table.maintenance import BaseUpkeep
 from memwal.memtable import IndexSpec
@@ -117,7 +117,7 @@ def base(tmp_path: Path) -> Base:
     ],
 )
 def test_as_many_belong_together_as_the_largest_is_no_larger_than_the_rest(sizes: list[int], count: int) -> None:
-    assert together(sizes) == count
+    assert worth_merging(sizes) == count
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -129,7 +129,7 @@ def test_fragments_and_rewrites_grow_with_the_logarithm_of_the_commits(seed: int
         sizes.append(int(rng.integers(1, 2000)) if seed else 1000)
         rows += sizes[-1]
         sizes.sort()
-        if (count := together(sizes)) >= RULES.fragments_min:
+        if (count := worth_merging(sizes)) >= RULES.fragments_min:
             merged = sum(sizes[:count])
             sizes = [*sizes[count:], merged]
             written += merged

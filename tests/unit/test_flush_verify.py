@@ -395,7 +395,7 @@ def test_verifying_writes_nothing(damaged: Damaged, tree: Callable[[Path], dict[
 def test_a_view_is_of_one_moment(damaged: Damaged) -> None:
     store: ObjectStore = damaged.store
     view = take_view(store, damaged.uri)
-    assert view.moment == take_view(store, damaged.uri).moment
+    assert view.versions == take_view(store, damaged.uri).versions
     damaged.base.dataset.delete("id = 7")
-    assert view.moment != take_view(store, damaged.uri).moment
+    assert view.versions != take_view(store, damaged.uri).versions
     assert read_tail(store, damaged.region, damaged.base.codec, view.manifests[damaged.region].replay_after)[0]

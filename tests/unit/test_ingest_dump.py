@@ -118,7 +118,7 @@ def test_an_entry_tells_its_part_in_a_batch_and_its_tombstones(root: Path) -> No
 
 
 def test_a_sentinel_is_called_one(root: Path) -> None:
-    assert "yes, it fences older writers" in printed(root / layout.entry_key(REGION, 3, "lance"))
+    assert "yes: it fences older writers" in printed(root / layout.entry_key(REGION, 3, "lance"))
 
 
 def test_an_sst_shows_rows_sidecar_and_bloom_filter(root: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_bloom_filter_that_cannot_tell_keys_apart_is_said_to(tmp_path: Path) -
         table.put([{"id": 1}])
         table.flush()
         (file,) = Path(uri).glob("_mem_wal/*/*_gen_1/bloom_filter.bin")
-        assert "every key passes: Lance hashes no key of int16" in printed(file)
+        assert "all keys pass: Lance does not hash keys of int16" in printed(file)
 
 
 def test_a_commit_plan_shows_its_range_and_what_became_of_it(root: Path, tmp_path: Path) -> None:
@@ -297,6 +297,6 @@ def test_an_entry_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
         writer.put(pa.table({"name": ["row[0]"], "size": [1], "vec": [[0.5] * 4]}, schema=base.schema))
     text = printed(root / layout.entry_key(REGION, 1, "arrow"))
     assert "none: written by another program" in text
-    assert "not said: written by another program" in text
+    assert "unknown: written by another program" in text
     assert "row[0]" in text
     assert "arrow" in printed(root)

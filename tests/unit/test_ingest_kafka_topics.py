@@ -50,9 +50,9 @@ def test_a_checkpoint_that_is_new_or_elsewhere_knows_no_topic(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("offsets", "says"),
     [
-        ({"a": {"0": 5}}, "partition 1 of topic 'a' is not in it; write an offset for every partition"),
+        ({"a": {"0": 5}}, "partition 1 of topic 'a' is missing; write an offset for every partition"),
         ({"a": {"0": 5, "1": 5, "2": 5}}, "there is no partition 2 of topic 'a'"),
-        ({"b": {"0": 5}}, "partition 0 of topic 'a' is not in it"),
+        ({"b": {"0": 5}}, "partition 0 of topic 'a' is missing"),
     ],
 )
 def test_starting_offsets_are_of_the_partitions_that_there_are(tmp_path: Path, offsets: Any, says: str) -> None:

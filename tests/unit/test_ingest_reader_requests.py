@@ -45,7 +45,7 @@ WIDE = SCHEMA.field("embedding").type
         (lambda: checked_limit(-1), "limit is -1"),
         (lambda: checked_vector([1, 2], "embedding", WIDE), "vector has width 2, column 'embedding' has 3"),
         (lambda: checked_vector([[1, 2, 3]], "embedding", WIDE), "vector has width 1 x 3"),
-        (lambda: checked_vector(5, "embedding", WIDE), "vector has width 1 number, no list"),
+        (lambda: checked_vector(5, "embedding", WIDE), "vector has width 1 number, not a list"),
         (lambda: checked_vector([1, float("nan"), 3], "embedding", WIDE), "has nan at 1"),
         (lambda: checked_vector(["a", "b", "c"], "embedding", WIDE), "'embedding' is not a list of numbers"),
         (lambda: indexed("embeding", "ivf_pq", "search", SCHEMA, SPECS), "did you mean 'embedding'?"),

@@ -183,7 +183,7 @@ def test_offsets_that_are_gone_are_told_with_what_to_do() -> None:
     thrown = Captured("org.apache.spark.sql.kafka010.KafkaIllegalStateException: " + "\n".join(said))
     found = of_captured(Captured("[STREAM_FAILED] Query x terminated", thrown))
     assert isinstance(found, Invalid)
-    assert "records are gone unread: Partition t-0 offset was changed from 20 to 5; a topic that" in str(found)
+    assert "records are gone unread: Partition t-0 offset was changed from 20 to 5; to read a topic" in str(found)
     assert len(found.lines) == 1
 
 
@@ -193,7 +193,7 @@ def test_a_reference_to_nothing_tells_that_it_is_an_executor_who_misses_it() -> 
     found = found_in(str(raised.value))
     assert isinstance(found, Invalid)
     assert "ONLY_ON_THE_DRIVER is not set; " in str(found)
-    assert str(found).endswith(f"(this is said by an executor, on {socket.gethostname()})")
+    assert str(found).endswith(f"(on the executor {socket.gethostname()})")
 
 
 def test_an_executor_without_memwal_is_told_as_one() -> None:

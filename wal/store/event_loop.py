@@ -1,8 +1,8 @@
-"""One event loop on one thread, for a client library that is asynchronous below callers that are not.
+"""One event loop on one thread, for an asynchronous client library below synchronous callers.
 
 Clients of an object store keep connections open, and a connection belongs to the loop it was opened on. So the process
-has one loop, on a daemon thread that the first use starts, and every client lives there. A forked child has no thread
-and must not touch its parent's connections: it forgets the loop, silently, and the first use starts one of its own.
+has one loop, on a daemon thread that the first use starts, and all clients run there. A forked child does not have that
+thread and must not touch its parent's connections: it drops the loop silently, and the first use starts its own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CLOSING_SECONDS = 5.0
 
 
 class EventLoop:
-    """An asyncio loop on a daemon thread, and what was opened on it.
+    """An asyncio loop on a daemon thread, and the contexts opened on it.
 
     Thread safety. Any thread but the loop's own, which would wait for itself.
-    Invariants. What `opened` returned stays open until `close`.
+    Invariants. A context that `opened` returned stays open until `close`.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class EventLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, run on the loop; the caller waits. Interrupted, it cancels the work. Raises what
+        """Run `work` on the loop and return its result; the caller waits. An interrupt cancels the work. Raises what
         `work` raises.
         """
         assert threading.current_thread() is not self._thread, "the loop's thread waits for itself"
@@ -50,7 +50,7 @@ class EventLoop:
             raise
 
     def opened(self, key: Hashable, open: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What `open` gives, entered once per `key` and left when the loop closes. Raises what entering raises."""
+        """The context of `open`, entered once per `key` and left when the loop closes. Raises what entering raises."""
         if (known := self._opened.get(key)) is None:
             with self._lock:
                 if (known := self._opened.get(key)) is None:
@@ -59,7 +59,7 @@ class EventLoop:
         return found
 
     def close(self) -> None:
-        """Leave what was opened, end the thread. Nothing may run on the loop after."""
+        """Leave the opened contexts and end the thread. Nothing may run on the loop afterwards."""
         try:
             asyncio.run_coroutine_threadsafe(self._stack.aclose(), self._loop).result(_CLOSING_SECONDS)
         finally:
@@ -69,8 +69,8 @@ class EventLoop:
             self._loop.close()
 
     def abandon(self) -> None:
-        """In a forked child: the thread is gone and the connections are the parent's. Neither may be touched, nor may
-        the garbage collector complain that they were not closed.
+        """Drop the loop in a forked child: its thread is gone and its connections are the parent's. Neither may be
+        touched, and the garbage collector must not warn that they were not closed.
         """
         self._loop.set_exception_handler(lambda *_: None)
 
@@ -100,8 +100,8 @@ def event_loop() -> EventLoop:
         return _PROCESS.loop
 
 
-# Registered when this module is imported, which is before anything is that uses a store at the end of the program:
-# exit handlers run in the opposite order.
+# Registered when this module is imported, before the modules that use a store at the end of the program: exit handlers
+# run in reverse order.
 @atexit.register
 def _end() -> None:
     with _PROCESS.lock:
@@ -114,7 +114,7 @@ def _forked() -> None:
     _PROCESS.lock = threading.Lock()  # another thread of the parent may have held it
     if _PROCESS.loop is not None:
         _PROCESS.loop.abandon()
-        _PROCESS.abandoned.append(_PROCESS.loop)  # kept: collected, it would close the parent's connections
+        _PROCESS.abandoned.append(_PROCESS.loop)  # kept: its collection would close the parent's connections
         _PROCESS.loop = None
 
 

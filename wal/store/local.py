@@ -10,11 +10,11 @@ put-if-absent, in steps:
  5. Check again that the directory is in its place: it may have been moved between 2 and 3.
  6. Fsync the directory.
 
-A crash before 3 leaves nothing under the name, after 3 the whole object: there is no state in between, and nothing is
-ever renamed over an object. An error in 1 or 2 means that nothing was written. Any error from 3 on (ESTALE, EACCES,
-ETIMEDOUT, …) leaves the outcome unknown, because the object may exist; only a link that the file system refused, and
-that has left one name, is a refusal. Source of the rule that a failed fsync must not be retried: "Can Applications
-Recover from fsync Failures?", Rebello et al., USENIX ATC 2020.
+A crash before 3 leaves nothing under the name, a crash after 3 the whole object; there is no state in between, and
+nothing is ever renamed over an object. An error in 1 or 2 means that nothing was written. Any error from 3 on (ESTALE,
+EACCES, ETIMEDOUT, …) leaves the outcome unknown, because the object may exist. Only a link that the file system
+refused, and that left the file with one name, is a refusal. Source of the rule that a failed fsync must not be retried:
+"Can Applications Recover from fsync Failures?", Rebello et al., USENIX ATC 2020.
 
 Speed: an append costs two fsyncs and seven other system calls. Directories are created, synced up to the root and
 opened once, and used by descriptor from then on.
@@ -74,7 +74,7 @@ _NOT_LINKED = {
     errno.ENOSPC,
     errno.EDQUOT,
 }
-"""What link(2) says when the file system refuses it. Any other error leaves open how far it got."""
+"""Errors by which a file system refuses link(2). After any other error the link may exist."""
 _REMEDY = {
     errno.ENOSPC: "free space on this file system",
     errno.EDQUOT: "raise the disk quota or free space",
@@ -90,7 +90,7 @@ _REMEDY = {
 
 
 def _make_directory(path: Path) -> None:
-    """Create `path` unless it is there, and make its name durable either way."""
+    """Create `path` unless it exists, and make its name durable either way."""
     path.mkdir(exist_ok=True)
     parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -100,13 +100,13 @@ def _make_directory(path: Path) -> None:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """What tells the directory at `path` from any other that is ever put there. Raises FileNotFoundError."""
+    """The identity of the directory at `path`: another one at that path differs in it. Raises FileNotFoundError."""
     found = os.stat(path)  # noqa: PTH116 - on the put path
     return found.st_dev, found.st_ino
 
 
 class _Directory:
-    """An open directory; its descriptor is closed when the last user lets go of it."""
+    """An open directory; its descriptor is closed with the last reference."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -121,7 +121,7 @@ class _Directory:
 
     def __del__(self) -> None:
         if (fd := getattr(self, "fd", None)) is not None:
-            with suppress(OSError):  # nobody is there to be told
+            with suppress(OSError):  # no caller to report to
                 os.close(fd)
 
 
@@ -130,9 +130,9 @@ class LocalStore:
 
     Thread safety. Any thread, any number of processes.
     Durability. CREATED and ALREADY_EXISTS are answered after the file and its directory are synced.
-    Invariants. (1) An object's name appears with the whole object. (2) After a failed fsync of a directory
-    nothing in it is ever answered as durable by this store. (3) A directory once used, other than an SST's, and
-    the root are never made again: what is there now may be another table.
+    Invariants. (1) An object's name appears with the whole object. (2) After a failed fsync of a directory this
+    store never again reports anything in it as durable. (3) A directory once used, other than an SST's, and the root
+    are never made again: a directory at their path may belong to another table.
     """
 
     remote = False
@@ -153,14 +153,14 @@ class LocalStore:
         try:
             return self._create(self._directory(folder), name, data)
         except FileNotFoundError as error:
-            # The directory that we opened is gone, and the table with it or replaced by another. Making it again would
-            # acknowledge rows into nothing, or into somebody else's log.
+            # The directory that we opened is gone: the table was removed, or replaced by another. Making it again would
+            # acknowledge rows that are lost, or write them into another table's log.
             raise StoreRefused(
                 f"{self.root}/{folder}: the directory was removed or replaced while it was in use; open the table again"
             ) from error
         except OSError as error:
             if error.errno == errno.ESTALE:
-                self._forget(folder)  # the descriptor stays stale; the path may lead to the directory again
+                self._forget(folder)  # the descriptor stays stale; the path may work again
             self._fail(key, error)
 
     def put(self, key: str, data: bytes) -> None:
@@ -180,7 +180,7 @@ class LocalStore:
             self._fail(key, error)
 
     def get(self, key: str) -> bytes | None:
-        """The object's bytes, None where there is none. Raises StoreUnavailable, StoreRefused."""
+        """The object's bytes, or None. Raises StoreUnavailable, StoreRefused."""
         try:
             with FileIO(f"{self.root}/{key}") as file:
                 return file.readall()
@@ -260,7 +260,7 @@ class LocalStore:
             self._fail(prefix, error)
 
     def delete(self, key: str) -> None:
-        """Remove `key` if it is there; directories stay. Raises StoreUnavailable, StoreRefused."""
+        """Remove `key` if it exists; directories stay. Raises StoreUnavailable, StoreRefused."""
         try:
             Path(self.root, key).unlink()
         except FileNotFoundError:
@@ -273,7 +273,7 @@ class LocalStore:
         return f"{self.root}/{key}" if key else self.root
 
     def _create(self, directory: _Directory, name: str, data: bytes) -> PutOutcome:
-        """Raises OSError only where nothing was written, nor will be."""
+        """Create an object. Raises OSError only where nothing was written, nor will be."""
         if directory.sync_failed:
             return PutOutcome.OUTCOME_UNKNOWN
         temporary = self._write_temporary(directory, data, sync=True)
@@ -281,7 +281,7 @@ class LocalStore:
             directory.check_in_place()
             outcome = self._link(directory, temporary, name)
         finally:
-            # A temporary file that stays behind must not be reported as a failed put.
+            # A temporary file that cannot be removed is no failed put.
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=directory.fd)
         return outcome if outcome is PutOutcome.OUTCOME_UNKNOWN else self._confirmed(directory, outcome)
@@ -300,7 +300,7 @@ class LocalStore:
 
     @staticmethod
     def _has_one_name(directory: _Directory, temporary: str) -> bool:
-        """False also where that cannot be told."""
+        """Whether the temporary file has no second name; False also where that is unknown."""
         try:
             return os.stat(temporary, dir_fd=directory.fd).st_nlink == 1
         except OSError:
@@ -309,7 +309,7 @@ class LocalStore:
     def _confirmed(self, directory: _Directory, outcome: PutOutcome) -> PutOutcome:
         """`outcome` once the name is known to be in the table and on disk (steps 5 and 6), else OUTCOME_UNKNOWN.
 
-        ALREADY_EXISTS too: the name may be our own earlier attempt's, not yet synced.
+        For ALREADY_EXISTS too: the name may be from our own earlier attempt and not synced yet.
         """
         try:
             directory.check_in_place()
@@ -318,15 +318,13 @@ class LocalStore:
         try:
             os.fsync(directory.fd)
         except OSError:
-            # The kernel reports a lost write once and then calls the page clean, so a second fsync proves
-            # nothing.
+            # The kernel reports a lost write once and then treats the page as clean, so a second fsync proves nothing.
             directory.sync_failed = True
             return PutOutcome.OUTCOME_UNKNOWN
         return outcome
 
     def _write_temporary(self, directory: _Directory, data: bytes, *, sync: bool) -> str:
-        """A new file in `directory` holding `data`; returns its name, or leaves nothing and raises
-        OSError."""
+        """Write `data` to a new file in `directory` and return its name. Raises OSError, and leaves no file then."""
         name, fd = self._open_temporary(directory)
         try:
             rest = memoryview(data)
@@ -343,8 +341,7 @@ class LocalStore:
         return name
 
     def _open_temporary(self, directory: _Directory) -> tuple[str, int]:
-        """The process id and a counter make the name; one left by a dead process of the same id is stepped
-        over."""
+        """Open a temporary file named by process id and counter; skips names left by a dead process of the same id."""
         while True:
             name = f"{_TEMPORARY}{os.getpid()}-{next(self._numbers)}"
             try:
@@ -363,7 +360,7 @@ class LocalStore:
                 return known
             if self._root_identity is not None and self._root_identity != _identity(self.root):
                 raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.root)
-            # An SST's is not noted: its name is never used again, and a note per flush would be kept for ever.
+            # An SST's directory is not noted: its name is never used again, and a note per flush would stay for ever.
             noted = not is_in_sst(folder)
             if not (noted and folder in self._used):
                 self._make(folder)
@@ -377,7 +374,8 @@ class LocalStore:
             return opened
 
     def _make(self, folder: str) -> None:
-        """Create what is missing of the path and sync every name in it: another may have created it, and crashed."""
+        """Create the missing parts of the path and sync every name in it: another process may have created it and
+        crashed."""
         path = Path(self.root)
         for missing in reversed([each for each in (path, *path.parents) if not each.is_dir()]):
             _make_directory(missing)
@@ -386,8 +384,7 @@ class LocalStore:
             _make_directory(path)
 
     def _evict(self) -> None:
-        """Drop the directory used longest ago, but never one whose sync failed: that must not be
-        forgotten."""
+        """Close the least recently used directory, but never one whose sync failed: that must be remembered."""
         oldest = next((name for name, known in self._directories.items() if not known.sync_failed), None)
         if oldest is not None:
             del self._directories[oldest]

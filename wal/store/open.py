@@ -1,4 +1,4 @@
-"""Opening a store from a table's URI, and finding out whether it keeps its word."""
+"""Opening a store from a table's URI, and probing its conditional creation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import memwal.wal.store.event_loop  # noqa: F401 - see there: its exit handler must come before those of whoever uses a store
+import memwal.wal.store.event_loop  # noqa: F401 - see there: its exit handler must be registered before those of a store's users
 from memwal.wal.clock import Clock, Ids, SystemClock
 from memwal.wal.errors import StoreRefused
 from memwal.wal.layout import PROBE_PREFIX
@@ -25,7 +25,7 @@ _INSTEAD = {
     "s3n": "write s3://",
     "s3+ddb": "write s3://: conditional writes need no lock table",
 }
-"""What to write in place of schemes that others know."""
+"""What to write instead of schemes of other programs."""
 
 
 def open_store(
@@ -33,9 +33,9 @@ def open_store(
 ) -> ObjectStore:
     """The store whose keys are below `root`, a table's URI: a local path, file:// or s3://.
 
-    `storage_options`: Lance's own; the store's `storage_options` are what to give pylance. `put_timeout`: seconds that
+    `storage_options`: Lance's own; give the store's `storage_options` to pylance. `put_timeout`: seconds that
     one attempt of a conditional create over a network may take.
-    Creates nothing and asks nothing of a network.
+    Creates nothing and sends no request.
     Raises StoreRefused for other schemes and for options that cannot work, and where the path is a file.
     """
     scheme, found, rest = root.partition("://")
@@ -53,7 +53,7 @@ def open_store(
 
 
 def _s3(root: str, storage_options: Mapping[str, str] | None, put_timeout: float) -> ObjectStore:
-    # Imported here: the client library takes a quarter of a second, which a local table has no use for.
+    # Imported here: the client library takes a quarter of a second, which a local table does not need.
     from memwal.wal.store.s3 import S3Store
     from memwal.wal.store.s3_options import read_options
 
@@ -78,9 +78,9 @@ def _local(path: str, storage_options: Mapping[str, str] | None) -> LocalStore:
 
 
 def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: WalOptions | None = None) -> None:
-    """Let four threads create one key at once; exactly one may win, and the key must hold its bytes.
+    """Let four threads create one key at once; exactly one must win, and the key must hold its bytes.
 
-    A racer that is told "not now", or nothing, tries again as every writer does (`wal.slot`): S3 answers 409 to some.
+    A racer with the answer "not now", or none, retries as every writer does (`wal.slot`): S3 answers 409 to some.
     Leaves nothing behind. `clock`: the system's by default. Raises StoreRefused, saying what was seen; StoreUnavailable
     and OutcomeUnknown where storage gives no answer within the retry budget.
     """
@@ -97,7 +97,7 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
             try:
                 taken_by = list(pool.map(race, bodies))
             except BaseException:
-                start.abort()  # a thread that could not be started would be waited for by the others, for ever
+                start.abort()  # the others would wait for ever for a thread that could not be started
                 raise
         _judge(store, key, taken_by, bodies)
     finally:
@@ -105,7 +105,8 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
 
 
 def _judge(store: ObjectStore, key: str, taken_by: list[bytes | None], bodies: list[bytes]) -> None:
-    """`taken_by`: for each racer what it found at the key, read after its own create was refused; None: it won."""
+    """Raise StoreRefused unless exactly one racer won. `taken_by`: for each racer the bytes that it read at the key
+    after its own create was refused, None for a winner."""
     winners = [body for body, by in zip(bodies, taken_by, strict=True) if by is None]
     found: set[bytes | None] = {by for by in taken_by if by is not None} or {store.get(key)}
     if len(winners) == 1 and found == set(winners):
@@ -113,6 +114,6 @@ def _judge(store: ObjectStore, key: str, taken_by: list[bytes | None], bodies: l
     seen = f"{len(winners)} x created, {len(bodies) - len(winners)} x already exists"
     raise StoreRefused(
         f"{store.url(key)}: {_RACERS} racing conditional creates of one key gave {seen}, and the key holds "
-        f"{store.get(key)!r}; exactly one must win. This storage cannot hold a log: use one that supports conditional "
+        f"{store.get(key)!r}; exactly one must win. This storage cannot hold a log: use storage with conditional "
         "writes"
     )

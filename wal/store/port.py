@@ -1,7 +1,7 @@
-"""The object-store port: what the log needs from storage, and nothing more.
+"""The object-store port: the operations that the log needs from storage.
 
-There is no default body anywhere: a store that cannot create an object conditionally cannot pretend that it
-can, and `probe` catches the one that lies.
+No method has a default body: a store must implement conditional creation itself, and `probe` finds a store whose
+conditional creation is wrong.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Protocol
 
 
 class PutOutcome(Enum):
-    """What a store says of one conditional create."""
+    """The outcome of one conditional create."""
 
     CREATED = "created"
     """This attempt created the object, durably."""
     ALREADY_EXISTS = "already exists"
-    """The key holds an object; maybe from an earlier attempt of our own. Read it back to find out."""
+    """The key holds an object, perhaps from an earlier attempt of our own. Read it back to find out."""
     UNAVAILABLE = "unavailable"
-    """Nothing of this attempt landed, nor will it. Same key, same bytes, again."""
+    """Nothing of this attempt landed, nor will land. Retry with the same key and bytes."""
     OUTCOME_UNKNOWN = "outcome unknown"
-    """No answer: it may have landed, or may land later. Same key, same bytes, again."""
+    """No answer: it may have landed, or may land later. Retry with the same key and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing says of one object."""
+    """One object of a listing."""
 
     key: str
     size: int
     """Bytes."""
     modified: float
-    """Unix seconds by the storage's own clock: it may delay a deletion, and decides nothing."""
+    """Unix seconds by the storage's own clock: it may delay a deletion, never decide one."""
 
 
 class ObjectStore(Protocol):
@@ -61,7 +61,7 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str) -> bytes | None:
-        """The object's bytes, or None where there is no such object."""
+        """The object's bytes, or None where it does not exist."""
         ...
 
     def exists(self, key: str) -> bool:
@@ -77,13 +77,13 @@ class ObjectStore(Protocol):
         ...
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
-        """Files below `prefix`, which ends in "/", that are no objects: of puts under way, and of processes that were
-        killed in one. `delete` removes them. None where the storage creates objects whole, as S3 does.
+        """Files below `prefix`, which ends in "/", that are no objects: of puts under way, and of puts of killed
+        processes. `delete` removes them. Always empty on storage that creates objects whole, as S3 does.
         """
         ...
 
     def list_some(self, prefix: str, most: int) -> list[str]:
-        """Any `most` keys that begin with `prefix`; fewer only where there are no more. Costs no more than these."""
+        """Any `most` keys that begin with `prefix`, or all if there are fewer. Costs no more than listing these."""
         ...
 
     def list(self, prefix: str) -> list[str]:
@@ -91,7 +91,7 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove `key`; a key that is not there is no error."""
+        """Remove `key`; a missing key is no error."""
         ...
 
     def remove_leftovers(self, prefix: str) -> None:

@@ -1,12 +1,12 @@
 """Objects in an S3 bucket, below a prefix.
 
-put-if-absent is one PUT with `If-None-Match: *`: S3 creates the object whole, or answers 412. What every other answer
-means stands in `wal.store.s3_answers`. Two clients per set of options, on the process's event loop: the one for
+put-if-absent is one PUT with `If-None-Match: *`: S3 creates the object whole, or answers 412. `wal.store.s3_answers`
+has the meaning of every other answer. Each set of options has two clients on the process's event loop. The client for
 conditional PUTs sends each request exactly once, since a hidden second attempt would hide that the first one landed;
-the other tries reads, lists, deletes and hints again by itself.
+the other retries reads, lists, deletes and hints by itself.
 
 Integrity. A PUT carries the CRC-32 of its bytes, which the server checks before it creates the object and keeps with
-it; a GET asks for it back and compares.
+it; a GET fetches it and compares.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ T = TypeVar("T")
 _READ_ATTEMPTS = 3
 _FAULTS = (ClientError, BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
 _SLOWEST = 1 << 20
-"""Bytes a second of the slowest line on which a PUT is waited for; an entry of 16 MiB would be cut off there, and sent
-again from its beginning, for ever."""
-_PAGE = 1000  # more S3 does not give
+"""Bytes a second of the slowest line for which a PUT waits; with a fixed timeout an entry of 16 MiB would be cut off
+there, and sent again from its beginning, for ever."""
+_PAGE = 1000  # S3's maximum
 _FIRST_BYTE = "bytes=0-0"
 _NOT_SATISFIABLE = 416
 _PUT_OUTCOMES = {Meaning.EXISTS: PutOutcome.ALREADY_EXISTS, Meaning.UNKNOWN: PutOutcome.OUTCOME_UNKNOWN}
@@ -60,7 +60,7 @@ class S3Store:
     remote = True
 
     def __init__(self, bucket: str, prefix: str, url: str, options: S3Options, put_timeout: float) -> None:
-        """`prefix`: without slashes at its ends; `url`: what pylance opens for it. Asks nothing of storage."""
+        """`prefix`: without slashes at its ends; `url`: what pylance opens for it. Sends no request."""
         self.storage_options = dict(options.lance)
         self._bucket, self._prefix, self._url = bucket, f"{prefix}/", url
         self._options, self._put_timeout = options, put_timeout
@@ -82,12 +82,12 @@ class S3Store:
         return PutOutcome.CREATED
 
     def put(self, key: str, data: bytes) -> None:
-        """Create or overwrite `key`; tried again by itself. Raises StoreUnavailable, StoreRefused."""
+        """Create or overwrite `key`; the client retries. Raises StoreUnavailable, StoreRefused."""
         self._ask(key, partial(self._overwrite, self._put_parameters(key, data)))
 
     def get(self, key: str) -> bytes | None:
-        """The object's bytes, checked against the stored checksum; None where there is none. Raises StoreUnavailable,
-        StoreRefused.
+        """The object's bytes, checked against the stored checksum; None where it does not exist. Raises
+        StoreUnavailable, StoreRefused.
         """
         return self._ask(key, partial(self._get, key))
 
@@ -108,7 +108,7 @@ class S3Store:
         return [ObjectInfo(each["Key"][cut:], each["Size"], each["LastModified"].timestamp()) for each in found]
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:  # noqa: ARG002 - a parameter of the port
-        """None: a PUT that is cut off leaves nothing. Sends no request."""
+        """Always empty: a PUT that is cut off leaves no file. Sends no request."""
         return []
 
     def list_some(self, prefix: str, most: int) -> list[str]:
@@ -147,10 +147,10 @@ class S3Store:
             await clients.reading.delete_object(**self._at(key))
 
     async def _get(self, key: str, clients: Clients) -> bytes:
-        """The library tries again until there is an answer; a body that breaks off is ours to ask for again.
+        """The library retries until there is an answer; a body that breaks off is requested again here.
 
-        The answer has `put_timeout` to begin, or a caller's retry budget would be spent several times over; a body may
-        take as long as bytes arrive.
+        The answer must begin within `put_timeout`, or a caller's retry budget would be spent several times over; a body
+        may take as long as bytes arrive.
         """
         attempt = 1
         while True:
@@ -166,12 +166,12 @@ class S3Store:
                 return body
 
     async def _exists(self, key: str, clients: Clients) -> bool:
-        """By a GET of one byte: the answer to a HEAD does not say whether the key or the bucket is missing."""
+        """GET one byte: the answer to a HEAD does not tell a missing key from a missing bucket."""
         try:
             async with asyncio.timeout(self._put_timeout):
                 await (await clients.reading.get_object(**self._at(key), Range=_FIRST_BYTE))["Body"].read()
         except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] != _NOT_SATISFIABLE:  # it is there, and empty
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != _NOT_SATISFIABLE:  # it exists, and is empty
                 raise
         return True
 
@@ -230,13 +230,13 @@ class Clients:
     """The two clients of one set of options."""
 
     creating: Any
-    """Sends every request once."""
+    """Sends each request once."""
     reading: Any
-    """Tries again by itself."""
+    """Retries by itself."""
 
 
 class _OnceSession(AIOHTTPSession):  # type: ignore[misc]
-    """Sends each request once: aiohttp repeats a PUT by itself where the server closed a kept connection."""
+    """Sends each request once: by default aiohttp repeats a PUT where the server closed a kept connection."""
 
     async def _get_session(self, proxy_url: str | None) -> Any:
         session = await super()._get_session(proxy_url)
@@ -263,7 +263,7 @@ def _config(options: S3Options, *, attempts: int, **more: Any) -> AioConfig:
         read_timeout=options.timeout,
         max_pool_connections=options.pool,
         parameter_validation=False,  # it costs, and the parameters are ours
-        user_agent="memwal",  # the default one is put together anew for every request, a tenth of its time
+        user_agent="memwal",  # building the default one takes a tenth of a request
         ignore_configured_endpoint_urls=True,  # read_options has read them
         **unsigned,
         **proxies,
@@ -273,7 +273,7 @@ def _config(options: S3Options, *, attempts: int, **more: Any) -> AioConfig:
 
 @cache
 def _session() -> AioSession:
-    """One for the process: each would parse the service's description anew, 10 MB of it."""
+    """One for the process: each session parses the service's description anew, 10 MB."""
     return get_session()
 
 

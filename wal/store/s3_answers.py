@@ -1,17 +1,17 @@
-"""What an answer of S3, or the lack of one, means: one pure function, `meaning_of`.
+"""The meaning of an answer of S3, or of none: one pure function, `meaning_of`.
 
     answer                                                  meaning
     ------------------------------------------------------  --------------------------------------------------
     412, 304                                                EXISTS   the key is taken, maybe by our own attempt
     404 NoSuchKey                                           MISSING
-    409 ConditionalRequestConflict, 429                     NOTHING  this attempt left nothing; the same again
+    409 ConditionalRequestConflict, 429                     NOTHING  this attempt left nothing; retry it
     400 of a body that did not arrive whole                 NOTHING
     no connection could be made                             NOTHING
     5xx, reset, read timeout, an answer cut off             UNKNOWN  it may have landed, now or later
-    other 4xx, redirects, 501, no credentials, certificate  REFUSED  configuration: the same again cannot help
+    other 4xx, redirects, 501, no credentials, certificate  REFUSED  configuration: retrying cannot help
 
-A trap: aiobotocore says EndpointConnectionError ("could not connect") of resets in the middle of a request too. What
-counts is the error below it.
+Note: aiobotocore raises EndpointConnectionError ("could not connect") for resets in the middle of a request too. The
+error below it decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from botocore import exceptions as boto
 
 
 class Meaning(Enum):
-    """What to conclude of one request."""
+    """The meaning of one request's answer."""
 
     EXISTS = "exists"
     MISSING = "missing"
@@ -37,7 +37,7 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A meaning, and what to tell people: what was answered; how to mend it. No secrets."""
+    """A meaning, and the text for an error message: the answer and how to mend it. No secrets."""
 
     meaning: Meaning
     said: str
@@ -121,8 +121,8 @@ _BY_TYPE: tuple[tuple[type[BaseException], Meaning, str], ...] = (
 
 
 def meaning_of(error: Exception) -> Answer:
-    """What `error`, raised by one request of aiobotocore, means. Pure. Raises `error` where it is no answer of storage
-    but a fault of this program.
+    """The meaning of `error`, which one request of aiobotocore raised. Pure. Raises `error` where it is not an answer
+    of storage but a defect of this program.
     """
     if isinstance(error, boto.ClientError):
         return _of_response(error.response)

@@ -1,9 +1,9 @@
 """Lance's storage options for S3, read once and spelled out for both clients: ours and Lance's.
 
-The names are those of the object_store crate that Lance uses, in any case, with or without `aws_` before them. As Lance
-does, `AWS_…` variables of the environment count where an option is not given. What comes of it goes to pylance with
-every name in one spelling, so that neither client looks anything up that the other does not: where there is an endpoint
-there is a region, and keys given without a session token never meet the environment's token. Without keys both use the
+The names are those of the object_store crate that Lance uses, in any case, with or without `aws_` before them. As in
+Lance, `AWS_…` variables of the environment count where an option is not given. The result goes to pylance with every
+name in one spelling, so that neither client looks up anything that the other does not: an endpoint always comes with a
+region, and keys given without a session token never meet the environment's token. Without keys both use the
 standard chain: environment, profile, container, instance. Sources: `AmazonS3ConfigKey`, `ClientConfigKey` and
 `AmazonS3Builder` of object_store; `providers/aws.rs` of lance-io.
 """
@@ -68,11 +68,11 @@ _LANCE_ONLY = {
     "unsigned_payload",
     "user_agent",
 }
-"""Taken for Lance's own requests; ours need nothing of them."""
+"""Passed on for Lance's requests; ours do not use them."""
 _KNOWN = _OURS | _CLIENT | _LANCE_ONLY
 _CREDENTIALS = ("access_key_id", "secret_access_key", "session_token")
 _PREFIXED = _OURS | {"bucket", "checksum_algorithm", "copy_if_not_exists", "disable_tagging", "disable_bulk_delete"}
-"""Options whose one spelling for Lance begins with `aws_`."""
+"""Options whose spelling for Lance begins with `aws_`."""
 _TRUE, _FALSE = {"1", "true", "on", "yes", "y"}, {"0", "false", "off", "no", "n", ""}
 _SWITCHES = ("allow_http", "allow_invalid_certificates", "skip_signature", "virtual_hosted_style_request")
 _SECONDS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minute": 60, "minutes": 60}
@@ -84,13 +84,13 @@ Items = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class S3Options:
-    """What both clients are told. Hashable: stores with equal options share their connections.
+    """The options of both clients. Hashable: stores with equal options share their connections.
 
     Thread safety. Immutable. `repr` shows no secret.
     """
 
     endpoint: str | None
-    """None for AWS itself. Without the bucket, which Lance wants in front of it in virtual-hosted style."""
+    """None for AWS itself. Without the bucket, which Lance expects in front of it in virtual-hosted style."""
     region: str | None
     virtual_hosted: bool
     connect_timeout: float
@@ -98,7 +98,7 @@ class S3Options:
     timeout: float
     """Seconds without a byte after which a read is given up."""
     pool: int
-    """Connections of one client at most."""
+    """Most connections of one client."""
     verify: bool
     """Whether TLS certificates are checked."""
     skip_signature: bool
@@ -115,7 +115,7 @@ class S3Options:
 
 
 def read_options(given: Mapping[str, str], bucket: str, environ: Mapping[str, str]) -> S3Options:
-    """The options of `given`, and of `environ` where `given` is silent, for a table in `bucket`.
+    """The options of `given`, else of `environ`, for a table in `bucket`.
 
     Raises StoreRefused with every mistake, in one line, without any value that may be a secret.
     """
@@ -198,7 +198,7 @@ def _check(options: Mapping[str, str], endpoint: str | None, problems: list[str]
 
 def _of_endpoint(endpoint: str, options: Mapping[str, str]) -> Iterator[str]:
     url = urlsplit(endpoint)
-    if "@" in endpoint:  # also where the scheme was forgotten and nothing is parsed as a name: never print it
+    if "@" in endpoint:  # even without a scheme, when no user name is parsed: never print it
         yield "endpoint must not hold credentials; give access_key_id and secret_access_key"
     elif url.scheme not in ("http", "https") or not _has_host(endpoint):
         yield f"endpoint {endpoint!r} is no URL of a valid host name; write https://host or http://host:port"
@@ -207,7 +207,7 @@ def _of_endpoint(endpoint: str, options: Mapping[str, str]) -> Iterator[str]:
 
 
 def _has_host(endpoint: str) -> bool:
-    """As the client library judges, which takes no underscore."""
+    """Whether the client library accepts the host; it allows no underscore."""
     return bool(is_valid_endpoint_url(endpoint) or is_valid_ipv6_endpoint_url(endpoint))
 
 
@@ -219,7 +219,7 @@ def _switch(options: Mapping[str, str], name: str, problems: list[str]) -> bool:
 
 
 def _duration(options: Mapping[str, str], name: str, default: float, problems: list[str]) -> float:
-    """Seconds. Lance wants a unit, so we do: `30s`, `1m 30s`, `500ms`."""
+    """Seconds. A unit is required, as in Lance: `30s`, `1m 30s`, `500ms`."""
     text = options.get(name, "").strip().lower()
     if not text:
         return default

@@ -1,1 +1,1 @@
-"""`memwal inspect`: a file of the table in words."""
+"""`memwal inspect`: prints stored objects in readable form."""

@@ -1,7 +1,6 @@
-"""What lies at a path, for people: `memwal inspect`. Reads only, takes nothing, safe while writers run.
+"""Describes the object at a path for people: `memwal inspect`. Reads only, claims nothing, safe while writers run.
 
-A path below `_mem_wal/` is known by its name (see `wal.layout`), a table by Lance's `_versions` directory in
-it.
+A path below `_mem_wal/` is recognised by its name (see `wal.layout`), a table by its directory `_versions`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _SST_DIR = re.compile(r"_mem_wal/([0-9a-f-]{36})/([0-9a-f]{8}_gen_[0-9]+)(?:/(.+
 
 
 def describe(path: str, storage_options: Mapping[str, str] | None = None) -> RenderableType:
-    """The manifest, WAL entry, commit plan, SST or part of one, region or table at `path` (or URL), ready to print.
+    """Return the manifest, WAL entry, commit plan, SST or part of one, region or table at `path` (or URL), ready to
+    print.
 
-    `storage_options`: Lance's own, for a URL.
-    Raises: Invalid when it is none of these, saying what can be inspected; Corrupt when it is damaged; StoreRefused,
-    StoreUnavailable.
+    `storage_options`: Lance's own, for a URL. Raises: Invalid if it is none of these, with a list of what can be
+    inspected; Corrupt if it is damaged; StoreRefused, StoreUnavailable.
     """
     place = locate(path, storage_options)
     if not place.key:
@@ -56,7 +55,7 @@ def describe(path: str, storage_options: Mapping[str, str] | None = None) -> Ren
 
 
 def _of_sst(place: Place, region: UUID, name: str, part: str | None) -> RenderableType | None:
-    """An SST or the `part` of it; None for a part that says nothing."""
+    """Return an SST or the `part` of it; None for a part that has no description."""
     if part is None:
         return sst(place, region, name)
     if part == BLOOM_NAME:
@@ -93,7 +92,7 @@ def _entry(place: Place, key: layout.EntryKey) -> RenderableType:
         "writer epoch": header.writer_epoch,
         "generation": header.generation,
         "entry id": header.entry_id or "none: written by another program",
-        "sentinel": "yes, it fences older writers, or notes a batch of no rows" if header.sentinel else "no",
+        "sentinel": "yes: it fences older writers, or records a batch without rows" if header.sentinel else "no",
         "applied": _applied(header),
         "part of a batch": "no" if part is None else _part(part),
         "rows": entry.rows.num_rows,
@@ -110,11 +109,11 @@ def _plan(place: Place, region: UUID, first: int) -> RenderableType:
         last, by = int(plan["last"]), str(plan.get("by", ""))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise wal.Corrupt(f"{place.key}: {data[:60]!r} is no commit plan; restore it from a backup") from error
-    state = "committed" if done >= last else "agreed, not committed yet: whoever commits next commits this range"
+    state = "committed" if done >= last else "agreed, not committed yet: the next commit takes this range"
     shown = {
         "region": region,
         "generations": f"{first:,} to {last:,}",
-        "agreed by": by or "a committer that did not say",
+        "agreed by": by or "unknown",
         "state": f"{state} (the base table holds generation {done:,})",
     }
     return fields("commit plan", shown)
@@ -131,7 +130,11 @@ def _region(place: Place, region: UUID) -> RenderableType:
         "not flushed": sum(position > (manifest.replay_after if manifest else 0) for position in positions),
         "bytes": size(sum(listed.values())),
     }
-    latest = Text("no manifest: never claimed") if manifest is None else _manifest(manifest, len(manifest.encode()))
+    latest = (
+        Text("no manifest: the region was never claimed")
+        if manifest is None
+        else _manifest(manifest, len(manifest.encode()))
+    )
     return Group(latest, fields("write-ahead log", log))
 
 
@@ -191,7 +194,7 @@ def _part(part: wal.BatchPart) -> str:
 
 def _applied(header: wal.EntryHeader) -> str:
     if header.applied is None:
-        return "not said: written by another program"
+        return "unknown: written by another program"
     said = ", ".join(f"{name}:{number}" for name, number in header.applied.items())
     if header.snapshot:
         return f"snapshot {header.snapshot}, and since: {said or 'nothing'}"
@@ -199,7 +202,7 @@ def _applied(header: wal.EntryHeader) -> str:
 
 
 def _holes(positions: list[int]) -> list[int]:
-    """Positions missing between the lowest and the highest; at most the first ten."""
+    """Return the positions missing between the lowest and the highest; at most the first ten."""
     present: Callable[[int], bool] = set(positions).__contains__
     span = range(positions[0], positions[-1]) if positions else range(0)
     return [position for position in span if not present(position)][:10]

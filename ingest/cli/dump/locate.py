@@ -1,4 +1,4 @@
-"""Where a path or URL that is to be inspected lies: in which table, and under which key."""
+"""Splits a path or URL into its table and the key of the object in it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Place:
     store: wal.ObjectStore
 
     def base(self) -> BaseTable:
-        """The table. Raises what BaseTable.open raises."""
+        """Return the base table. Raises: as BaseTable.open."""
         return BaseTable.open(self.root, self.store.storage_options)
 
     def bytes(self) -> bytes:
-        """The object at the key. Raises Invalid where there is none."""
+        """Return the object at the key. Raises: Invalid if there is none."""
         data = self.store.get(self.key)
         if data is None:
             raise Invalid(f"{self.store.url(self.key)}: no such file; {CAN_BE_INSPECTED}")
@@ -40,7 +40,7 @@ class Place:
 
 
 def locate(path: str, storage_options: Mapping[str, str] | None) -> Place:
-    """Split `path` at the table's root. Raises: Invalid for one that does not exist or lies in no table."""
+    """Split `path` at the table's root. Raises: Invalid if it does not exist or is not in a table."""
     if "://" in path and not path.startswith("file://"):
         return _located_by_url(path.rstrip("/"), storage_options)
     local = Path(unquote(urlsplit(path).path) if path.startswith("file://") else path).absolute()

@@ -1,4 +1,4 @@
-"""What `memwal inspect` shows of an SST and of its parts: data, indexes, key sidecar, bloom filter."""
+"""Describes an SST and its parts for `memwal inspect`: data, indexes, key sidecar, bloom filter."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from memwal.wal import layout
 _DATA, _LOOKUP = "page_data.lance", "page_lookup.lance"
 _FIRST_PAGES = 10
 _HASHED = (pa.int32(), pa.int64(), pa.string(), pa.binary())
-"""Types of key columns that Lance's filter tells apart; see flush.sst.key_encoding."""
+"""Types of key columns that Lance's filter hashes; see flush.sst.key_encoding."""
 _BLOCK_BYTES, _WORDS_OF_A_BLOCK, _BITS_OF_A_WORD = 32, 8, 32
 
 
 def sst(place: Place, region: UUID, name: str) -> RenderableType:
-    """A whole SST. Raises Corrupt where its data cannot be read."""
+    """Return the description of an SST. Raises: Corrupt if its data cannot be read."""
     store, named = place.store, layout.parse_sst_dir(name)
     with _readable(place.key):
         dataset = lance.dataset(store.url(place.key), storage_options=store.storage_options)
@@ -63,7 +63,7 @@ def sst(place: Place, region: UUID, name: str) -> RenderableType:
 
 
 def _key_files(place: Place, region: UUID, name: str) -> dict[str, Any]:
-    """What is shown of the files that look keys up; nothing where the table has no key."""
+    """Return the fields about the key sidecar and the bloom filter; nothing if the table has no key."""
     bloom = place.store.get(layout.sst_key(region, name, BLOOM_NAME))
     if bloom is None and not place.base().key:
         return {}
@@ -74,7 +74,7 @@ def _key_files(place: Place, region: UUID, name: str) -> dict[str, Any]:
 
 
 def sidecar(place: Place, region: UUID, name: str) -> RenderableType:
-    """The key sidecar of the SST `name`. Raises Corrupt where it cannot be read."""
+    """Return the description of the key sidecar of the SST `name`. Raises: Corrupt if it cannot be read."""
     prefix = layout.sst_key(region, name, f"{SIDECAR_DIR}/")
     with _readable(prefix):
         files = [_file(place.store, prefix + part) for part in (_DATA, _LOOKUP)]
@@ -86,7 +86,7 @@ def sidecar(place: Place, region: UUID, name: str) -> RenderableType:
         "rows": data.num_rows,
         "key type": data.schema.field("values").type,
         "pages": f"{pages:,} of {PAGE_ROWS:,} rows",
-        "in order": "yes" if _in_order(data) else "no: damaged, see memwal verify --deep",
+        "in order": "yes" if _in_order(data) else "no: damaged, run memwal verify --deep",
         "bytes": size(sum(each.size for each in place.store.describe(prefix))),
     }
     listed = lookup.slice(0, _FIRST_PAGES).select(["page_idx", "min", "max", "null_count"])
@@ -100,7 +100,7 @@ def sidecar(place: Place, region: UUID, name: str) -> RenderableType:
 
 
 def bloom(place: Place, region: UUID, name: str) -> RenderableType:
-    """The bloom filter of the SST `name`: how full it is, and how often it will pass a key that is not there."""
+    """Return the description of the bloom filter of the SST `name`: how full it is, and its rate of false positives."""
     data, base = place.bytes(), place.base()
     if not data or len(data) % _BLOCK_BYTES:
         raise wal.Corrupt(f"{place.key}: a bloom filter of {len(data)} bytes; its size is a multiple of {_BLOCK_BYTES}")
@@ -118,12 +118,12 @@ def bloom(place: Place, region: UUID, name: str) -> RenderableType:
         "false positives": f"{_passes(bits):.2%} of absent keys",
     }
     if not any(kind in _HASHED for kind in kinds):
-        shown["false positives"] = f"every key passes: Lance hashes no key of {', '.join(map(str, kinds))}"
+        shown["false positives"] = f"all keys pass: Lance does not hash keys of {', '.join(map(str, kinds))}"
     return fields("bloom filter", shown)
 
 
 def _passes(bits: Any) -> float:
-    """Share of absent keys that the filter passes: of a random block, all 8 random bits, one in each word, are set."""
+    """Return the share of absent keys that the filter passes: those with 8 bits set, one in each word of a block."""
     filled = bits.reshape(-1, _WORDS_OF_A_BLOCK, _BITS_OF_A_WORD).mean(axis=2)
     return float(filled.prod(axis=1).mean())
 
@@ -137,7 +137,7 @@ def _published(store: wal.ObjectStore, region: UUID, name: str) -> str:
     manifest = wal.ManifestStore(store, region).latest()
     if manifest is not None and any(each.path == name for each in manifest.ssts):
         return f"yes, in manifest version {manifest.version}"
-    return "no: not listed by the region manifest (not yet published, or committed already)"
+    return "no: not in the region manifest (not published yet, or committed already)"
 
 
 def _sidecar_rows(store: wal.ObjectStore, key: str) -> Any:
@@ -153,7 +153,7 @@ def _file(store: wal.ObjectStore, key: str) -> LanceFileReader:
 
 @contextmanager
 def _readable(key: str) -> Iterator[None]:
-    """What pylance raises for a file it cannot read becomes Corrupt, naming `key`."""
+    """Turn what pylance raises for an unreadable file into Corrupt, naming `key`."""
     try:
         yield
     except BaseException as error:

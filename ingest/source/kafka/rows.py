@@ -1,11 +1,11 @@
-"""What executors do with the records of Kafka: one function over streams of Arrow batches.
+"""Maps records of Kafka to rows, on executors: one function over streams of Arrow batches.
 
-1. The parts of the records that the mapping names become columns, a batch at a time (`mapping_json` for JSON). Where a
-   record of the batch does not fit, records are looked at one by one, for those that do and for a reason (`_Values`).
-2. A null value is a tombstone: a delete of the key that the record's own key names.
-3. Defaults; what must have a value and has none.
-4. A row that cannot be used says why in `PROBLEM`; no value turns into a null in silence. Of a row that deletes only
-   its key counts, its other columns are null.
+1. The parts of the records that the mapping names become columns, a batch at a time (`mapping_json` for JSON). If a
+   record of the batch does not fit, the records are read one by one, for their values or a reason (`_Values`).
+2. A null value is a tombstone: it deletes the key that the record's own key names.
+3. Defaults are filled in; required values that are missing are problems.
+4. A row that cannot be used has the reason in `PROBLEM`; no value becomes null without one. A row that deletes has only
+   its key, its other columns are null.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from memwal.ingest.source.columns import (
 from memwal.ingest.spark.task import is_looking, task_edge
 
 KEY_PROBLEM = "_memwal_key_problem"
-"""As PROBLEM, if the row turns out to be a delete; there where `delete_when` decides it later."""
+"""As PROBLEM, for the case that the row is a delete; needed because `delete_when` decides this later."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapTask:
-    """Turns batches of Kafka records into rows. `raw`: their bytes come along.
+    """Turns batches of Kafka records into rows. `raw`: with their bytes.
 
     Raises (as TaskError): Invalid and Unavailable about a schema registry; a record at fault raises nothing.
     """
@@ -61,15 +61,15 @@ class MapTask:
 
 
 def column_name(number: int) -> str:
-    """The name on the way of the table's column `number`: SQL sees names of records only."""
+    """Return the temporary name of the table's column `number`: SQL sees only names of records."""
     return f"_memwal_c{number}"
 
 
 def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) -> pa.RecordBatch:
-    """The rows of a batch with the columns key, value, topic, partition, offset, timestamp; headers where `mapping`
-    reads them, or `raw`.
+    """Return the rows of a batch with the columns key, value, topic, partition, offset, timestamp; and headers if
+    `mapping` reads them, or with `raw`.
 
-    Columns: `column_name(n)` for those that are no SQL; `inputs` for SQL, a struct for each root that has fields;
+    Columns: `column_name(n)` for columns without SQL; `inputs` for SQL, a struct for each root that has fields;
     LANDED, COORDINATES, DELETE, PROBLEM and KEY_PROBLEM; RAW_KEY, RAW_VALUE and RAW_HEADERS with `raw`.
     """
     rows = _Rows(batch, mapping)
@@ -83,14 +83,14 @@ def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) 
 
 
 def unmapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = True) -> pa.RecordBatch:
-    """As `mapped`, for who looks at the bytes of values only: everything else is null."""
+    """As `mapped`, but only the bytes of values: everything else is null."""
     schema = mapped(batch.slice(0, 0), mapping, raw=raw).schema
     values = [batch["value"] if each.name == RAW_VALUE else pa.nulls(len(batch), each.type) for each in schema]
     return pa.RecordBatch.from_arrays(values, schema.names)
 
 
 def _nested(inputs: dict[Leaf, pa.Array]) -> dict[str, pa.Array]:
-    """Columns for SQL: fields below the root they belong to."""
+    """Return the columns for SQL: fields nested below their root."""
     found: dict[str, Any] = {}
     for leaf, values in inputs.items():
         below = found
@@ -108,7 +108,7 @@ def _struct(below: Any) -> pa.Array:
 
 @dataclass
 class _Rows:
-    """One batch on its way; problems gather in `parse`, `of_key` and `of_rest` (row -> reason)."""
+    """One batch being mapped; problems are collected in `parse`, `of_key` and `of_rest` (row -> reason)."""
 
     batch: pa.RecordBatch
     mapping: RecordMapping
@@ -119,12 +119,12 @@ class _Rows:
 
     @cached_property
     def gone(self) -> pa.Array:
-        """Tombstones."""
+        """Rows that are tombstones."""
         return pc.is_null(self.batch["value"])
 
     @cached_property
     def deletes(self) -> pa.Array:
-        """Rows that delete their key, as far as it is known here."""
+        """Rows that delete their key, as far as known here."""
         return pc.or_(self.gone, self.values.deletes)
 
     @cached_property
@@ -142,7 +142,7 @@ class _Rows:
         return found
 
     def column(self, column: Column) -> pa.Array:
-        """The values of one column of the table, with its problems noted."""
+        """Return the values of one column of the table; note its problems."""
         assert column.leaf is not None
         values, problems = self._leaf(column.leaf)
         from_key = column.key and column.leaf.origin.root in (VALUE, ENVELOPE)
@@ -158,20 +158,20 @@ class _Rows:
         return values
 
     def leaf(self, leaf: Leaf) -> pa.Array:
-        """A part that SQL uses, with its problems noted."""
+        """Return a part that SQL uses; note its problems."""
         values, problems = self._leaf(leaf)
         for row, reason in problems.items():
             self.of_rest.setdefault(row, f"map: {leaf.origin}: {reason}")
         return values
 
     def problems(self, *, of_deletes: bool = False) -> pa.Array:
-        """Why each row cannot be used; `of_deletes`: if it is a delete."""
+        """Return why each row cannot be used; `of_deletes`: assuming that it is a delete."""
         found: list[str | None] = [None] * self.batch.num_rows
         deletes = self.deletes
         keyless = not any(column.key for column in self.mapping.columns)
         if keyless and (of_deletes or pc.any(deletes).as_py()):
             for row in np.flatnonzero(deletes.to_numpy(zero_copy_only=False)) if not of_deletes else range(len(found)):
-                found[row] = "map: a delete, and the table has no key; leave deletes out of the topic"
+                found[row] = "map: cannot delete: the table has no key; remove deletes from the topic"
         for row, reason in self.of_rest.items():
             if not of_deletes and not deletes[row].as_py():
                 found[row] = reason
@@ -197,8 +197,8 @@ class _Rows:
         return _plain(self.batch[root], leaf)
 
     def _named_by_key(self, column: Column) -> tuple[pa.Array, Problems]:
-        """What tombstones' keys say of a key column that otherwise comes from the value: the field of its name if the
-        record's key is an object, or the whole of it where the table's key is one column.
+        """Return a key column of tombstones, which otherwise comes from the value: the field of its name if the
+        record's key is an object, or the whole record key if the table's key is one column.
         """
         leaf = column.leaf
         assert leaf is not None
@@ -242,14 +242,14 @@ def _columns_of_some(
 
 
 def _plain(values: pa.Array, leaf: Leaf) -> tuple[pa.Array, Problems]:
-    """Topic, partition, offset, timestamp."""
+    """Return topic, partition, offset or timestamp in the type of the column."""
     if pa.types.is_timestamp(leaf.kind) and leaf.kind.tz is None:
         values = pc.local_timestamp(values)
     return values.cast(carried(leaf.kind)), {}
 
 
 def _header(headers: pa.Array, name: str) -> pa.Array:
-    """The last header of that name of each row, as Kafka's own clients take it; null where there is none."""
+    """Return the last header with this name of each row, as Kafka's own clients do; null if there is none."""
     pairs = headers.flatten()
     if not len(pairs):
         return pa.nulls(len(headers), pa.binary())
@@ -260,14 +260,14 @@ def _header(headers: pa.Array, name: str) -> pa.Array:
 
 
 def _payload(found: Any) -> Any:
-    """A key without Debezium's wrapper."""
+    """Return a key without Debezium's wrapper."""
     if isinstance(found, dict) and set(found) == {"schema", "payload"}:
         return found["payload"]
     return found
 
 
 def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes], Any]:
-    """What reads a value, or a key: Avro where the registry wrote its id in front of it, else JSON."""
+    """Return the function that reads a value or a key: Avro if the registry's id precedes it, else JSON."""
     if mapping.value_format != "avro" or (of_key and not mapping.registry):
         return of_json
     from memwal.ingest.mapping.avro import MAGIC, decoder
@@ -279,7 +279,7 @@ def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes
 
 
 class _Values:
-    """The fields of a batch's values (or keys): `read`, which rows are `deletes`, and `problems` of whole values."""
+    """The fields of a batch's values (or keys): `read` returns them; `deletes` are rows, `problems` of whole values."""
 
     def __init__(self, raw: pa.Array, leaves: Sequence[Leaf], mapping: RecordMapping, *, of_key: bool = False) -> None:
         self.problems: Problems = {}
@@ -291,7 +291,7 @@ class _Values:
             self._decode()
 
     def read(self, leaf: Leaf) -> tuple[pa.Array, Problems]:
-        """The column of one of the leaves, and why values of it do not fit."""
+        """Return the column of one of the leaves, and why values of it do not fit."""
         if leaf in self._columns:
             return self._columns[leaf], {}
         around = leaf.origin.root == ENVELOPE
@@ -317,7 +317,9 @@ class _Values:
             self._fast(self._raw.filter(pa.array(good)), good)
 
     def _fast(self, raw: pa.Array, good: np.ndarray[Any, np.dtype[np.bool_]] | None) -> bool:
-        """Read all leaves at once but those that take any value, of the rows `good`; False when one does not fit."""
+        """Read all leaves at once, except those that take any value, of the rows `good`; return False if one does not
+        fit.
+        """
         filled = raw.fill_null(b"{}")
         leaves = [leaf for leaf in self._leaves if leaf.unit != ANY_TEXT]
         ordered = [leaf for of in (False, True) for leaf in leaves if (leaf.origin.root == ENVELOPE) is of]
@@ -348,7 +350,7 @@ def _unwrapped(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def record_mapping(source: SourceSettings, schema: pa.Schema, key: tuple[str, ...]) -> RecordMapping:
-    """The mapping into a table as it is. Raises: Invalid with every problem, one line each."""
+    """Return the mapping into the columns of a table. Raises: Invalid with every problem, one line each."""
     mapping, problems = build(source, schema, key)
     if problems:
         raise Invalid.of(f"[source] {problem.text}" for problem in problems)

@@ -1,16 +1,10 @@
-"""Kafka as the source: Spark's own Kafka source, the mapping behind it, and what can be checked before it starts.
+"""Kafka as the source: Spark's own Kafka source, the mapping of its records, and the checks before it starts.
 
-1. Spark reads records; its checkpoint holds the offsets, so whatever ends a run, the next one goes on behind the last
-   micro-batch that was durable.
-2. Executors turn them into rows (`ingest.source.kafka.rows`).
-3. Spark evaluates what is SQL, on the same executors: columns, and `source.delete_when`.
-
-SQL that fails for one row must not fail the others: Spark's ANSI SQL ends a whole job at the first `1 / 0`.
-
-Spark has `try_` forms of some functions; behind them is one expression, `TryEval`, which is null where anything below
-it throws. It is no SQL and has no place in PySpark, so it is made in the JVM. A null that SQL itself gives is told from
-a failure by a struct around the value. It takes `spark.sql.subexpressionElimination.enabled = false`: what two
-expressions share would be evaluated before either of them otherwise, outside of both.
+The README of `source` has the steps of a record. SQL that fails for one row must not fail the others, but Spark's ANSI
+SQL ends a whole job at the first `1 / 0`. Spark has `try_` forms of some functions, made by one expression, `TryEval`,
+which is null if anything below it throws. SQL and PySpark do not have it, so it is made in the JVM. A struct around the
+value tells a null result from a failure. This needs `spark.sql.subexpressionElimination.enabled = false`: otherwise
+Spark would evaluate what two expressions share before both, outside of `TryEval`.
 """
 
 from __future__ import annotations
@@ -57,18 +51,18 @@ _HELD = "_memwal_held"
 _CONNECT_WITHIN = 5.0
 _ANSWER_WITHIN_MS = 20_000
 _POLL_RECORDS = ("kafka.max.poll.records", "100000")
-"""After each poll Spark asks the broker twice for the ends of the partition and forgets what was fetched beyond the
-records that the poll returned, which Kafka's default limits to 500. What is fetched is limited in bytes as well
+"""After each poll Spark asks the broker twice for the end of the partition, and drops what was fetched beyond the
+records that the poll returned; Kafka's default limits these to 500. Fetches are also limited in bytes
 (max.partition.fetch.bytes)."""
 _COMMITTED = ("kafka.isolation.level", "read_committed")
-"""Records of a transaction that its producer gave up were never said; Spark would read them too."""
+"""Records of an aborted transaction do not count; by default Spark would read them."""
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
 
 
 def check_reachable(source: SourceSettings) -> None:
-    """A quick look before anything is started. Raises: Unavailable when nobody listens at any of the brokers."""
+    """Raise Unavailable if no broker accepts a connection; a quick check before anything is started."""
     reasons = []
     for broker in source.brokers.split(","):
         host, _, port = broker.strip().rpartition(":")
@@ -84,10 +78,10 @@ def check_reachable(source: SourceSettings) -> None:
 
 
 def check_topics(spark: SparkSession, settings: Settings) -> dict[str, Topic]:
-    """Ask the brokers, as Spark's source will do it, for the topics that it will read. Reads only.
+    """Return the topics to read, as the brokers describe them; connects as Spark's source will. Reads only.
 
-    Raises: Invalid for a topic that is not there or none that the checkpoint knows, and for credentials that are
-    refused; Unavailable without an answer.
+    Raises: Invalid for a topic that does not exist or is not the one that the checkpoint knows, and for refused
+    credentials; Unavailable if no broker answers.
     """
     source = settings.source
     found = _described(spark, source)
@@ -117,8 +111,8 @@ def _described(spark: SparkSession, source: SourceSettings) -> dict[str, Topic]:
         raise of_java(error.java_exception) or Internal(said) from None
     except (Py4JError, TypeError) as error:
         raise Invalid(
-            "Spark has no Kafka connector; take spark.jars and spark.jars.packages out of [source] spark, or name "
-            f"spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')} and what it needs there"
+            "Spark has no Kafka connector; remove spark.jars and spark.jars.packages from [source] spark, or add "
+            f"spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')} and its dependencies there"
         ) from error
 
 
@@ -127,14 +121,14 @@ def _topic(described: Any) -> Topic:
 
 
 def _wanted(source: SourceSettings, found: list[str]) -> list[str]:
-    """The topics to read, of those that are there. Raises: Invalid."""
+    """Return the topics to read, out of the existing ones in `found`. Raises: Invalid."""
     for topic in source.topics:
         if topic not in found:
-            hint = suggestion(topic, found) if found else "; it has none at all"
+            hint = suggestion(topic, found) if found else "; it has no topics"
             raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
     wanted = source.topics or [name for name in found if re.fullmatch(source.topic_pattern, name)]
     if not wanted:
-        there = f"there is {', '.join(found)}" if found else "there is none"
+        there = f"existing topics: {', '.join(found)}" if found else "there are no topics"
         raise Invalid(
             f"source.topic_pattern: {source.topic_pattern!r} matches no topic at {source.brokers}; {there}; correct it"
         )
@@ -158,8 +152,8 @@ def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[
 def read_kafka(
     spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
 ) -> DataFrame:
-    """The streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM; and the
-    bytes of the records where `raw`.
+    """Return the streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM;
+    with `raw` also the bytes of the records.
     """
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
@@ -168,8 +162,8 @@ def read_kafka(
 
 
 def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """No more tasks than cores where all cores are this machine's: each more is two Python workers to be woken. On a
-    cluster nobody knows the cores of tomorrow.
+    """Limit the tasks to the number of cores if Spark runs in this process: every further task wakes two Python
+    workers. On a cluster the number of cores changes.
     """
     context = spark.sparkContext
     local = str(context.master).startswith("local[")
@@ -192,7 +186,7 @@ def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
 
 
 def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) -> DataFrame:
-    """Records as Spark's Kafka source gives them (streaming or not) as rows."""
+    """Return the rows of records from Spark's Kafka source (streaming or not)."""
     from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
 
     wanted = [KEY, VALUE, *PLAIN, *(["headers"] if raw or mapping.headers else [])]
@@ -205,7 +199,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
         delete = delete | F.coalesce(held[TRIED], F.lit(False))
         problem = F.when(delete, F.col(KEY_PROBLEM)).otherwise(F.coalesce(problem, odd))
     usable = problem.isNull()
-    # Of a row that cannot be used nothing is evaluated: it could only hide the reason behind another.
+    # For a row that cannot be used no SQL is evaluated: its failure would hide the first reason.
     sql = {number: column for number, column in enumerate(mapping.columns) if column.sql}
     values = {n: F.when(usable, F.expr(each.sql).cast(spark_type(each.kind))) for n, each in sql.items()}
     mapped = mapped.select("*", *(tried(value).alias(column_name(number)) for number, value in values.items()))
@@ -223,7 +217,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
 
 
 def _problem_of(column: Column, found: SparkColumn) -> SparkColumn:
-    """What is wrong with the value of `column`, null where nothing is; `found`: as from `tried`."""
+    """Return the problem of the value of `column`, or null; `found`: as from `tried`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     failed = F.when(found.isNull(), F.lit(f"map: column {column.name!r} (sql) cannot be evaluated: {column.sql}"))
@@ -234,7 +228,7 @@ def _problem_of(column: Column, found: SparkColumn) -> SparkColumn:
 
 
 def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
-    """What `MapTask` returns, as Spark has to know it before."""
+    """Return the schema of `MapTask`'s output, which Spark must know beforehand."""
     from pyspark.sql import types as spark
 
     found: dict[str, Any] = {
@@ -271,7 +265,7 @@ TRIED = "value"
 
 
 def tried(value: SparkColumn) -> SparkColumn:
-    """A struct with `value` as its field TRIED; null where the value cannot be evaluated."""
+    """Return a struct with `value` as its field TRIED; null if the value cannot be evaluated."""
     from pyspark import SparkContext
     from pyspark.sql import functions
     from pyspark.sql.classic.column import Column as ClassicColumn
