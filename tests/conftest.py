@@ -56,8 +56,8 @@ INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
 
 
 LONGEST_FIRST = (
-    "integration/test_simulation.py",
     "integration/test_failure_matrix.py",
+    "integration/test_simulation.py",
     "integration/test_on_spark_standalone.py",
     "e2e/test_kill.py",
     "e2e/test_chaos.py",
@@ -66,10 +66,12 @@ LONGEST_FIRST = (
 """Files of a minute and more, so that no process of several begins with one when the others have nothing left."""
 
 
-# The same examples in every run, however long each of them takes; others with `--hypothesis-profile=default`.
+# The same examples in every run, however long each of them takes; others, and more of the state machines, with
+# `--hypothesis-profile=heavy`.
 settings.register_profile(
     "memwal", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("heavy", settings.get_profile("memwal"), max_examples=2000, derandomize=False)
 settings.load_profile("memwal")
 
 

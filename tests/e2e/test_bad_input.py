@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +158,16 @@ def test_files_that_do_not_fit_the_table(
     assert not Path(uri).exists()
 
 
+def test_a_null_key_that_the_footer_of_a_file_tells(
+    source: Callable[..., Path], config: Callable[..., Path], refused: Callable[..., str], uri: str
+) -> None:
+    """What only the rows tell: `integration/test_pipeline`."""
+    line = refused("run", config(source(package=pa.array(["a", None, "c"]))), "--once")
+    assert "'package'" in line
+    assert "null" in line
+    assert not Path(uri).exists()
+
+
 def test_a_table_path_that_is_no_lance_table(
     source: Callable[..., Path], config: Callable[..., Path], refused: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -243,36 +252,3 @@ def test_a_java_that_is_too_old_names_the_package_to_install(
         assert "11" in line
         assert "openjdk-17" in line
     assert not Path(uri).exists()
-
-
-# ---- found by Spark's tasks ----------------------------------------------------------------------------------------
-
-BAD_ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "null key": ({"package": pa.array(["a", None, "c"])}, ("'package'", "null")),
-    "wrong vector width": (
-        {"vector": pa.array([[0.0] * 4, [1.0] * 3, None], pa.list_(pa.float32()))},
-        ("'vector'", "3", "4"),
-    ),
-}
-
-
-def test_rows_that_do_not_fit_the_table(
-    source: Callable[..., Path], config: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path
-) -> None:
-    """What reading the rows shows: the table may exist by then, but no row of the file is in it."""
-
-    def run(case: str) -> None:
-        columns, named = BAD_ROWS[case]
-        path = config(source(case, **columns), name=f"{case}.toml", table={"uri": str(tmp_path / f"{case}.lance")})
-        ran = cli("run", path, "--once", process=True)
-        assert ran.code == 2, ran.err
-        assert len(ran.error_lines) == 1, ran.err
-        for name in named:
-            assert name in ran.error_lines[0]
-        assert case != "null key" or not (tmp_path / f"{case}.lance").exists()  # the file's footer told already
-        if (tmp_path / f"{case}.lance").exists():
-            left = cli("query", path, "--format", "json")
-            assert (left.code, left.out.strip()) == (0, "[]")
-
-    with ThreadPoolExecutor(2) as threads:  # each starts a Spark of its own
-        list(threads.map(run, BAD_ROWS))

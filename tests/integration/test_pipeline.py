@@ -198,11 +198,15 @@ def test_a_refused_row_in_the_stream_is_one_line(
     rows[3]["vector"] = [1.0, 2.0]
     loose = pa.schema([*list(made.schema)[:4], pa.field("vector", pa.list_(pa.float32()))])
     directory = write_feed(tmp_path / "in", pa.Table.from_pylist(rows, schema=loose))
-    ran = cli("run", small_config(source={"path": directory}), "--once", process=True)
+    config = small_config(source={"path": directory})
+    ran = cli("run", config, "--once", process=True)
     assert ran.code == 2
     assert len(ran.error_lines) == 1
     assert "'vector' has 2 numbers" in ran.err
+    assert "the table wants 8" in ran.err
     assert "row 3 of 000.parquet" in ran.err
+    left = cli("query", config, "--format", "json")
+    assert (left.code, left.out.strip()) == (0, "[]")
 
 
 def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:

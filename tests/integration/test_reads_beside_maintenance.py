@@ -30,7 +30,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.table.stored import StoredTable
 from tests.conftest import wait_until
 
-SECONDS = 60.0
+SECONDS = 25.0
 """At the least; a slower machine goes on until everything has taken part."""
 LONGEST = 400.0
 KEYS, WIDTH = 1_200, 8
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
         ("vector", pa.list_(pa.float32(), WIDTH)),
     ]
 )
-AGE = "30s"
+AGE = "20s"
 SETTINGS = {
     "memtable": {"rows_max": 1_000, "vector_train_rows": 256},
     "commit": {"interval": "400ms", "optimize_interval": "1s", "compact_interval": "1s", "compact_fragments": 4},

@@ -194,14 +194,7 @@ class LogAgainstList(RuleBasedStateMachine):
         assert {*found} <= everything | self.open
 
 
-RUN = settings(
-    max_examples=100,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+RUN = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_a_log_is_a_list() -> None:
