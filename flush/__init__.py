@@ -1,7 +1,7 @@
 """Writes frozen memtables as SSTs, and SSTs into the base Lance table. README.md has the rooms and protocols."""
 
 from memwal.flush.base.setup import OnDuplicate, Upsert, WriteRules
-from memwal.flush.base.swap import swapped, unborn
+from memwal.flush.base.swap import append_if_unchanged, as_new_fragments
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.committer import commit, prune
 from memwal.flush.commits.report import CommitReport
@@ -21,9 +21,9 @@ from memwal.flush.errors import (
 from memwal.flush.garbage.orphans import OrphanGarbage, collect_orphans
 from memwal.flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
 from memwal.flush.garbage.retained import BaseNeeds, base_needs
-from memwal.flush.garbage.ssts import SstCollector, SstGarbage, asks_for
+from memwal.flush.garbage.ssts import SstCollector, SstGarbage, needed_for_tags
 from memwal.flush.resizing.routing import finish as finish_resize
-from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, being_resized, resize
+from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, is_being_resized, resize
 from memwal.flush.sst.bloom import bloom_bytes, contains
 from memwal.flush.sst.file_options import FileOptions
 from memwal.flush.sst.files import read_sst, verify, write_sst
@@ -60,20 +60,20 @@ __all__ = [
     "UnsupportedTable",
     "Upsert",
     "WriteRules",
-    "asks_for",
+    "append_if_unchanged",
+    "as_new_fragments",
     "base_needs",
-    "being_resized",
     "bloom_bytes",
     "collect_orphans",
     "commit",
     "contains",
     "finish_resize",
     "flush",
+    "is_being_resized",
+    "needed_for_tags",
     "prune",
     "read_sst",
     "resize",
-    "swapped",
-    "unborn",
     "verify",
     "write_key_sidecar",
     "write_sst",

@@ -19,7 +19,7 @@ def resized(uri: str, ours: int, theirs: int) -> Unavailable:
     )
 
 
-def of_another_table(uri: str) -> Unavailable:
+def wrong_table(uri: str) -> Unavailable:
     """Return the error of a call for another table than that at `uri`, which this daemon serves."""
     return Unavailable(
         f"this daemon serves another table, {uri}: its port was reused, or daemon.endpoints lists daemons of that "

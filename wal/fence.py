@@ -38,7 +38,7 @@ reads (`wal.lease`).
 
 The spec id is the version of the routing: a claim with an older one than the manifest's is `Resized`.
 
-While storage is unavailable, each read is tried again within the retry budget (`wal.patience`), and so is each write
+While storage is unavailable, each read is tried again within the retry budget (`wal.retries`), and so is each write
 (`wal.slot`).
 """
 
@@ -57,9 +57,9 @@ from memwal.wal.errors import Corrupt, Resized, Sealed
 from memwal.wal.layout import manifest_prefix, wal_prefix
 from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus
 from memwal.wal.options import CLOCK_RATE, WalOptions
-from memwal.wal.patience import PatientReads, patient
 from memwal.wal.records import Entry, EntryHeader
 from memwal.wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
+from memwal.wal.retries import RetriedReads, with_retried_reads
 from memwal.wal.slot import settle
 from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
@@ -110,7 +110,7 @@ def claim(
     options = options or WalOptions()
     claimer = _Claimer(
         store=store,
-        reads=patient(store, clock, options),
+        reads=with_retried_reads(store, clock, options),
         region_id=region_id,
         spec_id=spec_id,
         committed=committed,
@@ -146,7 +146,7 @@ class _Claimer:
     """The steps of one claim and their inputs. `reads` is `store` with retried reads."""
 
     store: ObjectStore
-    reads: PatientReads
+    reads: RetriedReads
     region_id: UUID
     spec_id: int
     committed: int

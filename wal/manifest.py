@@ -9,7 +9,7 @@ Latest, in steps: (1) the hint names a version and its edit id; (2) probe forwar
 (`wal.probing`); (3) *then* read the version of the hint: if it is in its place with that edit id, the highest version
 found is the newest. Otherwise one page of a listing replaces the hint: the highest version of any page is no false one.
 A stale hint costs two probes per binary digit of its distance, a missing or broken one a listed page as well; neither
-makes an old version look newest. While storage is unavailable, reads are retried (`wal.patience`).
+makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`).
 
 Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at version+1 until
 the outcome is known; (4) read the version before it: if it is no longer in its place, the slot may have been pruned,
@@ -29,9 +29,9 @@ from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavai
 from memwal.wal.invariants import check_succession
 from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
 from memwal.wal.options import WalOptions
-from memwal.wal.patience import patient
 from memwal.wal.probing import newest_from
 from memwal.wal.region_manifest import RegionManifest, RegionStatus, SsTable
+from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import settle
 from memwal.wal.store.port import ObjectStore
 
@@ -71,7 +71,7 @@ class ManifestStore:
         self._ids = ids or SystemIds()
         self._clock = clock or SystemClock()
         self._options = options or WalOptions()
-        self._reads = patient(store, self._clock, self._options)
+        self._reads = with_retried_reads(store, self._clock, self._options)
 
     def latest(self, known: RegionManifest | None = None) -> RegionManifest | None:
         """The newest version, or None where the region has none. `known`: a version that exists, where the search

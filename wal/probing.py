@@ -33,7 +33,7 @@ def newest_from(exists: Callable[[int], bool], start: int) -> int:
     return low
 
 
-def first_beyond(exists: Callable[[int], bool], end: int, workers: int = 1) -> int | None:
+def exists_beyond(exists: Callable[[int], bool], end: int, workers: int = 1) -> int | None:
     """A number that exists though `end` + 1 was missing, searched at distances that double; None if none is found.
 
     A gap behind `end` is noticed where the numbers that follow it are no fewer than those missing. `workers`: 1 starts

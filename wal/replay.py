@@ -27,9 +27,9 @@ from memwal.wal.errors import Corrupt, Overtaken
 from memwal.wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
 from memwal.wal.manifest import ManifestStore, RegionManifest
 from memwal.wal.options import WalOptions
-from memwal.wal.patience import patient
-from memwal.wal.probing import first_beyond, newest_from
+from memwal.wal.probing import exists_beyond, newest_from
 from memwal.wal.records import Entry, EntryHeader
+from memwal.wal.retries import with_retried_reads
 from memwal.wal.snapshots import read_snapshot
 from memwal.wal.store.port import ObjectStore
 
@@ -97,7 +97,7 @@ def tip_from(
     """
     tip = probe_tip(store, region_id, suffix, start)
     while not listed.whole:
-        beyond = first_beyond(lambda position: store.exists(entry_key(region_id, position, suffix)), tip, readers)
+        beyond = exists_beyond(lambda position: store.exists(entry_key(region_id, position, suffix)), tip, readers)
         if beyond is None:
             break
         after, tip = tip, probe_tip(store, region_id, suffix, tip)
@@ -197,7 +197,7 @@ def read_tail(
     Raises as `replay`. After Overtaken read the manifest again, then the tail after its `replay_after`.
     """
     options = options or WalOptions()
-    store = patient(store, clock or SystemClock(), options)
+    store = with_retried_reads(store, clock or SystemClock(), options)
     reader = EntryReader(store, region_id, codec)
     tip = find_tip(store, region_id, codec.suffix, after, options.readers)
     entries = replay(store, region_id, codec, after, tip, readers=options.readers)

@@ -20,7 +20,7 @@ from typing import NoReturn
 from memwal.wal.clock import Clock
 from memwal.wal.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from memwal.wal.options import WalOptions
-from memwal.wal.patience import Patience
+from memwal.wal.retries import RetryBudget
 from memwal.wal.store.port import ObjectStore, PutOutcome
 
 
@@ -50,7 +50,7 @@ def settle(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: 
     outcome = _first_try(store, key, data)
     if outcome is PutOutcome.CREATED:
         return None
-    attempts, patience = _Attempts(key), Patience(clock, options)
+    attempts, patience = _Attempts(key), RetryBudget(clock, options)
     while True:
         settled, found = _judge(store, data, outcome, attempts)
         if settled:

@@ -19,12 +19,12 @@ _NEW = 0
 """Id of a new fragment; Lance replaces it by the next free one at the commit."""
 
 
-def unborn(written: Sequence[FragmentMetadata]) -> list[FragmentMetadata]:
+def as_new_fragments(written: Sequence[FragmentMetadata]) -> list[FragmentMetadata]:
     """Return the fragments `written` by `write_fragments` with the id of new ones, as a Merge transaction needs."""
     return [FragmentMetadata.from_json(json.dumps({**fragment.to_json(), "id": _NEW})) for fragment in written]
 
 
-def swapped(
+def append_if_unchanged(
     dataset: lance.LanceDataset,
     fragments: Sequence[FragmentMetadata],
     metadata: Mapping[str, bytes],

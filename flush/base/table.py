@@ -68,7 +68,7 @@ class BaseTable:
     storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
     routing: Routing
     """What determines the bucket of a row."""
-    routes_alike: bool
+    routing_is_stable: bool
     """Whether a row goes to the same region as ever; False where a hashed column was dropped."""
     _hash: BucketHash | RowHash
     caches: LanceCaches = field(default_factory=LanceCaches, repr=False)
@@ -312,7 +312,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         storage_version=dataset.data_storage_version,
         storage_options=store.storage_options,
         routing=routing,
-        routes_alike=complete_columns,
+        routing_is_stable=complete_columns,
         _hash=routing.hash(schema),
     )
 

@@ -33,7 +33,7 @@ from lance.mem_wal import CompactedSsTable
 
 from memwal.flush.base.field_ids import row_field_ids
 from memwal.flush.base.manifest import COMMITTED, highest
-from memwal.flush.base.swap import swapped, unborn
+from memwal.flush.base.swap import append_if_unchanged, as_new_fragments
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.merge_passes import Written
 from memwal.flush.commits.plan import RegionPlan
@@ -96,7 +96,7 @@ class AppendedRows:
             raise CountMismatch(
                 f"{base.uri}: {rows} rows were written of {self._rows}; nothing was appended, commit again"
             )
-        self._fragments = unborn(written)
+        self._fragments = as_new_fragments(written)
 
     def append(self, base: BaseTable) -> Written:
         """Step 2, on top of the version of `base`, whose dataset stays there. Requires: `write`.
@@ -108,7 +108,7 @@ class AppendedRows:
             raise RuntimeError("the rows to append are not written")
         done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
         committed = json.dumps({str(region): generation for region, generation in sorted(done.items())})
-        made = swapped(base.dataset, self._fragments, {COMMITTED: committed.encode()}, base.storage_options)
+        made = append_if_unchanged(base.dataset, self._fragments, {COMMITTED: committed.encode()}, base.storage_options)
         before = base.dataset.count_rows()  # the swap passed, so no row has changed since
         if made.count_rows() != before + self._rows:
             raise CountMismatch(

@@ -57,9 +57,9 @@ from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark, unmarked
+from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.index_catchup import catch_up
-from memwal.flush.commits.patience import Patience
 from memwal.flush.commits.report import CommitReport, CommitTotals
 from memwal.flush.commits.rounds import Rounds
 from memwal.wal import Clock, Ids, ManifestStore, ObjectStore, RegionManifest, SystemIds, WalOptions, regions
@@ -103,7 +103,7 @@ def commit(
     OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of them commit again.
     """
     began = clock.monotonic()
-    patience = Patience(uri, clock, retries)
+    patience = ConflictRetries(uri, clock, retries)
     name = committer or (ids or SystemIds()).entry_id()
     held_back = HeldBack() if held is None else held
     storage, caches = dict(storage_options or {}), caches or LanceCaches()
@@ -168,7 +168,7 @@ def _without(manifest: RegionManifest, committed_generation: int) -> RegionManif
     return manifest if len(kept) == len(manifest.ssts) else replace(manifest, ssts=kept)
 
 
-def _marked(base: BaseTable, patience: Patience, totals: CommitTotals) -> BaseTable:
+def _marked(base: BaseTable, patience: ConflictRetries, totals: CommitTotals) -> BaseTable:
     """Raise Lance's own marker to the committed generations; returns the newest view."""
     while missing := unmarked(base):
         try:
@@ -182,7 +182,7 @@ def _marked(base: BaseTable, patience: Patience, totals: CommitTotals) -> BaseTa
     return base
 
 
-def _caught_up(base: BaseTable, patience: Patience, totals: CommitTotals) -> BaseTable:
+def _caught_up(base: BaseTable, patience: ConflictRetries, totals: CommitTotals) -> BaseTable:
     """Step 8; returns the newest view."""
     while True:
         before = base.version

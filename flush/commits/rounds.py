@@ -14,6 +14,7 @@ from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.changes import Changes, read_changes
+from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.foreign_writes import (
     ForeignWrites,
     added_keys,
@@ -25,7 +26,6 @@ from memwal.flush.commits.foreign_writes import (
 )
 from memwal.flush.commits.held_back import HeldBack, is_failure
 from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
-from memwal.flush.commits.patience import Patience
 from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, restored_generations, uncommitted
 from memwal.flush.commits.report import CommitTotals
 from memwal.flush.errors import CommitConflict, CountMismatch
@@ -63,7 +63,7 @@ class Rounds:
     storage_options: dict[str, str]
     store: ObjectStore
     clock: Clock
-    patience: Patience
+    patience: ConflictRetries
     memory_max: int
     courtesy: float
     """Seconds left to wait for other committers."""

@@ -10,8 +10,8 @@ The rules. Only the name, `{8 hex}_gen_{generation}`, decides, never the content
  2. Not in the manifest, of the current generation or a later one: a flush that may be under way. Kept, however old: the
     flush may sleep. Rule 3 holds once its generation is published under another name. It is also deleted when the
     region was claimed after the directory was seen: its writer is older than the claim, and the manifest refuses its
-    publishing edit (`SstCollector.outlived`). Otherwise a region whose flush always kills its process would fill the
-    disk with leftovers, and never publish.
+    publishing edit (`SstCollector.note_older_than_claim`). Otherwise a region whose flush always kills its
+    process would fill the disk with leftovers, and never publish.
  3. Not in the manifest, but another directory of the same generation is, and that generation is not committed: left by
     a flush that crashed or was refused. It can no longer be published: the edit requires the current generation, which
     is higher by now, and the manifest version that a late edit aims at exists. Deleted.
@@ -35,8 +35,8 @@ once may delete the same object, which is no error. A collector owns nothing and
 
 Old region manifests and commit plans (`flush.commits.plan`) are slots that are taken once for all: a writer or
 committer that has slept may still aim at one, and would find it free. Their collectors explain why that is safe:
-`wal.manifest_garbage`, `flush.garbage.plans`. Rule 4 reads old manifests; `asks_for` selects those that are kept for
-it.
+`wal.manifest_garbage`, `flush.garbage.plans`. Rule 4 reads old manifests; `needed_for_tags` selects those that it
+needs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Verdict(Enum):
 
     LISTED = "listed"
     UNPUBLISHED = "unpublished"
-    OUTLIVED = "outlived"
+    OUTLIVED = "note_older_than_claim"
     ABANDONED = "abandoned"
     UNACCOUNTED = "unaccounted"
     NEEDED = "needed"
@@ -97,7 +97,7 @@ class SstGarbage:
 
 
 @dataclass(frozen=True)
-class Sight:
+class RegionListing:
     """A listing of a region: its SST directories, and its newest manifest, read after the directories were listed."""
 
     names: tuple[str, ...]
@@ -133,18 +133,18 @@ class SstCollector:
         children = self._store.children(region_prefix(self._region_id))
         return tuple(name for name in children if parse_sst_dir(name) is not None)
 
-    def outlived(self, names: Iterable[str], epoch: int) -> None:
+    def note_older_than_claim(self, names: Iterable[str], epoch: int) -> None:
         """Remember that the directories `names` existed before writer epoch `epoch` was claimed."""
         self._outlived |= dict.fromkeys(names, epoch)
 
-    def look(self) -> Sight:
+    def look(self) -> RegionListing:
         """List the directories, then read the newest manifest; open the base table after this.
 
         Raises Corrupt, StoreUnavailable, StoreRefused.
         """
-        return Sight(self.names(), self._manifests.latest())
+        return RegionListing(self.names(), self._manifests.latest())
 
-    def collect(self, sight: Sight, needs: BaseNeeds, min_age: float, *, dry_run: bool = False) -> SstGarbage:
+    def collect(self, sight: RegionListing, needs: BaseNeeds, min_age: float, *, dry_run: bool = False) -> SstGarbage:
         """Delete garbage that is at least `min_age` seconds old; with `dry_run` only report it.
 
         `needs`: of a base version opened after `sight` was taken. Raises StoreUnavailable, StoreRefused (some
@@ -179,7 +179,7 @@ class SstCollector:
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
-    def _verdicts(self, sight: Sight, needs: BaseNeeds) -> Mapping[str, Verdict]:
+    def _verdicts(self, sight: RegionListing, needs: BaseNeeds) -> Mapping[str, Verdict]:
         if sight.manifest is None:
             return dict.fromkeys(sight.names, Verdict.UNPUBLISHED)
         return {name: self._verdict(name, sight.manifest, needs) for name in sight.names}
@@ -192,8 +192,8 @@ class SstCollector:
         if any(sst.path == name for sst in manifest.ssts):
             return Verdict.LISTED
         if generation >= manifest.current_generation:
-            outlived = self._outlived.get(name, manifest.writer_epoch + 1) <= manifest.writer_epoch
-            return Verdict.OUTLIVED if outlived else Verdict.UNPUBLISHED
+            note_older_than_claim = self._outlived.get(name, manifest.writer_epoch + 1) <= manifest.writer_epoch
+            return Verdict.OUTLIVED if note_older_than_claim else Verdict.UNPUBLISHED
         if generation > needs.committed.get(self._region_id, 0):
             double = any(sst.generation == generation for sst in manifest.ssts)
             return Verdict.ABANDONED if double else Verdict.UNACCOUNTED
@@ -215,7 +215,7 @@ class SstCollector:
             while low < high:
                 middle = (low + high) // 2
                 version = self._manifests.read(middle)
-                if version is None:  # pruned, so older than any version that can be the answer: see `asks_for`
+                if version is None:  # pruned, so older than any version that can be the answer: see `needed_for_tags`
                     low = middle + 1
                 elif _dropped(version, committed + 1):
                     high, first = middle, version
@@ -245,7 +245,7 @@ class SstCollector:
             list(pool.map(work, items))
 
 
-def asks_for(settled: int) -> Callable[[RegionManifest], bool]:
+def needed_for_tags(settled: int) -> Callable[[RegionManifest], bool]:
     """Return which manifest versions rule 4 may read, where every retained base version holds generation `settled`.
 
     Those are the versions from the first one on that dropped the generation above it. Anything published earlier is

@@ -60,7 +60,7 @@ def merged_map(maps: Sequence[Applied]) -> dict[str, int]:
         for name, sequence in applied.items():
             if not name.startswith(PREFIX):
                 highest[name] = max(highest.get(name, -1), sequence)
-    exceptions = [with_exceptions(applied) for applied in maps]
+    exceptions = [exceptions_by_producer(applied) for applied in maps]
     merged: dict[str, int] = {}
     for producer, sequence in sorted(highest.items()):
         merged[producer] = sequence
@@ -81,7 +81,7 @@ def initial_map(maps: Sequence[AppliedMap]) -> AppliedMap:
     return AppliedMap(merged, Snapshot(retired=retired))
 
 
-def with_exceptions(applied: Applied) -> dict[str, tuple[str, ...]]:
+def exceptions_by_producer(applied: Applied) -> dict[str, tuple[str, ...]]:
     """Return the exceptions in `applied` by producer."""
     exceptions: dict[str, tuple[str, ...]] = {}
     for key in applied:

@@ -36,7 +36,7 @@ from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.manifest import MEM_WAL_INDEX, MessageFields, mem_wal_details, message_classes
 from memwal.flush.base.setup import REGIONS, ROUTING
 from memwal.flush.base.table import BaseTable
-from memwal.flush.commits.patience import Patience
+from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.wal import (
     Clock,
@@ -136,7 +136,7 @@ def _parsed(key: str, data: bytes) -> Decision:
 
 
 def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
-    patience, base = Patience(base.uri, clock, _RETRIES), base.latest()
+    patience, base = ConflictRetries(base.uri, clock, _RETRIES), base.latest()
     while base.routing_version < to.routing:
         operation = _of_spec(base, store, to, ids) if base.wal_format == "arrow" else _of_metadata(to)
         transaction = lance.Transaction(read_version=base.version, operation=operation)

@@ -97,7 +97,7 @@ class ResizeReport:
     """Whether it only finished an earlier resize."""
 
 
-def being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
+def is_being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
     """Return whether a region of the table is sealed: a resize is under way, or was broken off."""
     manifests = (ManifestStore(store, region, clock=clock).latest() for region in base.regions)
     return any(manifest is not None and manifest.status is RegionStatus.SEALED for manifest in manifests)
@@ -131,9 +131,9 @@ def resize(
     options = options or WalOptions()
     begun = BaseTable.open(uri, storage_options)
     _check(begun, buckets)
-    broken_off = being_resized(begun, store, clock=clock)
+    broken_off = is_being_resized(begun, store, clock=clock)
     base = finish(begun, store, clock=clock, ids=ids, options=options, at_once=at_once)
-    if base.buckets == buckets and not being_resized(base, store, clock=clock):
+    if base.buckets == buckets and not is_being_resized(base, store, clock=clock):
         if base is begun and not broken_off:
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
         return ResizeReport(base.routing_version, begun.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
@@ -167,7 +167,7 @@ def _check(base: BaseTable, buckets: int) -> None:
         raise InvalidResize(
             f"{base.uri}: another program set it up without sharding, which is final; copy the rows into a new table"
         )
-    if not base.routes_alike:
+    if not base.routing_is_stable:
         raise InvalidResize(
             f"{base.uri}: a column by which its rows are routed was dropped, so the region of a row is unknown; copy "
             "the rows into a new table"

@@ -178,7 +178,7 @@ def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterat
         return  # check_list reports it
     if base.key and any(column.null_count for column in keys.columns):
         return  # check_keys reports it; a null has no region
-    if not base.routes_alike:
+    if not base.routing_is_stable:
         return  # a hashed column was dropped, so the region is unknown
     foreign = np.flatnonzero(view.base.route(keys) != list(view.base.regions).index(region))
     if len(foreign):

@@ -144,7 +144,7 @@ def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:
     return None
 
 
-def given_required(required: Sequence[str], columns: Sequence[str], rules: WriteRules) -> tuple[str, ...]:
+def required_in_put(required: Sequence[str], columns: Sequence[str], rules: WriteRules) -> tuple[str, ...]:
     """Return which of the columns `required` must be in a put with `columns`, without nulls.
 
     All of them; with upsert = "merge" only those that the put has, and the version column.

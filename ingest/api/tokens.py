@@ -54,7 +54,7 @@ def _split(value: str | tuple[str, int]) -> tuple[str, int]:
         raise Invalid(f"token {value!r}: {_FORMS}") from None
 
 
-def refuse_going_down(token: Token, applied: Mapping[str, int | None]) -> None:
+def check_rises(token: Token, applied: Mapping[str, int | None]) -> None:
     """Refuse a write with a sequence that went down: some regions would skip it as a repeat, others would apply it.
 
     `applied`: per region that gets rows, the highest sequence of the producer that it has applied.
@@ -73,7 +73,7 @@ def refuse_going_down(token: Token, applied: Mapping[str, int | None]) -> None:
     )
 
 
-class Rising:
+class HighestTokens:
     """The highest sequence that a client has written with, per producer; a higher one cannot go down.
 
     Thread safety. Any thread.

@@ -26,7 +26,7 @@ from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration, parse_duration
 from memwal.ingest.suggest import suggestion
-from memwal.ingest.table.open import by_itself, open_table
+from memwal.ingest.table.open import open_table, without_upkeep
 
 _LISTED = ["id", "time", "stage", "column", "reason", "topic", "partition", "offset", "file", "block", "row"]
 _ID_MIN = 4
@@ -160,7 +160,7 @@ def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
         with found:
             yield found
         return
-    with closing(open_table(by_itself(settings), environ)) as table:
+    with closing(open_table(without_upkeep(settings), environ)) as table:
         yield table
 
 

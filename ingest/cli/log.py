@@ -18,7 +18,7 @@ from memwal.flush.history.diff import VersionDiff, diff_versions
 from memwal.ingest.cli.print import count, plain_table, ranges, span, write_json
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
-from memwal.wal.patience import patient
+from memwal.wal.retries import with_retried_reads
 
 _STYLES: Mapping[str, str] = {
     "insert": "green",
@@ -84,7 +84,7 @@ def show_diff(
 
 def _opened(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, wal.ObjectStore]:
     uri, options = settings.table.uri, settings.storage_options(environ)
-    store = patient(wal.open_store(uri, options), wal.SystemClock(), wal.WalOptions())
+    store = with_retried_reads(wal.open_store(uri, options), wal.SystemClock(), wal.WalOptions())
     return flush.BaseTable.open(uri, options), store
 
 

@@ -16,7 +16,7 @@ from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.maintenance import BaseUpkeep
-from memwal.ingest.table.open import by_itself, maintenance_rules, open_table
+from memwal.ingest.table.open import maintenance_rules, open_table, without_upkeep
 
 
 def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
@@ -88,7 +88,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
     else:
         rows = _in_memory(found.status()["regions"])
         if rows:
-            with closing(open_table(by_itself(settings), environ)) as table, console.status("flushing"):
+            with closing(open_table(without_upkeep(settings), environ)) as table, console.status("flushing"):
                 table.flush()
         by = "this process, because no daemon answers"
     said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"

@@ -16,7 +16,7 @@ from memwal.flush.verification.runner import Progress as OnProgress
 from memwal.flush.verification.runner import Verified, verify_table
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.settings.load import Settings
-from memwal.wal.patience import patient
+from memwal.wal.retries import with_retried_reads
 
 DAMAGED = 1
 """Exit code if there are findings."""
@@ -29,7 +29,7 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, de
     """
     uri, options = settings.table.uri, settings.storage_options(environ)
     clock = wal.SystemClock()
-    store = patient(wal.open_store(uri, options), clock, wal.WalOptions())
+    store = with_retried_reads(wal.open_store(uri, options), clock, wal.WalOptions())
     began = clock.monotonic()
     with _progress(console, wanted=not as_json) as told:
         found = verify_table(store, uri, deep=deep, on_progress=told)

@@ -22,12 +22,12 @@ from memwal.flush import CommitReport
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import Reads
 from memwal.ingest.api.rows import as_table, size_bound
-from memwal.ingest.api.tokens import Applied, Receipt, Rising, Token, TokenLike
+from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
 from memwal.ingest.client.retry import Attempts, abandon_if_moved
 from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
 from memwal.ingest.client.stream import RegionStream
-from memwal.ingest.client.writes import InFlight, RoutedWrite, the_worst
+from memwal.ingest.client.writes import InFlight, RoutedWrite, deciding_failure
 from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc.connection import Connection, as_vector
 from memwal.memtable import row_schema
@@ -75,7 +75,7 @@ class RemoteTable(Reads):
         opened = partial(Connection, token=token, tls_ca=tls_ca)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
         self.clock, self.router.table, self.router.id = self.router.clock, table, id
-        self._in_flight, self._restarts, self._rising = InFlight(in_flight_max), restarts, Rising()
+        self._in_flight, self._restarts, self._rising = InFlight(in_flight_max), restarts, HighestTokens()
         self._patiently(lambda _: self._describe({}, patience), wait)
 
     @property
@@ -179,7 +179,7 @@ class RemoteTable(Reads):
         answers = router.in_parallel(calls)
         found = [answer for answer in answers if not isinstance(answer, MemWalError)]
         if not found:
-            raise the_worst(answers, repeatable=True, alone=router.alone)
+            raise deciding_failure(answers, repeatable=True, alone=router.alone)
         return merged_status(found)
 
     @translate_errors
@@ -289,7 +289,7 @@ class RemoteTable(Reads):
         return sum(answers) if read == "count" else merged(read, answers, request)
 
     def _of_owners(self, name: str, request: dict[str, Any], within: float, rows: pa.Table | None = None) -> list[Any]:
-        """Return the answers of every owner to a read of all regions, or to "flush". Raises: as `the_worst` decides."""
+        """Return the answers of every owner to a read of all regions, or to "flush". Raises: `deciding_failure`."""
         router = self.router
         routing = router.routing  # before the regions: should they change now, the daemons refuse it
         calls: list[Call[Any]] = []
@@ -309,7 +309,7 @@ class RemoteTable(Reads):
         answers = self.router.answers(calls)
         failed = [answer for answer in answers if isinstance(answer, MemWalError)]
         if failed:
-            raise the_worst(failed, repeatable=True, alone=self.router.alone)
+            raise deciding_failure(failed, repeatable=True, alone=self.router.alone)
         return [answer for answer in answers if not isinstance(answer, MemWalError)]
 
     def _get(self, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:

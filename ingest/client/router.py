@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from memwal.ingest.client.retry import Attempts, start, wait_unless_moved
 from memwal.ingest.errors import DRAINING, NOT_OWNER, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
-from memwal.ingest.refusals import expect_routing, of_another_table
+from memwal.ingest.refusals import expect_routing, wrong_table
 from memwal.ingest.rpc.connection import Connection
 from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError
 
@@ -315,7 +315,7 @@ class Router:
         described: dict[str, Any] = connection.act("schema", request, patience)
         there = described["identity"]["table"]
         if self.id not in (None, described.get("id", self.id)):
-            raise of_another_table(there)
+            raise wrong_table(there)
         with self._changing:
             if self.table not in (None, there):
                 raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import SecretStr
 
 from memwal.flush import BaseTable
-from memwal.ingest.api.rows import given_required
+from memwal.ingest.api.rows import required_in_put
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.secret_refs import resolve
 from memwal.memtable import MemTable, row_schema
@@ -28,7 +28,7 @@ class Target:
 
     def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Return the columns that must have a value in rows with `columns`."""
-        return given_required(self.required, columns, self.base.rules)
+        return required_in_put(self.required, columns, self.base.rules)
 
 
 @lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.ingest.api.tokens import Applied, Receipt, RegionCounts, Token, refuse_going_down
+from memwal.ingest.api.tokens import Applied, Receipt, RegionCounts, Token, check_rises
 from memwal.ingest.client.retry import verdict
 from memwal.ingest.client.router import Call, Router
 from memwal.ingest.client.scatter import Splitter
@@ -57,7 +57,7 @@ class RoutedWrite:
         self._unknown: UnknownOutcome | None = None
 
     def attempt(self, within: float) -> Receipt:
-        """Send the rows not acknowledged yet; return the receipt. Raises: the failure that `the_worst` chooses."""
+        """Send the rows not acknowledged yet; return the receipt. Raises: `deciding_failure`."""
         parts = self._parts()
         self._refuse_going_down(parts, within)
         request = self._request if self._request["timeout"] is None else {**self._request, "timeout": within}
@@ -80,7 +80,7 @@ class RoutedWrite:
                 self._unknown = answer if isinstance(answer, UnknownOutcome) else self._unknown
                 failed.append(answer)
         if failed:
-            raise the_worst(failed, repeatable=self._request["token"] is not None, alone=self._router.alone)
+            raise deciding_failure(failed, repeatable=self._request["token"] is not None, alone=self._router.alone)
         return self._receipt()
 
     def _refuse_going_down(self, parts: Sequence[Part], within: float) -> None:
@@ -96,9 +96,9 @@ class RoutedWrite:
         answers = self._router.answers(calls)
         failed = [answer for answer in answers if isinstance(answer, MemWalError)]
         if failed:
-            raise the_worst(failed, repeatable=True, alone=self._router.alone)
+            raise deciding_failure(failed, repeatable=True, alone=self._router.alone)
         found = Applied.together(Applied(*answer) for answer in answers if not isinstance(answer, MemWalError))
-        refuse_going_down(token, {"of one daemon": found.newest, "of another": found.everywhere})
+        check_rises(token, {"of one daemon": found.newest, "of another": found.everywhere})
         self._may_go_down = False
 
     def outcome(self, error: MemWalError) -> MemWalError:
@@ -170,7 +170,7 @@ def _counts(applied: int, repeated: int, skipped: int, *, ours: bool) -> RegionC
     return RegionCounts(applied + repeated, 0, skipped) if ours else RegionCounts(applied, repeated, skipped)
 
 
-def the_worst(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -> MemWalError:
+def deciding_failure(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -> MemWalError:
     """Return the failure that decides what is next: one that ends the call before one that may pass."""
     order = {"raise": 0, "learn": 1, "wait": 2}
 

@@ -40,7 +40,7 @@ from memwal import wal
 from memwal.ingest.daemon.peers import LOOK_EVERY, Peer
 from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, target
 from memwal.ingest.errors import MemWalError, classify
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.table.embedded import Table
@@ -126,7 +126,7 @@ class Balancer:
         """Return the time of both clocks: the monotonic one stops in a suspended machine, the other may be set back."""
         return self._clock.monotonic(), self._clock.now()
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[Backlog]:
         """Return the backlogs of the peers that answer and that know our last commit."""
         if self._table.upkeep.held_back_elsewhere:
             return []

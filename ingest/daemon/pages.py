@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.ops.health import Health, Reason, not_here, of_commits, of_regions
+from memwal.ingest.ops.health import Health, Reason, of_commits, of_regions, unclaimed_regions
 from memwal.ingest.ops.http_server import Make, pages_of
 from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE, Scrape, families
 from memwal.ingest.table.embedded import Table
@@ -69,7 +69,7 @@ class DaemonPages:
         self._notice()
         found = [*held, *of_regions(writer.status() for writer in self._table.regions.writers)]
         found += of_commits(self._table.upkeep.failures)
-        found += [] if self._share is None else not_here(self._share.missing())
+        found += [] if self._share is None else unclaimed_regions(self._share.missing())
         try:
             self._table.ask_storage()
             resizing = self._table.resizing.under_way()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest.daemon.placement import Answer
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc.credentials import Access, bearer
 from memwal.ingest.rpc.wire import from_flight, pack
 from memwal.ingest.threads import Worker
@@ -53,7 +53,7 @@ class Peer:
         connection was refused. `access`: how to reach the peer. Raises: Invalid if a reference of it cannot be
         resolved.
         """
-        self.endpoint, self.waiting, self.version = endpoint, Waiting(0, 0, None), 0
+        self.endpoint, self.waiting, self.version = endpoint, Backlog(0, 0, None), 0
         self._me, self._table, self._seen = me, table, seen
         shown = access.options()
         self._tls_ca, self._headers = shown["tls_ca"], bearer(endpoint, shown["token"])
@@ -114,7 +114,7 @@ class Peer:
     def _understood(self, told: Mapping[str, Any]) -> Answer:
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
-        self.waiting, self.version = Waiting(**told["waiting"]), int(told["base_version"])
+        self.waiting, self.version = Backlog(**told["waiting"]), int(told["base_version"])
         # A region that it is claiming counts as its own; a request to release it waits for the claim.
         claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
         having = {UUID(region): epoch for region, epoch in told["regions"].items()}

@@ -222,7 +222,7 @@ def _place(settings: Settings, stop: threading.Event) -> Place:
     scheme = _scheme(settings)
     mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if mine is None:
-        raise Invalid(addresses.none_of_them(daemon.host, daemon.port, scheme))
+        raise Invalid(addresses.not_listed_text(daemon.host, daemon.port, scheme))
     return Place(mine, list(daemon.endpoints), ends=stop.is_set)
 
 

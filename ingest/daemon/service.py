@@ -36,8 +36,8 @@ import pyarrow.flight as flight
 from memwal.ingest.api.reads import Reads
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
-from memwal.ingest.refusals import coming_back, expect_routing, of_another_table
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.refusals import coming_back, expect_routing, wrong_table
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.rpc.wire import StreamSum, closed_with, raise_over_flight, unpack
 from memwal.ingest.table.embedded import Table
@@ -125,7 +125,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         """Return `request` without the table that it names. Raises: Unavailable if it names another one."""
         meant, table = request.pop("table", None), self.table
         if meant not in (None, table.id):
-            raise of_another_table(table.base.uri)
+            raise wrong_table(table.base.uri)
         return request
 
     def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if "from" in request:
             self._place.heard(request["from"])
         upkeep = self.table.upkeep
-        waiting = asdict(Waiting.of_all(upkeep.waiting()))
+        waiting = asdict(Backlog.of_all(upkeep.waiting()))
         claiming = [str(region) for region in self.table.regions.coming]
         return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
 

@@ -41,7 +41,7 @@ def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
     scheme = addresses.scheme_of(daemon.tls_cert)
     mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if daemon.endpoints and mine is None:
-        raise Invalid(addresses.none_of_them(daemon.host, daemon.port, scheme))
+        raise Invalid(addresses.not_listed_text(daemon.host, daemon.port, scheme))
     if mine is None:
         every = own = [addresses.at(daemon.host, port, scheme) for port in ports]
     else:

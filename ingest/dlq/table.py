@@ -31,7 +31,7 @@ import pyarrow as pa
 from lance.fragment import write_fragments
 
 from memwal import wal
-from memwal.flush import swapped, unborn
+from memwal.flush import append_if_unchanged, as_new_fragments
 from memwal.flush.base.open import open_dataset
 from memwal.flush.commits.maintenance import compact
 from memwal.ingest.errors import Invalid, Unavailable
@@ -144,7 +144,7 @@ class DeadLetters:
         if noted is not None and noted.batch_id == batch_id:
             letters = self._missing(pa.Table.from_batches(letters, SCHEMA), noted, query_id)
         written = _Written(letters)
-        fragments = unborn(written.into(self.dataset, self._options))
+        fragments = as_new_fragments(written.into(self.dataset, self._options))
         if not written.rows:
             return 0
         before = noted.digest if noted is not None and noted.batch_id == batch_id else 0
@@ -247,7 +247,7 @@ class DeadLetters:
 
     def _swap(self, fragments: Sequence[Any], metadata: Mapping[str, str]) -> None:
         encoded = {name: value.encode() for name, value in metadata.items()}
-        self.dataset = swapped(self.dataset, fragments, encoded, self._options)
+        self.dataset = append_if_unchanged(self.dataset, fragments, encoded, self._options)
 
     def _until_alone(self, act: Callable[[], T]) -> T:
         """Run `act()`, and repeat it on the newest version while other writers come in between."""

@@ -29,7 +29,7 @@ from memwal.ingest.fleet.slots import check_configuration, patience_of, slots_no
 from memwal.ingest.fleet.task import DaemonTask, Told
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.paths import anywhere
+from memwal.ingest.settings.paths import with_absolute_paths
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.session import check_java, check_master, configuration, start_context
 from memwal.ingest.table.create import find_or_create
@@ -125,7 +125,7 @@ class SparkDaemons:
         if self._stopping.is_set():
             self._channel.forget()
             return None
-        task = DaemonTask(anywhere(self._settings), self._channel.address, self._secret, self._attempts)
+        task = DaemonTask(with_absolute_paths(self._settings), self._channel.address, self._secret, self._attempts)
         self._spark.setJobGroup(self._group, f"daemons of {self._settings.table.uri}", interruptOnCancel=True)
         try:
             rows = self._spark.parallelize(range(self._count), self._count)

@@ -66,7 +66,7 @@ def of_commits(failures: Iterable[Mapping[str, str]]) -> list[Reason]:
     ]
 
 
-def not_here(missing: Iterable[UUID]) -> list[Reason]:
+def unclaimed_regions(missing: Iterable[UUID]) -> list[Reason]:
     """Return the reasons of regions that belong to this daemon, given the live daemons, but are not claimed."""
     text = "it belongs to this daemon, which has not claimed it yet or has lost it"
     return [{"reason": "region_not_claimed", "text": text, "region": str(region)} for region in missing]

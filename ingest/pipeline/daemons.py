@@ -20,7 +20,7 @@ from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError
 from memwal.ingest.fleet.driver import LOOK_EVERY, SparkDaemons, session_of
 from memwal.ingest.fleet.slots import check_configuration, slots_now
 from memwal.ingest.rpc.credentials import Access
-from memwal.ingest.rpc.owner_notes import FromNotes
+from memwal.ingest.rpc.owner_notes import NotesFinder
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import Settings
 
@@ -93,10 +93,10 @@ class Placed:
     tasks: int | None
 
 
-def _finder(settings: Settings) -> FromNotes:
+def _finder(settings: Settings) -> NotesFinder:
     options = settings.table.storage_options
     base = flush.BaseTable.open(settings.table.uri, settings.storage_options(os.environ))
-    return FromNotes(base.uri, tuple((name, each.get_secret_value()) for name, each in options.items()), base.regions)
+    return NotesFinder(base.uri, tuple((name, each.get_secret_value()) for name, each in options.items()), base.regions)
 
 
 def _found(settings: Settings) -> RemoteTable | None:

@@ -27,7 +27,7 @@ from memwal.ingest.pipeline.pages import RunPages
 from memwal.ingest.pipeline.report import print_report
 from memwal.ingest.pipeline.screen import Progress
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.paths import anywhere, local_path
+from memwal.ingest.settings.paths import local_path, with_absolute_paths
 from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.sink.foreach_batch import MemWalSink
 from memwal.ingest.source.csv_header import ByHeader, has_header
@@ -174,12 +174,12 @@ class PipelineStream:
         self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)
         if has_header(self._settings.source):
             schema = written_schema(self._settings, self._base)
-            self._by_header = ByHeader(anywhere(self._settings).source, schema, self._sink)
+            self._by_header = ByHeader(with_absolute_paths(self._settings).source, schema, self._sink)
             return self._by_header
         return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _frame(self) -> DataFrame:
-        source, dlq = anywhere(self._settings).source, self._settings.dlq
+        source, dlq = with_absolute_paths(self._settings).source, self._settings.dlq
         spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
             raw = dlq.mode == "table" or source.schema_drift != "ignore"

@@ -129,7 +129,7 @@ class BaseReads:
         """Plan a scan with `filter`. Raises: ValueError or OSError of Lance if it does not parse or fit the schema."""
         self._dataset.scanner(columns=self._key or self._dataset.schema.names[:1], filter=filter).explain_plan()
 
-    def blame(self, filter: str) -> None:
+    def raise_filter_error(self, filter: str) -> None:
         """Raise InvalidRows if `filter` fails on a row, with the error that a row of a memtable would give."""
         schema = self._dataset.schema
         sql, names = translate(filter, schema), referenced(filter, schema) or schema.names[:1]

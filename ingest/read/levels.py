@@ -42,7 +42,7 @@ class RegionView:
     shapes: tuple[Shape, ...] = ()
 
 
-class OverTaken(Exception):
+class CaptureOvertaken(Exception):
     """A commit overtook a view between its capture and the opening of the base: capture again. Callers never see it."""
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from memwal import flush
 from memwal.ingest.api.reads import Level, Reads, check_level
 from memwal.ingest.errors import Unavailable, translate_errors
-from memwal.ingest.read.levels import OverTaken, RegionView, Reshaped
+from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped
 from memwal.ingest.read.reader import Reader
 from memwal.wal.panics import RustPanic, panics_as_errors
 
@@ -70,7 +70,7 @@ class LevelReads(Reads):
         """
         checked, failed_at = check_level(level), -1
         for attempt in range(ATTEMPTS):
-            with suppress(OverTaken):
+            with suppress(CaptureOvertaken):
                 try:
                     views = self._views(checked, again=attempt > 0)
                     with panics_as_errors:
@@ -80,7 +80,7 @@ class LevelReads(Reads):
                 except (pa.ArrowInvalid, OSError, RustPanic):
                     self._reader.ask_storage()
                     if failed_at == self._reader.version:
-                        self._reader.blame(request.get("filter"))
+                        self._reader.raise_filter_error(request.get("filter"))
                         raise
                     failed_at = self._reader.version
         raise Unavailable(f"{ATTEMPTS} commits in a row overtook this read; read again")

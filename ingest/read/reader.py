@@ -22,7 +22,7 @@ from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.errors import Invalid
 from memwal.ingest.read.base import DISTANCE, SCORE, BaseReads
 from memwal.ingest.read.bucketed import BucketReads
-from memwal.ingest.read.levels import OverTaken, RegionView, Reshaped, Stack
+from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped, Stack
 from memwal.ingest.read.merged import MergedView, Ranking
 from memwal.ingest.read.request import (
     checked_columns,
@@ -237,13 +237,13 @@ class Reader:
         best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
 
-    def blame(self, filter: str | None) -> None:
+    def raise_filter_error(self, filter: str | None) -> None:
         """Raise InvalidRows if `filter` fails on a row of the base; Lance has no error type for that.
 
         Reads the columns of the filter up to the failing row. Returns if no row fails or the columns cannot be read.
         """
         if filter is not None:
-            BaseReads(self._base).blame(filter)
+            BaseReads(self._base).raise_filter_error(filter)
 
     def ask_storage(self) -> None:
         """Make one request to storage and raise its error, if any: Lance reports a failed read as invalid data."""
@@ -292,9 +292,10 @@ class Reader:
             raise Reshaped
         committed = base.committed.get(view.region, 0)
         if view.unflushed is not None and committed >= view.unflushed:
-            raise OverTaken
+            raise CaptureOvertaken
         if any(level.generation <= committed for level in view.memtables):
-            raise OverTaken  # another owner may have cut the log differently: the base may lack some of these rows
+            # Another owner may have cut the log differently: the base may lack some of these rows.
+            raise CaptureOvertaken
         levels = list(view.memtables)
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
         levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
@@ -307,7 +308,7 @@ class Reader:
         except (Corrupt, OSError):
             # A read slower than `gc.sst_age_min`: the SST was committed and deleted after the base was opened.
             if self.base().committed.get(region, 0) >= sst.generation:
-                raise OverTaken from None
+                raise CaptureOvertaken from None
             raise
 
     # ---- requests ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable
 from memwal.flush.base.shape import Shape
-from memwal.ingest.api.rows import Deletes, check_encoding, given_required
+from memwal.ingest.api.rows import Deletes, check_encoding, required_in_put
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.write_queue import Write
 from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema, with_tombstone
@@ -110,7 +110,7 @@ class Admission:
 
     def _required_of(self, rows: pa.Table) -> tuple[str, ...]:
         """Return the columns that must have a value in `rows`."""
-        return given_required(self._required, rows.column_names, self.context.rules)
+        return required_in_put(self._required, rows.column_names, self.context.rules)
 
     def _whole(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with all columns of the table; missing ones are null."""

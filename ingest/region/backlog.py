@@ -38,7 +38,7 @@ class RowAges:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Backlog:
     """The rows of one region that are not in the base table. Age in seconds, size in bytes."""
 
     ssts: int
@@ -50,11 +50,11 @@ class Waiting:
     """Age of the oldest row in a memtable; None if the memtables are empty."""
 
     @staticmethod
-    def of_all(regions: Sequence[Waiting]) -> Waiting:
+    def of_all(regions: Sequence[Backlog]) -> Backlog:
         """Return the backlog of several regions as one: the most SSTs of a region, all bytes, the oldest rows."""
         ages = [region.age for region in regions if region.age is not None]
         unflushed = [region.unflushed for region in regions if region.unflushed is not None]
-        return Waiting(
+        return Backlog(
             max((region.ssts for region in regions), default=0),
             sum(region.size for region in regions),
             max(ages, default=None),

@@ -37,7 +37,7 @@ from memwal import flush as flush_package
 from memwal import wal
 from memwal.ingest.api.tokens import Applied
 from memwal.ingest.read.levels import RegionView
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.generations import RegionGenerations
 from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
@@ -173,7 +173,7 @@ class RegionCore:
             self.end(error)
             raise
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> Backlog:
         """Return what is not in the base table, as of the last `refresh`, which learns of other processes' commits."""
         return self._generations.waiting()
 

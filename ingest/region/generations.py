@@ -21,7 +21,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal import wal
-from memwal.ingest.region.backlog import RowAges, Waiting
+from memwal.ingest.region.backlog import Backlog, RowAges
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.indexes import RegionIndexes
 from memwal.ingest.region.log import RegionLog
@@ -66,12 +66,12 @@ class RegionGenerations:
         """Entries of the log that the next claim has to replay."""
         return self._log.position - self._levels.manifest.replay_after
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> Backlog:
         """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
         memtables, ssts = self._levels.memtables(), self._levels.manifest.ssts
         unflushed = [table.generation for table in memtables if table.rows]
         age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
-        return Waiting(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
+        return Backlog(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
 
     def forget_committed(self, manifest: wal.RegionManifest) -> None:
         """Forget the ages of generations that `manifest`, which the committer pruned, lists no more."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwal.flush.resizing.applied_maps import left_over, settle, with_exceptions
+from memwal.flush.resizing.applied_maps import exceptions_by_producer, left_over, settle
 from memwal.ingest.api.rows import size_bound
 from memwal.ingest.errors import Invalid
 from memwal.ingest.region.admission import Admission, fitted
@@ -192,7 +192,7 @@ class Repeats:
 
     def __init__(self, applied: Mapping[str, int]) -> None:
         """`applied`: the map with which the region was claimed; only a resize adds exceptions (half applied tokens)."""
-        self._half_applied = with_exceptions(applied)
+        self._half_applied = exceptions_by_producer(applied)
 
     def set_aside(
         self, group: Sequence[Write], applied: AppliedMap, admission: Admission

@@ -22,7 +22,7 @@ import pyarrow as pa
 from memwal.ingest.api.rows import Mask, Places, named
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.read.base import match_keys
-from memwal.ingest.read.levels import OverTaken, RegionView
+from memwal.ingest.read.levels import CaptureOvertaken, RegionView
 from memwal.ingest.read.local import ATTEMPTS
 from memwal.ingest.region.admission import Admission
 from memwal.ingest.region.context import RegionContext
@@ -196,7 +196,7 @@ class Resolver:
         for _ in range(ATTEMPTS):
             try:
                 return self._find(view(), keys, columns, self._shape)
-            except OverTaken:
+            except CaptureOvertaken:
                 continue
         raise Unavailable(f"{ATTEMPTS} commits overtook the lookup of stored rows; retry with the same token")
 

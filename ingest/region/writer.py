@@ -25,12 +25,12 @@ from memwal import wal
 from memwal.ingest.api.tokens import Applied
 from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.read.levels import RegionView
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
 from memwal.ingest.region.write_queue import DurableView, Freeze, Item, Reshape, Write, WriteQueue
 from memwal.ingest.threads import Worker
-from memwal.wal.patience import Backoff
+from memwal.wal.retries import Backoff
 
 WORK, REST = 0.001, 0.005
 """Seconds that the indexer works, one step at least, and rests before each time. A put that arrives while it works
@@ -157,7 +157,7 @@ class RegionWriter:
         """The generations of the SSTs that are not committed, as of the last `refresh`."""
         return [sst.generation for sst in self._levels.manifest.ssts]
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> Backlog:
         """Return what is not in the base table; see `RegionCore.waiting`."""
         return self._core.waiting()
 

@@ -91,7 +91,7 @@ def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = 
 
 
 @dataclass(frozen=True, slots=True)
-class FromNotes:
+class NotesFinder:
     """Finds the daemons of a table by its owner notes, for daemons that no configuration lists.
 
     Thread safety. Immutable. Pickles: `options` are references, not secrets, and are resolved when it is called.
@@ -120,7 +120,7 @@ def _read(store: wal.ObjectStore, region: UUID) -> Note | None:
         return None  # an incomplete note counts as none
 
 
-def by_notes(find: FromNotes) -> str:
+def by_notes(find: NotesFinder) -> str:
     """Return the daemons on Spark executors, in the form that `memwal.connect` takes. Raises: Unavailable for none."""
     endpoints = ",".join(find())
     if not endpoints:

@@ -42,7 +42,7 @@ def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "", sch
     return wanted if wanted in endpoints else None
 
 
-def none_of_them(host: str, port: int, scheme: str = SCHEME) -> str:
+def not_listed_text(host: str, port: int, scheme: str = SCHEME) -> str:
     """Return the error text for a daemon that is not one of the endpoints."""
     return (
         f"daemon.endpoints: {at(host, port, scheme)}, this daemon's host and port, is not one of them; add it, or set "

@@ -16,7 +16,7 @@ from memwal.ingest.secret_refs import FROM_FILE
 from memwal.ingest.settings.model import Settings
 
 
-def anywhere(settings: Settings) -> Settings:
+def with_absolute_paths(settings: Settings) -> Settings:
     """Return the same settings, usable in any directory of this host, and of other hosts with the same paths."""
     daemon, table, source = settings.daemon, settings.table, settings.source
     files: dict[str, Any] = {name: _absolute(getattr(daemon, name)) for name in ("tls_cert", "tls_key", "tls_ca")}

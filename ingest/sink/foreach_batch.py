@@ -25,10 +25,10 @@ from memwal.ingest.dlq.letters import Place, Rules, given, refused_in
 from memwal.ingest.dlq.table import DeadLetters
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable
 from memwal.ingest.rpc.credentials import Access
-from memwal.ingest.rpc.owner_notes import FromNotes, by_notes
+from memwal.ingest.rpc.owner_notes import NotesFinder, by_notes
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.settings.paths import anywhere
+from memwal.ingest.settings.paths import with_absolute_paths
 from memwal.ingest.sink.prepared import PreparedTask
 from memwal.ingest.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.sink.route import RouteTask
@@ -97,7 +97,7 @@ class MemWalSink:
 
         Raises: Invalid for a configuration that is wrong.
         """
-        self._settings = anywhere(config if isinstance(config, Settings) else load(config, os.environ))
+        self._settings = with_absolute_paths(config if isinstance(config, Settings) else load(config, os.environ))
         self._endpoint = endpoint or configured_endpoint(self._settings)
         self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
         self._child: RestartingDaemon | None = None
@@ -303,11 +303,11 @@ class MemWalSink:
             self._child = RestartingDaemon(self._settings)
         return self._child.endpoint
 
-    def _find(self) -> FromNotes | None:
+    def _find(self) -> NotesFinder | None:
         if not self._settings.daemon.on_spark:
             return None
         base = self._table()
-        return FromNotes(base.uri, self._options(), base.regions)
+        return NotesFinder(base.uri, self._options(), base.regions)
 
     def _table(self) -> BaseTable:
         if self._base is None:

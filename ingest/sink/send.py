@@ -27,7 +27,7 @@ from memwal.ingest.client.stream import RegionStream
 from memwal.ingest.dlq.letters import FAIL, DeadLetterWriter, Refusals, Rules
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.credentials import Access
-from memwal.ingest.rpc.owner_notes import FromNotes
+from memwal.ingest.rpc.owner_notes import NotesFinder
 from memwal.ingest.sink.receipts import RECEIPT, without_ack
 from memwal.ingest.source.columns import (
     DELETE,
@@ -68,7 +68,7 @@ class SendTask:
     routing: int = 1
     """Version of the routing of `regions`."""
     letters: Rules = FAIL
-    find: FromNotes | None = None
+    find: NotesFinder | None = None
     """Finds daemons that are not configured."""
     table: str | None = None
     """Id of the table; None accepts any table that the daemons serve."""
@@ -190,7 +190,7 @@ def connected(
     patience: float,
     _process: int,
     access: Access,
-    find: FromNotes | None = None,
+    find: NotesFinder | None = None,
     table: str | None = None,
 ) -> RemoteTable:
     """Return a client of the owners, made once per Python worker, with open connections and known owners.

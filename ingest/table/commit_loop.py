@@ -22,7 +22,7 @@ from typing import Protocol
 
 from memwal.flush import CommitReport
 from memwal.ingest.errors import classify
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.table.commit_policy import CommitLimits, Decision, decide, flush_due
 from memwal.ingest.threads import Worker
 from memwal.wal import Clock
@@ -37,13 +37,13 @@ PAUSE_MAX = 5.0
 class CommitSteps(Protocol):
     """The steps that the loop takes; see `ingest.table.upkeep`."""
 
-    others: Callable[[], Sequence[Waiting]]
+    others: Callable[[], Sequence[Backlog]]
 
     def leads(self) -> bool:
         """Return whether this process commits for all."""
         ...
 
-    def waiting(self) -> Sequence[Waiting]:
+    def waiting(self) -> Sequence[Backlog]:
         """Return what the regions of this process hold."""
         ...
 
@@ -118,7 +118,7 @@ class CommitLoop:
         if self._worker is not None:
             self._worker.wait()
 
-    def _follow(self, waiting: Sequence[Waiting]) -> Decision:
+    def _follow(self, waiting: Sequence[Backlog]) -> Decision:
         """Take the step of a process that does not lead."""
         due = flush_due(waiting, self._limits)
         if due:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 
 Decision = Literal["nothing", "commit", "flush"]
 """`flush`: publish the memtables, then commit; `commit`: commit the SSTs published already."""
@@ -26,7 +26,7 @@ class CommitLimits:
     size_max: int
 
 
-def flush_due(regions: Sequence[Waiting], limits: CommitLimits) -> bool:
+def flush_due(regions: Sequence[Backlog], limits: CommitLimits) -> bool:
     """Return whether to publish the memtables, if another process commits: after half of the interval, so that it
     finds the rows in an SST before they are due.
     """
@@ -34,7 +34,7 @@ def flush_due(regions: Sequence[Waiting], limits: CommitLimits) -> bool:
     return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
 
 
-def decide(regions: Sequence[Waiting], limits: CommitLimits, lead: float) -> Decision:
+def decide(regions: Sequence[Backlog], limits: CommitLimits, lead: float) -> Decision:
     """Return what to do now. `lead`: seconds that flush and commit will take, plus those until the next decision.
 
     A lead of more than half the interval counts as that half: commits one after the other would make slow storage

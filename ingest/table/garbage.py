@@ -154,9 +154,9 @@ class TableCollector:
         """Return the SST directories that `region` has. Raises: wal errors."""
         return self._ssts[region].names()
 
-    def outlived(self, region: UUID, names: Iterable[str], epoch: int) -> None:
+    def note_older_than_claim(self, region: UUID, names: Iterable[str], epoch: int) -> None:
         """Note that the SST directories `names` are older than the claim of `region` with the writer epoch `epoch`."""
-        self._ssts[region].outlived(names, epoch)
+        self._ssts[region].note_older_than_claim(names, epoch)
 
     def collect(
         self,
@@ -195,7 +195,7 @@ class TableCollector:
     def _old_manifests(self, region: UUID, min_age: float, *, dry_run: bool) -> wal.ManifestGarbage:
         if self._clock.monotonic() < self._manifests_due.get(region, float("inf")):
             return wal.ManifestGarbage(region, dry_run=dry_run)
-        needed = flush.asks_for(self._plans.settled(region))
+        needed = flush.needed_for_tags(self._plans.settled(region))
         found = self._manifests[region].collect(needed, min_age, dry_run=dry_run)
         self._manifests_due[region] = self._clock.monotonic() + min(min_age, _MANIFESTS_EVERY)
         return found

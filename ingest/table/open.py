@@ -313,7 +313,7 @@ def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
     )
 
 
-def by_itself(settings: Settings) -> Settings:
+def without_upkeep(settings: Settings) -> Settings:
     """Return `settings` without automatic commits and collections."""
     quiet = {name: getattr(settings, name).model_copy(update={"interval": 0.0}) for name in ("commit", "gc")}
     return settings.model_copy(update=quiet)

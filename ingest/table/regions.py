@@ -178,7 +178,7 @@ class RegionSet:
             with self.expecting(region):
                 context = self.context
                 writer = RegionWriter(context, region, self._buckets[region], before.committed)
-                self.collector.outlived(region, before.ssts, writer.guard.epoch)
+                self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
             self._note(writer)
             if writer.unflushed_entries > FLUSHED_ENTRIES:

@@ -19,7 +19,7 @@ from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.read.reader import Reader
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.table.commit_policy import CommitLimits
 from memwal.ingest.table.garbage import Ages
@@ -49,7 +49,7 @@ class TableUpkeep:
         self._failed: BaseException | None = None
         self._try_again: Mapping[UUID, float] = {}
         self._led_by: int | None = 0
-        self.others: Callable[[], Sequence[Waiting]] = lambda: ()
+        self.others: Callable[[], Sequence[Backlog]] = lambda: ()
         """Returns the backlogs of other processes' regions, which this one commits if it leads."""
 
     def leads(self) -> bool:
@@ -66,7 +66,7 @@ class TableUpkeep:
         self._led_by = None
         return False
 
-    def waiting(self) -> Sequence[Waiting]:
+    def waiting(self) -> Sequence[Backlog]:
         """Return the backlogs of the regions here. A region that was left out of a commit counts again only after
         `commit.interval`, so that it does not cause a flush of all others at every look.
         """

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.api.rows import Deletes, first_of_each_key
-from memwal.ingest.api.tokens import Receipt, Token, refuse_going_down
+from memwal.ingest.api.tokens import Receipt, Token, check_rises
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, UnknownOutcome, classify
 from memwal.ingest.read.levels import Reshaped
 from memwal.ingest.region.admission import Admission
@@ -50,7 +50,7 @@ class TableWrites:
             raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
         split, shape = self._split(admission, rows, deletes), admission.context.shape
         if token is not None:
-            refuse_going_down(token, {to.name: to.applied(token.producer).newest for to, _ in split})
+            check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})
         acks = self.acks([(to, Write(part, durable, token, deletes, shape=shape)) for to, part in split], timeout)
         return Receipt(
             rows.num_rows,

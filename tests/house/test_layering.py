@@ -1,4 +1,4 @@
-"""One direction, no cycles: `memtable` and `wal` know nobody, `flush` knows both, `ingest` knows all three."""
+"""One direction, no cycles: `memtable` and `wal` import no other package, `flush` imports both, `ingest` all three."""
 
 from __future__ import annotations
 

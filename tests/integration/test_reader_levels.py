@@ -15,7 +15,7 @@ from lance.mem_wal import CompactedSsTable
 
 from memwal import flush, wal
 from memwal.ingest.errors import Invalid
-from memwal.ingest.read.levels import OverTaken, RegionView
+from memwal.ingest.read.levels import CaptureOvertaken, RegionView
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.read.stored import views_from_storage
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
@@ -419,7 +419,7 @@ def test_views_captured_before_a_commit_of_their_memtables_are_given_back(tmp_pa
     world.commit()
 
     for read in (reader.scan, reader.count):
-        with pytest.raises(OverTaken):
+        with pytest.raises(CaptureOvertaken):
             read(views)
     assert world.by_key(reader.scan(world.views())) == truth
     assert reader.count(world.views()) == 80

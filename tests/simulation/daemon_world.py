@@ -178,7 +178,7 @@ class DaemonWorld(World):
         clock, ids, store = SimulatedClock(self.scheduler), self.ids("end"), self._store()
         base = flush.BaseTable.open(self.uri)
         base = flush.finish_resize(base, store, clock=clock, ids=ids, options=self.wal_options, at_once=1)
-        if flush.being_resized(base, store, clock=clock):
+        if flush.is_being_resized(base, store, clock=clock):
             flush.resize(self.uri, None, store, base.buckets, clock=clock, ids=ids, at_once=1)
         last = Daemon(self, "last")
         last.open()

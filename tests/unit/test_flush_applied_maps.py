@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.flush.resizing.applied_maps import left_over, merged_map, settle, with_exceptions
+from memwal.flush.resizing.applied_maps import exceptions_by_producer, left_over, merged_map, settle
 
 KEYS = pa.table({"key": list(range(24))})
 
@@ -44,7 +44,7 @@ class Regions:
 
     def resize(self, buckets: int) -> None:
         self.maps = [merged_map(self.maps) for _ in range(buckets)]
-        self.began = with_exceptions(self.maps[0])
+        self.began = exceptions_by_producer(self.maps[0])
 
 
 @given(st.data())
@@ -73,7 +73,7 @@ def test_a_region_that_is_behind_is_an_exception_until_the_next_batch() -> None:
         "memwal:before:2/1:a": 2,
         "memwal:before:2/0:b": -1,
     }
-    began = with_exceptions(found)
+    began = exceptions_by_producer(found)
     assert began == {"a": ("memwal:before:2/1:a",), "b": ("memwal:before:2/0:b",)}
     assert merged_map([found, found, found]) == found
     settle(found, began, "a", 4)
@@ -82,8 +82,8 @@ def test_a_region_that_is_behind_is_an_exception_until_the_next_batch() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "with:colons:in it", "memwal:", "2/1:a"])
 def test_names_of_producers_come_through(name: str) -> None:
-    assert with_exceptions(merged_map([{name: 3}, {}])).keys() == {name}
-    assert with_exceptions(merged_map([{name: 3}, {}, {}])).keys() == {name}
+    assert exceptions_by_producer(merged_map([{name: 3}, {}])).keys() == {name}
+    assert exceptions_by_producer(merged_map([{name: 3}, {}, {}])).keys() == {name}
 
 
 @pytest.mark.parametrize("between", [0, 1])
@@ -123,9 +123,9 @@ def test_exceptions_of_older_releases_are_read_and_joined() -> None:
         "memwal:before:4/2+8/x60:q": 6,
         "memwal:before:8/1:q": 6,
     }
-    rows, began = pa.table({"key": list(range(64))}), with_exceptions(found)
+    rows, began = pa.table({"key": list(range(64))}), exceptions_by_producer(found)
     in_both = (route(4, rows) == 2) & np.isin(route(8, rows), (5, 6))
     open_then = (in_both | (route(8, rows) == 1)).tolist()
     assert left_over(found, began, "q", 7, rows, route).tolist() == open_then
-    assert left_over(old, with_exceptions(old), "q", 7, rows, route).tolist() == open_then
+    assert left_over(old, exceptions_by_producer(old), "q", 7, rows, route).tolist() == open_then
     assert not left_over(found, began, "q", 6, rows, route).any()

@@ -127,7 +127,7 @@ def test_it_goes_once_the_region_was_claimed_after_it_was_seen(world: World) -> 
     seen = world.write(7, 1)
     collector = world.collector()
     left_behind = collector.names()
-    collector.outlived(left_behind, world.claim())
+    collector.note_older_than_claim(left_behind, world.claim())
     later = world.write(8, 1)
     world.clock.advance(AGE)
     report = world.collect(collector=collector)
@@ -140,7 +140,7 @@ def test_one_seen_before_a_claim_that_never_came_to_be_stays(world: World) -> No
     """The epoch it is said to be older than is not in the manifest: its writer may still publish."""
     name = world.write(7, 1)
     collector = world.collector()
-    collector.outlived([name], 2)
+    collector.note_older_than_claim([name], 2)
     world.clock.advance(AGE)
     assert world.collect(collector=collector).unpublished == 1
 
@@ -150,7 +150,7 @@ def test_one_seen_before_a_claim_and_published_by_then_stays(world: World) -> No
     collector = world.collector()
     left_behind = collector.names()
     world.publish(name)
-    collector.outlived(left_behind, world.claim())
+    collector.note_older_than_claim(left_behind, world.claim())
     world.clock.advance(AGE)
     assert world.collect(collector=collector) == SstGarbage(REGION, listed=1)
 

@@ -19,7 +19,7 @@ import pytest
 
 import memwal
 from memwal import flush, wal
-from memwal.flush import BaseTable, ResizeReport, being_resized, resize
+from memwal.flush import BaseTable, ResizeReport, is_being_resized, resize
 from memwal.flush.resizing import routing
 from memwal.flush.resizing.routing import routing_key
 from memwal.flush.verification.runner import verify_table
@@ -451,9 +451,9 @@ def test_a_resize_that_broke_off_after_its_switch_is_finished_by_the_next(tmp_pa
         killing.setattr(routing, "_open", killed(lambda *_, **__: None, after=False))
         with pytest.raises(Killed):
             world.resize(3)
-    assert being_resized(world.base, world.store, clock=FakeClock())
+    assert is_being_resized(world.base, world.store, clock=FakeClock())
     report = world.resize(3)
     assert (report.resumed, report.regions, report.routing) == (True, 3, 2)
-    assert not being_resized(world.base, world.store, clock=FakeClock())
+    assert not is_being_resized(world.base, world.store, clock=FakeClock())
     with world.open() as table:
         world.expect(table)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from memwal.flush import CommitReport
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.table.commit_loop import CommitLoop
 from memwal.ingest.table.commit_policy import CommitLimits
 from memwal.ingest.threads import Periodic
@@ -27,7 +27,7 @@ class Region:
         """The longest that a row stayed out of the base table."""
         self.fails: dict[str, BaseException] = {}
         self._takes = {"flush": flush_takes, "commit": commit_takes}
-        self.leads, self.others = True, list[Waiting]()
+        self.leads, self.others = True, list[Backlog]()
         steps = SimpleNamespace(
             waiting=lambda: [self.waiting()],
             flush=self.flush,
@@ -39,11 +39,11 @@ class Region:
         )
         self.loop = CommitLoop(steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> Backlog:
         rows = [*self.memtable, *(row for sst in self.ssts for row in sst)]
         now = self.clock.monotonic()
         unflushed = now - min(self.memtable) if self.memtable else None
-        return Waiting(len(self.ssts), 0, now - min(rows) if rows else None, unflushed)
+        return Backlog(len(self.ssts), 0, now - min(rows) if rows else None, unflushed)
 
     def put(self) -> None:
         self.memtable.append(self.clock.monotonic())
@@ -115,11 +115,11 @@ def test_who_does_not_lead_publishes_in_time_and_commits_nothing() -> None:
 
 def test_who_leads_commits_what_waits_with_others() -> None:
     region = Region(30.0)
-    region.others = [Waiting(1, 0, 10.0)]
+    region.others = [Backlog(1, 0, 10.0)]
     assert region.loop.step() == "nothing"
-    region.others = [Waiting(1, 0, 29.5)]
+    region.others = [Backlog(1, 0, 29.5)]
     assert region.loop.step() == "flush"
-    region.others = [Waiting(8, 0, 1.0)]
+    region.others = [Backlog(8, 0, 1.0)]
     assert region.loop.step() == "commit"
     assert region.done.count("commit") == 2
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from memwal.ingest.region.backlog import Waiting
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.table.commit_policy import CommitLimits, Decision, decide
 
 LIMITS = CommitLimits(interval=30.0, ssts_max=8, size_max=1000)
-IDLE = Waiting(0, 0, None)
+IDLE = Backlog(0, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -16,28 +16,28 @@ IDLE = Waiting(0, 0, None)
     [
         ([], "nothing"),
         ([IDLE, IDLE], "nothing"),
-        ([Waiting(0, 0, 29.9)], "nothing"),
-        ([IDLE, Waiting(0, 0, 30.0)], "flush"),  # a row still in a memtable
-        ([Waiting(1, 10, 30.0)], "flush"),  # in an SST
-        ([Waiting(8, 10, 1.0)], "commit"),
-        ([Waiting(7, 10, 1.0), Waiting(7, 10, 1.0)], "nothing"),  # it is the SSTs of one region that count
-        ([Waiting(1, 600, 1.0), Waiting(1, 400, 1.0)], "commit"),  # and the bytes of all
-        ([Waiting(8, 1000, 31.0)], "flush"),  # when late, what the memtables hold goes along
+        ([Backlog(0, 0, 29.9)], "nothing"),
+        ([IDLE, Backlog(0, 0, 30.0)], "flush"),  # a row still in a memtable
+        ([Backlog(1, 10, 30.0)], "flush"),  # in an SST
+        ([Backlog(8, 10, 1.0)], "commit"),
+        ([Backlog(7, 10, 1.0), Backlog(7, 10, 1.0)], "nothing"),  # it is the SSTs of one region that count
+        ([Backlog(1, 600, 1.0), Backlog(1, 400, 1.0)], "commit"),  # and the bytes of all
+        ([Backlog(8, 1000, 31.0)], "flush"),  # when late, what the memtables hold goes along
     ],
 )
-def test_the_oldest_row_the_ssts_of_a_region_and_all_bytes_decide(regions: list[Waiting], decision: Decision) -> None:
+def test_the_oldest_row_the_ssts_of_a_region_and_all_bytes_decide(regions: list[Backlog], decision: Decision) -> None:
     assert decide(regions, LIMITS, lead=0.0) == decision
 
 
 def test_it_begins_early_by_what_flush_and_commit_take() -> None:
-    assert decide([Waiting(0, 0, 25.0)], LIMITS, lead=4.9) == "nothing"
-    assert decide([Waiting(0, 0, 25.0)], LIMITS, lead=5.0) == "flush"
+    assert decide([Backlog(0, 0, 25.0)], LIMITS, lead=4.9) == "nothing"
+    assert decide([Backlog(0, 0, 25.0)], LIMITS, lead=5.0) == "flush"
 
 
 def test_slow_storage_gets_no_commit_before_half_the_interval() -> None:
-    assert decide([Waiting(0, 0, 14.9)], LIMITS, lead=300.0) == "nothing"
-    assert decide([Waiting(0, 0, 15.0)], LIMITS, lead=300.0) == "flush"
+    assert decide([Backlog(0, 0, 14.9)], LIMITS, lead=300.0) == "nothing"
+    assert decide([Backlog(0, 0, 15.0)], LIMITS, lead=300.0) == "flush"
 
 
 def test_an_interval_of_0_leaves_it_to_the_user() -> None:
-    assert decide([Waiting(99, 10_000, 1e6)], CommitLimits(0.0, 8, 1000), lead=0.0) == "nothing"
+    assert decide([Backlog(99, 10_000, 1e6)], CommitLimits(0.0, 8, 1000), lead=0.0) == "nothing"

@@ -17,7 +17,7 @@ from memwal.ingest.fleet.task import daemons_of, host_of, offset_of
 from memwal.ingest.pipeline.daemons import beside, sending_tasks
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.settings.load import load
-from memwal.ingest.settings.paths import anywhere
+from memwal.ingest.settings.paths import with_absolute_paths
 
 
 def settings(**daemon: Any) -> Any:
@@ -85,7 +85,7 @@ def test_daemons_listen_where_they_are_told_to() -> None:
 
 
 def test_executors_get_paths_that_do_not_depend_on_where_they_run() -> None:
-    found = anywhere(settings(tls_cert="c.pem", tls_key="/etc/k.pem", tls_ca="ca.pem", token="file:token"))
+    found = with_absolute_paths(settings(tls_cert="c.pem", tls_key="/etc/k.pem", tls_ca="ca.pem", token="file:token"))
     here = Path.cwd()
     assert found.table.uri == str(here / "t.lance")
     assert found.dead_letters == str(here / "t.lance.dlq")
@@ -100,7 +100,7 @@ def test_addresses_and_secrets_that_are_no_paths_stay_as_they_are() -> None:
         "dlq": {"uri": "s3://lake/bad"},
     }
     found = load(sections, {})
-    assert anywhere(found) == found
+    assert with_absolute_paths(found) == found
 
 
 @pytest.mark.parametrize("given", ["endpoints", "advertise"])

@@ -15,7 +15,7 @@ from memwal import wal
 from memwal.flush import WriteRules
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.read.levels import OverTaken, RegionView
+from memwal.ingest.read.levels import CaptureOvertaken, RegionView
 from memwal.ingest.region.admission import Admission
 from memwal.ingest.region.core import RegionCore
 from memwal.ingest.region.write_queue import Write
@@ -219,10 +219,10 @@ def test_a_lookup_that_fails_costs_its_callers_an_error_and_the_region_nothing(i
 
 def test_a_view_that_a_commit_overtook_is_captured_again(inserts: Region) -> None:
     inserts.base[1] = row(1)
-    inserts.next = [OverTaken(), OverTaken()]
+    inserts.next = [CaptureOvertaken(), CaptureOvertaken()]
     assert inserts.serve(inserts.put([row(1)])) == [1]
     assert len(inserts.asked) == 3
-    inserts.next = [OverTaken()] * 100
+    inserts.next = [CaptureOvertaken()] * 100
     (error,) = inserts.serve(inserts.put([row(1)]))
     assert isinstance(error, Unavailable)
     inserts.next = []

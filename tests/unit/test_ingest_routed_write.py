@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.tokens import Receipt, Rising, Token
+from memwal.ingest.api.tokens import HighestTokens, Receipt, Token
 from memwal.ingest.client.router import Call, Router
 from memwal.ingest.client.scatter import Splitter
 from memwal.ingest.client.writes import RoutedWrite
@@ -181,7 +181,7 @@ def test_a_token_is_compared_over_daemons_before_anything_is_sent(
 
 
 def test_a_client_asks_about_each_name_once() -> None:
-    rising = Rising()
+    rising = HighestTokens()
     assert not rising.rises(Token("loader", 4))
     rising.taken(Token("loader", 4))
     assert rising.rises(Token("loader", 5))

@@ -9,7 +9,7 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
 
-class Patience:
+class ConflictRetries:
     """Counts conflicts in a row, waits longer after each, gives up after `retries`.
 
     Thread safety. One thread only.

@@ -1,7 +1,7 @@
 """How long a storage call is tried: ever longer pauses inside one budget.
 
 The budget applies to writes and reads. A write that must be settled (`wal.slot`) counts its attempts itself, because
-their outcomes decide which error it raises. A read is simpler: `PatientReads` retries it and raises the last attempt's
+their outcomes decide which error it raises. A read is simpler: `RetriedReads` retries it and raises the last attempt's
 error. A configuration that storage refuses (StoreRefused) is never retried.
 
 Work without a budget, a flush, is retried until it succeeds, with the pauses of `Backoff`.
@@ -23,7 +23,7 @@ _LONGEST_PAUSE = 1.0
 Answer = TypeVar("Answer")
 
 
-class Patience:
+class RetryBudget:
     """Pauses between the attempts at one call, doubling from 20 ms to 1 s.
 
     Thread safety. One thread.
@@ -69,7 +69,7 @@ class Backoff:
         self._next = self._first
 
 
-class PatientReads:
+class RetriedReads:
     """An object store whose reads are retried while it is unavailable.
 
     Thread safety. As the store's; each call has a budget of its own.
@@ -131,18 +131,18 @@ class PatientReads:
         return self._store.url(key)
 
     def _patiently(self, read: Callable[[], Answer]) -> Answer:
-        patience: Patience | None = None
+        patience: RetryBudget | None = None
         attempts = 0
         while True:
             try:
                 return read()
             except StoreUnavailable as error:
                 attempts += 1
-                patience = patience or Patience(self._clock, self._options)
+                patience = patience or RetryBudget(self._clock, self._options)
                 if not patience.wait():
                     raise StoreUnavailable(f"{error} ({attempts} attempts in {patience.seconds:.1f}s)") from error
 
 
-def patient(store: ObjectStore, clock: Clock, options: WalOptions) -> PatientReads:
+def with_retried_reads(store: ObjectStore, clock: Clock, options: WalOptions) -> RetriedReads:
     """`store` with retried reads; itself where it has them already, so that one budget is not spent twice."""
-    return store if isinstance(store, PatientReads) else PatientReads(store, clock, options)
+    return store if isinstance(store, RetriedReads) else RetriedReads(store, clock, options)
