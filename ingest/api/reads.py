@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -15,6 +16,31 @@ from memwal.ingest.suggest import suggestion
 
 Level = Literal["committed", "flushed", "durable", "latest"]
 LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True)
+class ReadKind:
+    """How a read travels to daemons, and how the answers of several owners become one.
+
+    `sends`: the argument that travels as Arrow data; keys go to their owners only. `counts`: the answer is a number, and
+    answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best; without it rows
+    are concatenated, up to `limit`.
+    """
+
+    sends: Literal["keys", "vector"] | None = None
+    counts: bool = False
+    score: str | None = None
+    ascending: bool = True
+
+
+READS: Mapping[str, ReadKind] = {
+    "get": ReadKind(sends="keys"),
+    "scan": ReadKind(),
+    "count": ReadKind(counts=True),
+    "search": ReadKind(sends="vector", score="_distance"),
+    "match": ReadKind(score="_score", ascending=False),
+}
+"""By the name of the method. Clients and daemons know reads by this alone."""
 
 
 class Reads(ABC):

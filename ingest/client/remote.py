@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from memwal.flush import CommitReport
 from memwal.ingest.api.keys import normalise_keys
-from memwal.ingest.api.reads import Reads
+from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
 from memwal.ingest.client.retry import Attempts, abandon_if_moved
@@ -269,10 +269,10 @@ class RemoteTable(Reads):
 
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         request["level"] = level
-        rows = None
-        if read == "get":
+        rows, sends = None, READS[read].sends
+        if sends == "keys":
             rows = normalise_keys(request.pop("keys"), self.schema, self.key)
-        elif read == "search":
+        elif sends == "vector":
             rows = as_vector(request.pop("vector"))
         return self._patiently(partial(self._read, read, request, rows), READ_TIMEOUT)
 
@@ -282,11 +282,12 @@ class RemoteTable(Reads):
             sole = self.router.owner(self.router.regions[0])
         if sole is not None:
             return self._all_of([Call(sole, self.router.regions, partial(sole.read, read, request, rows, within))])[0]
-        if read == "get":
+        kind = READS[read]
+        if kind.sends == "keys":
             assert rows is not None
-            return self._get(rows, request, within)
+            return self._get(read, rows, request, within)
         answers = self._of_owners(read, request, within, rows)
-        return sum(answers) if read == "count" else merged(read, answers, request)
+        return sum(answers) if kind.counts else merged(kind, answers, request)
 
     def _of_owners(self, name: str, request: dict[str, Any], within: float, rows: pa.Table | None = None) -> list[Any]:
         """Return the answers of every owner to a read of all regions, or to "flush". Raises: `deciding_failure`."""
@@ -312,7 +313,7 @@ class RemoteTable(Reads):
             raise deciding_failure(failed, repeatable=True, alone=self.router.alone)
         return [answer for answer in answers if not isinstance(answer, MemWalError)]
 
-    def _get(self, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:
+    def _get(self, read: str, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:
         """Ask the owner of each key's region."""
         router, splitter, columns = self.router, self.splitter, request["columns"]
         buckets = splitter.buckets(keys)
@@ -323,6 +324,6 @@ class RemoteTable(Reads):
             mine = [bucket for bucket in present if router.regions[bucket] in regions]
             asked, to = keys.filter(pa.array(np.isin(buckets, mine))), router.connection(endpoint)
             asking = {**request, "columns": wanted, "regions": regions, "routing": splitter.routing}
-            calls.append(Call(to, regions, partial(to.read, "get", asking, asked, within)))
+            calls.append(Call(to, regions, partial(to.read, read, asking, asked, within)))
         found = in_asked_order(self._all_of(calls), keys)
         return found if columns is None else found.select([*dict.fromkeys(columns)])

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.flush.base.sharding import Routing
+from memwal.ingest.api.reads import ReadKind
 from memwal.ingest.api.rows import check_encoding, first_of_each_key
 from memwal.ingest.errors import BUSY, Unavailable
 from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombstones, with_tombstone
@@ -24,13 +25,11 @@ from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombston
 _ROW, _AT = "_memwal_row", "_memwal_at"
 
 
-def merged(read: str, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
+def merged(kind: ReadKind, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
     """Merge the answers of several owners to one read. Raises: Unavailable if columns changed in between."""
     parts = _alike(answers)
-    if read == "search":
-        return best_of(parts, "_distance", request["k"], ascending=True)
-    if read == "match":
-        return best_of(parts, "_score", request["k"], ascending=False)
+    if kind.score is not None:
+        return best_of(parts, kind.score, request["k"], ascending=kind.ascending)
     rows = pa.concat_tables(parts)
     return rows if request["limit"] is None else rows.slice(0, request["limit"])
 

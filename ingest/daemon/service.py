@@ -26,14 +26,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from memwal.ingest.api.reads import Reads
+from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.refusals import coming_back, expect_routing, wrong_table
@@ -141,15 +141,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table:
         op = request.pop("op")
-        table = self._of(request)
-        if op == "get":
-            return table.get(rows, **request)
-        if op == "search" and rows is not None:
-            return table.search(vector=rows.column(0).combine_chunks(), **request)
-        if op in ("scan", "match"):
-            reads: dict[str, Callable[..., pa.Table]] = {"scan": table.scan, "match": table.match}
-            return reads[op](**request)
-        raise Invalid(f"unknown read {op!r}")
+        kind = READS.get(op)
+        if kind is None or kind.counts or (rows is None) != (kind.sends is None):
+            raise Invalid(f"unknown read {op!r}")
+        if rows is not None:
+            request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
+        found: pa.Table = getattr(self._of(request), op)(**request)
+        return found
 
     def _of(self, request: dict[str, Any]) -> Reads:
         """Return the reads of the regions that `request` names, and remove these from it."""
@@ -159,7 +157,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:
         acts: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "count": lambda request: self._of(request).count(**request),
+            **{name: partial(self._count, name) for name, kind in READS.items() if kind.counts},
             "applied": self._applied,
             "status": lambda _: self.table.status(),
             "flush": lambda _: self.table.flush(),
@@ -172,6 +170,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if name not in acts:
             raise Invalid(f"unknown action {name!r}")
         return acts[name](request)
+
+    def _count(self, name: str, request: dict[str, Any]) -> int:
+        return int(getattr(self._of(request), name)(**request))
 
     def _applied(self, request: dict[str, Any]) -> Sequence[int | None]:
         table = self.table

@@ -20,6 +20,7 @@ from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.source.columns import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
 from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.source.strict_texts import ALL_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Ma
     if settings.source.format == KAFKA:
         mapping = record_mapping(settings.source, schema, key)
         return _of_kind(of_topics=True, read=lambda letters: rows_of_records(letters, mapping, settings))
-    texts = settings.source.format == "csv"
+    texts = settings.source.format in ALL_TEXT
     return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema, texts=texts))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from memwal.ingest.api.reads import READS
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.rpc.credentials import bearer
@@ -82,8 +83,8 @@ class Connection:
     def read(
         self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
     ) -> Any:
-        """Run a read; return its answer. `rows`: the keys of a get, the vector of a search."""
-        if read in ("count", "applied"):
+        """Run one of `READS`, or the action "applied"; return its answer. `rows`: what the read `sends`."""
+        if read == "applied" or READS[read].counts:
             return self.act(read, request, timeout)
         ticket = flight.Ticket(pack({"op": read, **self._table_name(), **request}, rows))
         return self._client.do_get(ticket, self._options(timeout)).read_all()

@@ -31,6 +31,7 @@ from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE
 from memwal.ingest.source.feed import feed_files, visible_files
 from memwal.ingest.source.file_types import readable
+from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.schema import quoted, spark_schema
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 FILES_CHECKED = 256
 """Files whose schemas are read before the query starts (about 1 ms each); the others are checked while reading."""
 

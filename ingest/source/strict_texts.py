@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 STRICT = ("json", "csv")
 """Formats of files that are read strictly."""
+ALL_TEXT = ("csv",)
+"""Those of them that have no other values than texts."""
 _SHOWN = 40
 _DAY = r"\d{4,}-\d\d-\d\d"
 _TIME = _DAY + r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?"
@@ -37,7 +39,7 @@ def read_type(kind: pa.DataType, form: str) -> pa.DataType:
 
     Raises: Invalid for a list or struct of CSV.
     """
-    if form == "csv":
+    if form in ALL_TEXT:
         if pa.types.is_nested(kind):
             raise Invalid(f"CSV files have no values of the type {kind}; use JSON or Parquet, or another column type")
         return pa.string()
@@ -84,7 +86,7 @@ def _is_guessed(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType, form: str) -> bool:
-    return form == "csv" or _is_guessed(kind)
+    return form in ALL_TEXT or _is_guessed(kind)
 
 
 class _Texts:

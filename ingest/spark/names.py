@@ -11,21 +11,8 @@ from collections.abc import Collection, Iterator
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import SourceSettings
 
-FORMATS = (
-    "parquet",
-    "orc",
-    "json",
-    "csv",
-    "text",
-    "avro",
-    "xml",
-    "kafka",
-    "delta",
-    "iceberg",
-    "hudi",
-    "rate",
-    "socket",
-)
+FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
+FORMATS = (*FILE_FORMATS, "kafka", "delta", "iceberg", "hudi", "rate", "socket")
 _FILES = (
     *("maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "cleanSource"),
     *("sourceArchiveDir", "pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "basePath"),
@@ -70,7 +57,7 @@ def misspelt(source: SourceSettings) -> Iterator[str]:
     """Yield a message for each misspelt name in a source's format, options and Spark configuration."""
     if meant := _meant(source.format, FORMATS):
         yield f"source.format: Spark has no source {source.format!r}; did you mean {meant!r}?"
-    for name in source.options if source.format in FORMATS[:7] else ():
+    for name in source.options if source.format in FILE_FORMATS else ():
         if meant := _meant(name, _FILES):
             yield f"[source] options.{name}: Spark would ignore it; did you mean {meant!r}?"
     for name in source.spark:

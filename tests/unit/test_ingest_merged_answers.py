@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.client.scatter import best_of, in_asked_order, merged, merged_status
 from memwal.ingest.errors import Unavailable
 
@@ -29,15 +30,20 @@ def test_the_best_of_several_rankings() -> None:
     assert best.column("id").to_pylist() == [0, 10, 1]
 
 
+def test_every_read_says_how_it_travels() -> None:
+    methods = {name for name, member in vars(Reads).items() if not name.startswith("_") and callable(member)}
+    assert set(READS) == methods
+
+
 def test_a_limit_counts_over_all_answers() -> None:
     answers = [pa.table({"a": [1, 2]}), pa.table({"a": [3, 4]})]
-    assert merged("scan", answers, {"limit": 3}).column("a").to_pylist() == [1, 2, 3]
-    assert merged("scan", answers, {"limit": None}).num_rows == 4
+    assert merged(READS["scan"], answers, {"limit": 3}).column("a").to_pylist() == [1, 2, 3]
+    assert merged(READS["scan"], answers, {"limit": None}).num_rows == 4
 
 
 def test_answers_with_different_columns_are_asked_for_again() -> None:
     with pytest.raises(Unavailable, match="changed the table's columns") as told:
-        merged("scan", [pa.table({"a": [1]}), pa.table({"b": [1]})], {"limit": None})
+        merged(READS["scan"], [pa.table({"a": [1]}), pa.table({"b": [1]})], {"limit": None})
     assert told.value.details == {"reason": "busy"}
 
 
