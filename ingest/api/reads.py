@@ -22,9 +22,9 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 class ReadKind:
     """How a read travels to daemons, and how the answers of several owners become one.
 
-    `sends`: the argument that travels as Arrow data; keys go to their owners only. `counts`: the answer is a number, and
-    answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best; without it rows
-    are concatenated, up to `limit`.
+    `sends`: the argument that travels as Arrow data; keys go to their owners only. `counts`: the answer is a number,
+    and answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best; without it
+    rows are concatenated, up to `limit`.
     """
 
     sends: Literal["keys", "vector"] | None = None
