@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from memwal.ingest.errors import Internal, Invalid, MemWalError, classify
+from memwal.ingest.cli.failure import lines_of, report
+from memwal.ingest.errors import Invalid
 from memwal.ingest.ops.logs import silence_grpc
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def check(config: Config) -> int:
     lines, pipelines = [], load_every(config, os.environ)
     for name, settings in pipelines.items():
         _, problems = find_problems(settings, os.environ, starts=False)
-        lines += [f"{name}: {line}" for problem in problems for line in _lines(problem)]
+        lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
     for name in pipelines:
@@ -374,28 +375,8 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - the edge of the program
         from memwal.wal.panics import as_exception  # not above: most commands begin sooner without the storage packages
 
-        code = _report(as_exception(error))
+        code = report(as_exception(error))
     sys.exit(code or 0)
-
-
-def _report(error: BaseException) -> int:
-    """Print an error, one line per problem; return the exit code."""
-    usage = getattr(error, "format_message", None)
-    if usage is not None and not usage():
-        return Invalid.exit_code  # no command was given: Typer has printed the help already
-    found: MemWalError = Invalid(f"{usage()} (see memwal --help)") if usage is not None else classify(error)
-    for line in _lines(found):
-        print(f"memwal: {line}", file=sys.stderr)
-    if os.environ.get("MEMWAL_TRACEBACK"):
-        raise error
-    return found.exit_code
-
-
-def _lines(error: MemWalError) -> tuple[str, ...]:
-    """Return one line per problem; for an internal error, whose text may be anything, one line in all."""
-    if not isinstance(error, Internal):
-        return error.lines
-    return (f"{error.lines[0]}; this is a bug in memwal: please report it with the output of MEMWAL_TRACEBACK=1",)
 
 
 def _console() -> Console:

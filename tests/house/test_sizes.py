@@ -1,4 +1,4 @@
-"""Functions of at most 60 lines, files of at most 500: both ratchets, lowered when the code allows it, never raised."""
+"""Functions of at most 60 lines, files of at most 400: both ratchets, lowered when the code allows it, never raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 FUNCTION_LINES = 60
-FILE_LINES = 500
+FILE_LINES = 400
 
 
 def lines_of(node: ast.stmt) -> int:

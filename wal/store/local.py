@@ -32,61 +32,14 @@ from contextlib import suppress
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
 
-from memwal.wal.errors import StoreRefused, StoreUnavailable
+from memwal.wal.errors import StoreRefused
 from memwal.wal.layout import is_in_sst
+from memwal.wal.store.file_errors import NOT_LINKED, failed
 from memwal.wal.store.port import ObjectInfo, PutOutcome
 
 _TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64
-_TRY_AGAIN = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.EAGAIN,
-    errno.EBUSY,
-    # Of file systems on a network or in another process:
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EREMOTEIO,
-    errno.ENOTCONN,
-    errno.ECONNRESET,
-    errno.ECONNABORTED,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.ENOLCK,
-}
-_NOT_LINKED = {
-    errno.EPERM,
-    errno.EACCES,
-    errno.EROFS,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EXDEV,
-    errno.EMLINK,
-    errno.ENAMETOOLONG,
-    errno.ENOSPC,
-    errno.EDQUOT,
-}
-"""Errors by which a file system refuses link(2). After any other error the link may exist."""
-_REMEDY = {
-    errno.ENOSPC: "free space on this file system",
-    errno.EDQUOT: "raise the disk quota or free space",
-    errno.EROFS: "the file system is read-only: remount it writable, or give another path",
-    errno.EACCES: "give this user read, write and search permission",
-    errno.EPERM: "use a file system that has hard links, and a directory this user may write",
-    errno.EOPNOTSUPP: "use a file system that has hard links",
-    errno.ENOSYS: "use a file system that has hard links",
-    errno.EEXIST: "a part of the path is a file: give a directory",
-    errno.ENOTDIR: "a part of the path is a file: give a directory",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-}
 
 
 def _make_directory(path: Path) -> None:
@@ -161,7 +114,7 @@ class LocalStore:
         except OSError as error:
             if error.errno == errno.ESTALE:
                 self._forget(folder)  # the descriptor stays stale; the path may work again
-            self._fail(key, error)
+            raise failed(f"{self.root}/{key}", error) from error
 
     def put(self, key: str, data: bytes) -> None:
         """Create or overwrite `key`, atomically but without any fsync: for hints only."""
@@ -177,7 +130,7 @@ class LocalStore:
                 raise
         except OSError as error:
             self._forget(folder)
-            self._fail(key, error)
+            raise failed(f"{self.root}/{key}", error) from error
 
     def get(self, key: str) -> bytes | None:
         """The object's bytes, or None. Raises StoreUnavailable, StoreRefused."""
@@ -187,7 +140,7 @@ class LocalStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._fail(key, error)
+            raise failed(f"{self.root}/{key}", error) from error
 
     def exists(self, key: str) -> bool:
         """Whether `key` is a file. Raises StoreUnavailable, StoreRefused."""
@@ -196,7 +149,7 @@ class LocalStore:
         except FileNotFoundError:
             return False
         except OSError as error:
-            self._fail(key, error)
+            raise failed(f"{self.root}/{key}", error) from error
         return True
 
     def children(self, prefix: str) -> list[str]:
@@ -207,7 +160,7 @@ class LocalStore:
         except FileNotFoundError:
             return []
         except OSError as error:
-            self._fail(prefix, error)
+            raise failed(f"{self.root}/{prefix}", error) from error
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
         """Every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
@@ -218,7 +171,7 @@ class LocalStore:
                     status = Path(self.root, key).stat()
                     found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         except OSError as error:
-            self._fail(prefix, error)
+            raise failed(f"{self.root}/{prefix}", error) from error
         return found
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
@@ -230,7 +183,7 @@ class LocalStore:
                     status = Path(self.root, key).stat()
                     found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         except OSError as error:
-            self._fail(prefix, error)
+            raise failed(f"{self.root}/{prefix}", error) from error
         return found
 
     def remove_leftovers(self, prefix: str) -> None:
@@ -249,7 +202,7 @@ class LocalStore:
         try:
             return [*islice((key for key in self._walk(folder + slash) if key.startswith(prefix)), most)]
         except OSError as error:
-            self._fail(prefix, error)
+            raise failed(f"{self.root}/{prefix}", error) from error
 
     def list(self, prefix: str) -> list[str]:
         """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
@@ -257,7 +210,7 @@ class LocalStore:
         try:
             return [key for key in self._walk(folder + slash) if key.startswith(prefix)]
         except OSError as error:
-            self._fail(prefix, error)
+            raise failed(f"{self.root}/{prefix}", error) from error
 
     def delete(self, key: str) -> None:
         """Remove `key` if it exists; directories stay. Raises StoreUnavailable, StoreRefused."""
@@ -266,7 +219,7 @@ class LocalStore:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._fail(key, error)
+            raise failed(f"{self.root}/{key}", error) from error
 
     def url(self, key: str) -> str:
         """The absolute path of `key`."""
@@ -293,7 +246,7 @@ class LocalStore:
         except FileExistsError:
             return PutOutcome.ALREADY_EXISTS
         except OSError as error:
-            if error.errno in _NOT_LINKED and self._has_one_name(directory, temporary):
+            if error.errno in NOT_LINKED and self._has_one_name(directory, temporary):
                 raise
             return PutOutcome.OUTCOME_UNKNOWN
         return PutOutcome.CREATED
@@ -404,8 +357,3 @@ class LocalStore:
                         yield folder + each.name
         except (FileNotFoundError, NotADirectoryError):
             return
-
-    def _fail(self, key: str, error: OSError) -> NoReturn:
-        remedy = _REMEDY.get(error.errno or 0)
-        said = f"{self.root}/{key}: {error.strerror or error}" + (f"; {remedy}" if remedy else "")
-        raise (StoreUnavailable if error.errno in _TRY_AGAIN else StoreRefused)(said) from error

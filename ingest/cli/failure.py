@@ -1,0 +1,32 @@
+"""How a command fails: one line per problem on standard error, and an exit code.
+
+Exit code 2: the user can correct the request or the configuration. 1: anything else. `MEMWAL_TRACEBACK` in the
+environment adds the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from memwal.ingest.errors import Internal, Invalid, MemWalError, classify
+
+
+def report(error: BaseException) -> int:
+    """Print an error, one line per problem; return the exit code."""
+    usage = getattr(error, "format_message", None)
+    if usage is not None and not usage():
+        return Invalid.exit_code  # no command was given: Typer has printed the help already
+    found: MemWalError = Invalid(f"{usage()} (see memwal --help)") if usage is not None else classify(error)
+    for line in lines_of(found):
+        print(f"memwal: {line}", file=sys.stderr)
+    if os.environ.get("MEMWAL_TRACEBACK"):
+        raise error
+    return found.exit_code
+
+
+def lines_of(error: MemWalError) -> tuple[str, ...]:
+    """Return one line per problem; for an internal error, whose text may be anything, one line in all."""
+    if not isinstance(error, Internal):
+        return error.lines
+    return (f"{error.lines[0]}; this is a bug in memwal: please report it with the output of MEMWAL_TRACEBACK=1",)
