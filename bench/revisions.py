@@ -32,8 +32,8 @@ HERE = Path(__file__).resolve().parent
 
 
 class OfATree(Contender):
-    """A contender that runs as the code in `tree` has it, in a process of its own. A folder of the name memwal is
-    imported as the package of this name.
+    """A contender that runs as the code in `tree` has it, in a process of its own. `tree` is called memwal, as the
+    package that it is.
 
     Raises: ChildProcessError when that process ends, which then has said why on its standard error.
     """
@@ -41,8 +41,7 @@ class OfATree(Contender):
     def __init__(self, tree: Path, side: Side, benchmark: str, number: int, like: Contender, mode: str) -> None:
         super().__init__(like.name, side, like.settings, question=like.name, note=like.note)
         command = [sys.executable, "-P", str(HERE / "contender_process.py"), benchmark, str(number), mode]
-        found_in = [tree, tree.parent] if tree.name == "memwal" else [tree]  # else what is installed leads to it
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, found_in))}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tree, tree.parent)))}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree
         )
@@ -68,12 +67,12 @@ class OfATree(Contender):
         return found
 
 
-def beside(benchmark: Benchmark, older: Path, mode: str) -> Benchmark:
-    """The same question, put to memwal's contenders as this tree and as `older` have them."""
+def beside(benchmark: Benchmark, newer: Path, older: Path, mode: str) -> Benchmark:
+    """The same question, put to memwal's contenders as two trees have them."""
 
     def contenders(values: Values) -> Sequence[Contender]:
         ours = [(n, each) for n, each in enumerate(benchmark.contenders(values)) if each.side == "memwal"]
-        trees: tuple[tuple[Path, Side], ...] = ((HERE.parent, "memwal"), (older, "lance"))
+        trees: tuple[tuple[Path, Side], ...] = ((newer, "memwal"), (older, "lance"))
         return [OfATree(tree, side, benchmark.name, n, each, mode) for n, each in ours for tree, side in trees]
 
     return replace(benchmark, contenders=contenders)
@@ -119,9 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tempfile.TemporaryDirectory(dir=given.workdir) as directory,
             checked_out(given.revision, Path(directory) / "older" / "memwal") as older,
         ):
+            newer = Path(directory) / "newer" / "memwal"
+            newer.parent.mkdir()
+            newer.symlink_to(HERE.parent, target_is_directory=True)
             for each in chosen(given.names):
                 at = Path(directory) / each.name
-                for line in lines(run(beside(each, older, mode), at, smoke=given.smoke, rounds=given.rounds)):
+                for line in lines(run(beside(each, newer, older, mode), at, smoke=given.smoke, rounds=given.rounds)):
                     print(line, flush=True)
     except (LookupError, ValueError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)

@@ -60,7 +60,7 @@ class Verdict(Enum):
 
     LISTED = "listed"
     UNPUBLISHED = "unpublished"
-    OUTLIVED = "note_older_than_claim"
+    OUTLIVED = "outlived"
     ABANDONED = "abandoned"
     UNACCOUNTED = "unaccounted"
     NEEDED = "needed"

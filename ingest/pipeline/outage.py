@@ -64,7 +64,7 @@ class Outage:
 
     def look(self, status: Mapping[str, Any]) -> None:
         """Note the `status` of the query: if it waits for data or its next trigger, the source has answered."""
-        if self._since is not None and str(status.get("message", "")).startswith("Backlog"):
+        if self._since is not None and str(status.get("message", "")).startswith("Waiting"):
             self.over()
 
     def over(self) -> None:

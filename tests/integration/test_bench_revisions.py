@@ -14,8 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with one commit of the packages as they are."""
+    """A repository with one commit of the package as it is."""
     at = tmp_path / "checkout"
+    at.mkdir()
+    shutil.copy(ROOT / "__init__.py", at)
     for package in ("ingest", "memtable", "wal", "flush", "bench"):
         shutil.copytree(ROOT / package, at / package, ignore=shutil.ignore_patterns("__pycache__"))
     who = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]

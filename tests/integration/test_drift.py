@@ -41,7 +41,7 @@ def test_new_fields_become_columns_and_no_row_is_lost_or_doubled(
     ran = cli("run", configured("add"), "--once", process=True)
     assert ran.code == 0
     assert "new columns: grade" in ran.out
-    assert "new columns: tags, more" in ran.out
+    assert "tags, more" in ran.out  # in a line of their own, unless one look met both files
     assert "fields of the source that become no columns, and are left out: 'Grade'" in ran.err
     nothing = {"name": None, "grade": None, "tags": None, "more": None}
     first = [{**nothing, "id": id, "name": "a"} for id in range(10)]

@@ -29,7 +29,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "bytes": (lambda t: t.scan(filter=b"price > 5"), "filter = bytes"),
     "a list for a filter": (lambda t: t.scan(filter=["price > 5"]), "filter = list"),
     "a number of columns": (lambda t: t.scan(5), r"columns = int 5: write a list of column names"),
-    "append_if_unchanged": (lambda t: t.search(VECTOR, "vector"), "column = list .*: write a text"),
+    "swapped": (lambda t: t.search(VECTOR, "vector"), "column = list .*: write a text"),
     "several columns": (lambda t: t.match(["body"], "a"), "column = list .*: write a text"),
     "delete where": (lambda t: t.delete(where="price > 5"), r"delete\(\) has no argument 'where'"),
     "delete nothing": (lambda t: t.delete(), r"delete\(\): missing .*'keys'"),

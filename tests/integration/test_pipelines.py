@@ -84,4 +84,4 @@ def test_pipelines_that_get_in_each_others_way_are_refused_before_anything_is_wr
     ]
     unnamed = cli("status", several)
     assert unnamed.code == 2
-    assert f"write one behind it: {several}:first, {several}:second, {several}:events" in unnamed.error_lines[0]
+    assert f"choose one: {several}:first, {several}:second, {several}:events" in unnamed.error_lines[0]

@@ -408,7 +408,7 @@ def test_two_processes_taking_the_region_from_each_other(tmp_path: Path) -> None
     rows_found = found(take(LocalStore(tmp_path), 5))
     assert len(rows_found) == len(set(rows_found))
     assert sorted(rows_found) == sorted(acked)
-    assert len(acked) > 30
+    assert len(acked) >= 30  # nobody fences the last claim of all
     check_chain(LocalStore(tmp_path))
 
 
