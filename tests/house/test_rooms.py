@@ -1,4 +1,4 @@
-"""Rooms import each other as the table in ingest/README.md says, and no files import each other in a circle."""
+"""Rooms import each other as the table in their package's README says, and no files import each other in a circle."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ def rows(text: str) -> Iterator[list[str]]:
         inside = inside or "imports" in cells
 
 
+@pytest.fixture(params=["ingest", "flush"])
+def package(request: pytest.FixtureRequest) -> str:
+    """A package that is made of rooms."""
+    return str(request.param)
+
+
 @pytest.fixture
-def allowed(root: Path) -> dict[str, set[str]]:
-    """By room of `ingest`, in their order: the rooms that it may import."""
+def allowed(root: Path, package: str) -> dict[str, set[str]]:
+    """By room of the package, in their order: the rooms that it may import."""
     found = {}
-    for cells in rows((root / "ingest" / "README.md").read_text(encoding="utf-8")):
-        name = cells[0].strip("`")
+    for cells in rows((root / package / "README.md").read_text(encoding="utf-8")):
+        name = cells[0].partition("](")[0].strip("`[")
         found[name] = {each.strip() for each in cells[1].split(",")} - {"–"}
     del found["the root"]
     return found
@@ -79,14 +85,20 @@ def circle(arrows: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_rooms_import_what_the_readme_says(arrows: Mapping[str, set[str]], allowed: Mapping[str, set[str]]) -> None:
+def rooms_of(targets: set[str], package: str, allowed: Mapping[str, set[str]]) -> set[str]:
+    """The rooms of `package` among imported modules."""
+    return {target.split(".")[1] for target in targets if target.startswith(f"{package}.")} & set(allowed)
+
+
+def test_rooms_import_what_the_readme_says(
+    arrows: Mapping[str, set[str]], package: str, allowed: Mapping[str, set[str]]
+) -> None:
     used: dict[str, set[str]] = {room: set() for room in allowed}
     for module, targets in arrows.items():
-        package, _, rest = module.partition(".")
+        top, _, rest = module.partition(".")
         room = rest.partition(".")[0]
-        if package == "ingest" and "." in rest:
-            used[room] |= {target.split(".")[1] for target in targets if target.startswith("ingest.")} & set(allowed)
-            used[room].discard(room)
+        if top == package and room in allowed:
+            used[room] |= rooms_of(targets, package, allowed) - {room}
     assert used == dict(allowed)
 
 
@@ -97,16 +109,14 @@ def test_a_room_imports_those_above_it_in_the_table_only(allowed: Mapping[str, s
     ] == []
 
 
-def test_the_root_imports_no_room(arrows: Mapping[str, set[str]], allowed: Mapping[str, set[str]]) -> None:
-    loose = [module for module in arrows if module.startswith("ingest.") and module.count(".") == 1]
-    found = [
-        (module, target)
-        for module in loose
-        if module.split(".")[1] not in allowed
-        for target in arrows[module]
-        if target.startswith("ingest.") and target.split(".")[1] in allowed
+def test_the_root_imports_no_room(
+    arrows: Mapping[str, set[str]], package: str, allowed: Mapping[str, set[str]]
+) -> None:
+    loose = [module for module in arrows if module.startswith(f"{package}.") and module.count(".") == 1]
+    root = [module for module in loose if module.split(".")[1] not in allowed]
+    assert [(module, rooms_of(arrows[module], package, allowed)) for module in root] == [
+        (module, set()) for module in root
     ]
-    assert found == []
 
 
 def test_no_files_import_each_other_in_a_circle(arrows: Mapping[str, set[str]]) -> None:
@@ -118,7 +128,7 @@ def test_a_circle_is_found() -> None:
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_the_root_has_the_modules_that_the_readme_names(root: Path) -> None:
-    named = named_modules((root / "ingest" / "README.md").read_text(encoding="utf-8"))
-    loose = sorted(path.stem for path in (root / "ingest").glob("*.py") if path.stem != "__init__")
+def test_the_root_has_the_modules_that_the_readme_names(root: Path, package: str) -> None:
+    named = named_modules((root / package / "README.md").read_text(encoding="utf-8"))
+    loose = sorted(path.stem for path in (root / package).glob("*.py") if path.stem != "__init__")
     assert [name for name in named if "/" not in name] == loose
