@@ -193,46 +193,46 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
     """
     from pyarrow import flight
 
-    import memwal.flush.errors
-    import memwal.memtable.errors
-    import memwal.wal.errors
-    import memwal.wal.panics
+    from memwal.flush import errors as flush_errors
+    from memwal.memtable import errors as memtable_errors
+    from memwal.wal import errors as wal_errors
+    from memwal.wal.panics import RustPanic
 
     wrong_request = (
-        memwal.memtable.errors.InvalidRows,
-        memwal.wal.errors.StoreRefused,
-        memwal.flush.errors.NotALanceTable,
-        memwal.flush.errors.TableExists,
-        memwal.flush.errors.NotInitialised,
-        memwal.flush.errors.UnsupportedTable,
-        memwal.flush.errors.InvalidFileOptions,
-        memwal.flush.errors.InvalidResize,
+        memtable_errors.InvalidRows,
+        wal_errors.StoreRefused,
+        flush_errors.NotALanceTable,
+        flush_errors.TableExists,
+        flush_errors.NotInitialised,
+        flush_errors.UnsupportedTable,
+        flush_errors.InvalidFileOptions,
+        flush_errors.InvalidResize,
         flight.FlightUnauthenticatedError,
         flight.FlightUnauthorizedError,
     )
     may_pass = (
-        memwal.wal.errors.Poisoned,
-        memwal.wal.errors.StoreUnavailable,
-        memwal.wal.errors.Overtaken,
-        memwal.wal.errors.Sealed,
-        memwal.wal.errors.Resized,
-        memwal.flush.errors.SstInvalid,
-        memwal.flush.errors.CommitConflict,
+        wal_errors.Poisoned,
+        wal_errors.StoreUnavailable,
+        wal_errors.Overtaken,
+        wal_errors.Sealed,
+        wal_errors.Resized,
+        flush_errors.SstInvalid,
+        flush_errors.CommitConflict,
         flight.FlightUnavailableError,
     )
     # MemTableFailed: the rows are in the WAL already, and the next claim of the region replays them.
     may_be_applied = (
-        memwal.wal.errors.OutcomeUnknown,
-        memwal.memtable.errors.MemTableFailed,
+        wal_errors.OutcomeUnknown,
+        memtable_errors.MemTableFailed,
         flight.FlightTimedOutError,
     )
     return (
-        ((memwal.wal.errors.Fenced,), FencedError),
+        ((wal_errors.Fenced,), FencedError),
         (may_be_applied, UnknownOutcome),
-        ((memwal.wal.errors.Corrupt, memwal.flush.errors.CountMismatch), Corrupted),
+        ((wal_errors.Corrupt, flush_errors.CountMismatch), Corrupted),
         (wrong_request, Invalid),
         (may_pass, Unavailable),
-        ((memwal.wal.panics.RustPanic,), Internal),
+        ((RustPanic,), Internal),
     )
 
 

@@ -84,31 +84,31 @@ class RetriedReads:
 
     def get(self, key: str) -> bytes | None:
         """As the store's `get`."""
-        return self._patiently(lambda: self._store.get(key))
+        return self._retried(lambda: self._store.get(key))
 
     def exists(self, key: str) -> bool:
         """As the store's `exists`."""
-        return self._patiently(lambda: self._store.exists(key))
+        return self._retried(lambda: self._store.exists(key))
 
     def children(self, prefix: str) -> list[str]:
         """As the store's `children`."""
-        return self._patiently(lambda: self._store.children(prefix))
+        return self._retried(lambda: self._store.children(prefix))
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
         """As the store's `describe`."""
-        return self._patiently(lambda: self._store.describe(prefix))
+        return self._retried(lambda: self._store.describe(prefix))
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
         """As the store's `leftovers`."""
-        return self._patiently(lambda: self._store.leftovers(prefix))
+        return self._retried(lambda: self._store.leftovers(prefix))
 
     def list_some(self, prefix: str, most: int) -> list[str]:
         """As the store's `list_some`."""
-        return self._patiently(lambda: self._store.list_some(prefix, most))
+        return self._retried(lambda: self._store.list_some(prefix, most))
 
     def list(self, prefix: str) -> list[str]:
         """As the store's `list`."""
-        return self._patiently(lambda: self._store.list(prefix))
+        return self._retried(lambda: self._store.list(prefix))
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         """The store's own: `wal.slot.settle` handles each outcome."""
@@ -130,17 +130,17 @@ class RetriedReads:
         """The store's own."""
         return self._store.url(key)
 
-    def _patiently(self, read: Callable[[], Answer]) -> Answer:
-        patience: RetryBudget | None = None
+    def _retried(self, read: Callable[[], Answer]) -> Answer:
+        budget: RetryBudget | None = None
         attempts = 0
         while True:
             try:
                 return read()
             except StoreUnavailable as error:
                 attempts += 1
-                patience = patience or RetryBudget(self._clock, self._options)
-                if not patience.wait():
-                    raise StoreUnavailable(f"{error} ({attempts} attempts in {patience.seconds:.1f}s)") from error
+                budget = budget or RetryBudget(self._clock, self._options)
+                if not budget.wait():
+                    raise StoreUnavailable(f"{error} ({attempts} attempts in {budget.seconds:.1f}s)") from error
 
 
 def with_retried_reads(store: ObjectStore, clock: Clock, options: WalOptions) -> RetriedReads:

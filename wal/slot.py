@@ -50,13 +50,13 @@ def settle(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: 
     outcome = _first_try(store, key, data)
     if outcome is PutOutcome.CREATED:
         return None
-    attempts, patience = _Attempts(key), RetryBudget(clock, options)
+    attempts, budget = _Attempts(key), RetryBudget(clock, options)
     while True:
         settled, found = _judge(store, data, outcome, attempts)
         if settled:
             return found
-        if not patience.wait():
-            attempts.give_up(patience.seconds)
+        if not budget.wait():
+            attempts.give_up(budget.seconds)
         outcome = _next_try(store, data, attempts)
 
 
