@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.errors import MemWalError
 from memwal.ingest.ops.health import Health, Reason, of_commits, of_regions, unclaimed_regions
-from memwal.ingest.ops.http_server import Make, pages_of
 from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE, Scrape, families
+from memwal.ingest.ops.pages import Render, pages_of
 from memwal.ingest.table.embedded import Table
 
 
@@ -84,6 +84,6 @@ class DaemonPages:
             return {"regions": [], "not_ready": self.health.reasons()}
         return self._table.status()
 
-    def pages(self) -> dict[str, Make]:
+    def pages(self) -> dict[str, Render]:
         """Return the pages by path."""
         return pages_of(self._scrape, self.reasons, self.status)

@@ -25,7 +25,6 @@ from memwal.ingest.daemon.pages import DaemonPages
 from memwal.ingest.daemon.service import FlightService, Place
 from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
-from memwal.ingest.ops.http_server import listening
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import Scrape
 from memwal.ingest.region.context import OnReplay
@@ -71,11 +70,14 @@ def serve(
     stop, pages = stop_event(lifeline), DaemonPages(Scrape())
     place = _place(settings, stop)
     with ExitStack() as stack:
-        host, port = settings.daemon.host, settings.daemon.http_port
-        url = stack.enter_context(listening(host, port, pages, guard, setting="daemon.http_port"))
-        if url is not None:
-            http_ready(url)
-            _LOG.info("metrics, health and status at %s", url, extra={"event": "http", "url": url})
+        if settings.daemon.http_port >= 0:
+            from memwal.ingest.ops.http_server import HttpServer
+
+            host, port = settings.daemon.host, settings.daemon.http_port
+            server = HttpServer(host, port, pages.pages(), guard, setting="daemon.http_port")
+            stack.callback(server.close)
+            http_ready(server.url)
+            _LOG.info("metrics, health and status at %s", server.url, extra={"event": "http", "url": server.url})
         daemon = _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over)
         again = daemon.run(on_replay, ready)
         while again:

@@ -8,91 +8,24 @@ readers, many readers or a page that hangs delay neither the threads that write 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 from aiohttp import web
 
-from memwal.ingest.errors import Invalid
-from memwal.ingest.ops.health import Reason
+from memwal.ingest.errors import Invalid, classify
+from memwal.ingest.ops.pages import Page, Render
 from memwal.ingest.rpc.guard import REFUSED, Guard
 from memwal.ingest.settings.endpoints import url_host
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from memwal.ingest.ops.metrics import Scrape
-
-
-class Pages(Protocol):
-    """The pages of a process: a daemon, or the driver of a pipeline."""
-
-    def pages(self) -> dict[str, Make]:
-        """Return, by path, the function that renders the page."""
-        ...
-
-
-@contextmanager
-def listening(host: str, port: int, pages: Pages, guard: Guard, *, setting: str) -> Iterator[str | None]:
-    """Serve the pages inside the context, whose value is their URL; None if `port` is -1 (off).
-
-    Raises: Invalid if the port is in use.
-    """
-    if port < 0:
-        yield None
-        return
-    server = HttpServer(host, port, pages.pages(), guard, setting=setting)
-    try:
-        yield server.url
-    finally:
-        server.close()
-
-
-def pages_of(
-    scrape: Scrape, reasons: Callable[[], list[Reason]], status: Callable[[], Mapping[str, Any]]
-) -> dict[str, Make]:
-    """Return the four pages: metrics, liveness, readiness (503 with reasons) and status."""
-    from memwal.ingest.ops.metrics import CONTENT_TYPE
-
-    def ready() -> Page:
-        found = reasons()
-        return Page.of({"ready": not found, "reasons": found}, 503 if found else 200)
-
-    return {
-        "/metrics": lambda: Page(scrape.text(), CONTENT_TYPE),
-        "/health/livez": lambda: Page.of({"alive": True}),
-        "/health/readyz": ready,
-        "/status": lambda: Page.of(status()),
-    }
-
 
 OPEN = frozenset({"/health/livez"})
 """Paths that need no token: they only show that the process runs."""
 PATIENCE = 5.0
 """Seconds that a page may take to render; a health check needs some answer in time."""
 _END = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The answer of one path."""
-
-    body: bytes
-    content_type: str = "application/json"
-    status: int = 200
-
-    @classmethod
-    def of(cls, found: Any, status: int = 200) -> Page:
-        """Return a page of JSON."""
-        return cls(json.dumps(found, default=str).encode() + b"\n", status=status)
-
-
-Make = Callable[[], Page]
 
 
 class HttpServer:
@@ -102,7 +35,7 @@ class HttpServer:
     answer has the error's kind and message: status 503 for UNAVAILABLE, else 500.
     """
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Make], guard: Guard, *, setting: str) -> None:
+    def __init__(self, host: str, port: int, pages: Mapping[str, Render], guard: Guard, *, setting: str) -> None:
         """Listen. `port` 0: any free port; `setting` names the port in errors. Raises: Invalid if it is in use."""
         self._guard = guard
         self._loop = asyncio.new_event_loop()
@@ -130,10 +63,10 @@ class HttpServer:
     def _run(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(_END)
 
-    def _application(self, pages: Mapping[str, Make]) -> web.Application:
+    def _application(self, pages: Mapping[str, Render]) -> web.Application:
         application = web.Application(middlewares=[self._guarded], client_max_size=1)
-        for path, make in pages.items():
-            application.router.add_get(path, _Shared(path, make).answer)
+        for path, render in pages.items():
+            application.router.add_get(path, _Shared(path, render).answer)
         return application
 
     async def _listen(self, host: str, port: int) -> int:
@@ -157,36 +90,34 @@ class HttpServer:
 class _Shared:
     """One page, rendered once for all requests that wait at the same time. Runs on one event loop."""
 
-    def __init__(self, path: str, make: Make) -> None:
-        self._path, self._make = path, make
-        self._making: asyncio.Future[Page] | None = None
+    def __init__(self, path: str, render: Render) -> None:
+        self._path, self._render = path, render
+        self._rendering: asyncio.Future[Page] | None = None
 
     async def answer(self, _: web.Request) -> web.Response:
-        if self._making is None or self._making.done():
-            self._making = asyncio.wrap_future(_in_a_thread(self._make))
+        if self._rendering is None or self._rendering.done():
+            self._rendering = asyncio.wrap_future(_in_a_thread(self._render))
         try:
-            return _response(await asyncio.wait_for(asyncio.shield(self._making), PATIENCE))
+            return _response(await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE))
         except TimeoutError:
             text = f"{self._path} was not rendered within {PATIENCE:g} s; most likely storage does not answer"
             return _response(Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503))
 
 
-def _in_a_thread(make: Make) -> Future[Page]:
+def _in_a_thread(render: Render) -> Future[Page]:
     """Render in a daemon thread, not in a pool: a thread that hangs must not keep the process from ending."""
-    from memwal.ingest.errors import classify
-
-    made: Future[Page] = Future()
+    page: Future[Page] = Future()
 
     def work() -> None:
         try:
-            made.set_result(make())
+            page.set_result(render())
         except BaseException as error:  # noqa: BLE001 - the client gets the error
             classified = classify(error)
             status = 503 if classified.kind == "UNAVAILABLE" else 500
-            made.set_result(Page.of({"error": {"kind": classified.kind, "message": classified.message}}, status))
+            page.set_result(Page.of({"error": {"kind": classified.kind, "message": classified.message}}, status))
 
     threading.Thread(target=work, name="http-page", daemon=True).start()
-    return made
+    return page
 
 
 def _response(page: Page, headers: Mapping[str, str] | None = None) -> web.Response:

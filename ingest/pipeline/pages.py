@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from memwal.ingest.ops.http_server import Make
+from memwal.ingest.ops.health import Health
 from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.ops.pages import Render, pages_of
 from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter
 from memwal.ingest.sink.receipts import BatchReceipt
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-import json
-from contextlib import suppress
-from typing import Any
-
-from memwal.ingest.ops.health import Health
-from memwal.ingest.ops.http_server import pages_of
 
 
 class RunPages:
@@ -70,7 +66,7 @@ class RunPages:
             "not_ready": self.health.reasons(),
         }
 
-    def pages(self) -> dict[str, Make]:
+    def pages(self) -> dict[str, Render]:
         """Return the pages by path."""
         return pages_of(self._scrape, self.health.reasons, self.status)
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from rich.console import Console
 from memwal.flush import BaseTable
 from memwal.ingest.errors import MemWalError, translate_errors
 from memwal.ingest.fleet.slots import wait_for_executors
-from memwal.ingest.ops.http_server import listening
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import Scrape
 from memwal.ingest.pipeline.checkpoint import locked
@@ -122,11 +121,15 @@ def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -
 
 @contextmanager
 def _http(settings: Settings, pages: RunPages, console: Console) -> Iterator[None]:
-    """Serve a pipeline's pages over HTTP, and print the address; see `http_server.listening`."""
+    """Serve a pipeline's pages over HTTP, unless the port is -1, and print the address."""
     sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
-    with listening(sink.http_host, sink.http_port, pages, guard, setting="sink.http_port") as url:
-        if url is not None:
-            console.out(f"metrics, health and status at {url}", highlight=False)
+    if sink.http_port < 0:
+        yield
+        return
+    from memwal.ingest.ops.http_server import HttpServer
+
+    with closing(HttpServer(sink.http_host, sink.http_port, pages.pages(), guard, setting="sink.http_port")) as server:
+        console.out(f"metrics, health and status at {server.url}", highlight=False)
         yield
 
 

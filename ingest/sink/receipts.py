@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.spark.schema import spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 RECEIPT = pa.schema(
     [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
-
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -113,7 +113,7 @@ def test_a_daemon_starts_without_what_it_does_not_need_yet(
     running.line_with("serving")
     wait_until(lambda: any(line.endswith(" memwal.ingest.daemon.serve") for line in running.errors))
     imported = {line.rpartition("|")[2].strip() for line in running.errors if line.startswith("import time:")}
-    assert not imported & {"pandas.core", "sqlglot", "datafusion", "pyspark", "fastavro", "aiobotocore"}
+    assert not imported & {"pandas.core", "sqlglot", "datafusion", "pyspark", "fastavro", "aiobotocore", "aiohttp"}
 
 
 def test_workers_of_one_daemon_share_its_regions(

@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
 from memwal.ingest.daemon.pages import DaemonPages
-from memwal.ingest.ops.http_server import HttpServer, Page
+from memwal.ingest.ops.http_server import HttpServer
 from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.ops.pages import Page
 from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.guard import Guard
 from tests import fault_proxy as faults
