@@ -1,10 +1,8 @@
-"""How long a storage call is tried: ever longer pauses inside one budget.
+"""Pauses between attempts (`Backoff`), and how long a storage call is tried: ever longer pauses inside one budget.
 
 The budget applies to writes and reads. A write that must be settled (`wal.slot`) counts its attempts itself, because
 their outcomes decide which error it raises. A read is simpler: `RetriedReads` retries it and raises the last attempt's
 error. A configuration that storage refuses (StoreRefused) is never retried.
-
-Work without a budget, a flush, is retried until it succeeds, with the pauses of `Backoff`.
 """
 
 from __future__ import annotations
@@ -23,6 +21,30 @@ _LONGEST_PAUSE = 1.0
 Answer = TypeVar("Answer")
 
 
+class Backoff:
+    """Pauses between attempts, doubling.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, first: float, longest: float, jitter: Ids | None = None) -> None:
+        """`first`, `longest`: seconds. `jitter`: multiplies each pause by a random factor from 0.5 to 1; for those who
+        fail together and would try again together.
+        """
+        self._first, self._longest, self._jitter = first, longest, jitter
+        self.next = first
+        """The next pause in seconds, without jitter."""
+
+    def pause(self) -> float:
+        """Return the seconds to wait after a failed attempt; the next pause is twice as long."""
+        pause, self.next = self.next, min(2 * self.next, self._longest)
+        return pause if self._jitter is None else pause * (0.5 + int(self._jitter.token(), 16) / 2**33)
+
+    def reset(self) -> None:
+        """Start again from the first pause, after a success."""
+        self.next = self._first
+
+
 class RetryBudget:
     """Pauses between the attempts at one call, doubling from 20 ms to 1 s.
 
@@ -33,40 +55,17 @@ class RetryBudget:
     def __init__(self, clock: Clock, options: WalOptions) -> None:
         """Start the budget; to be built when the first attempt has just failed."""
         self._clock, self._options = clock, options
-        self._began, self._pause = clock.monotonic(), _FIRST_PAUSE
+        self._began, self._backoff = clock.monotonic(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.seconds = 0.0
         """Time since the first attempt failed, as of the last `wait`."""
 
     def wait(self) -> bool:
         """Pause before the next attempt. Returns False at once where that could not end within the budget."""
         self.seconds = self._clock.monotonic() - self._began
-        if self.seconds + self._pause + self._options.put_timeout > self._options.retry_budget:
+        if self.seconds + self._backoff.next + self._options.put_timeout > self._options.retry_budget:
             return False
-        self._clock.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._clock.sleep(self._backoff.pause())
         return True
-
-
-class Backoff:
-    """Pauses of work that is retried until it succeeds: doubling, each multiplied by a random factor from 0.5 to 1.
-
-    Thread safety. One thread.
-    """
-
-    def __init__(self, ids: Ids, first: float, longest: float) -> None:
-        """`first`, `longest`: seconds. `ids`: the source of the jitter; without it, callers that failed together would
-        retry together."""
-        self._ids, self._first, self._longest = ids, first, longest
-        self._next = first
-
-    def pause(self) -> float:
-        """Seconds to wait after a failed attempt."""
-        pause, self._next = self._next, min(2 * self._next, self._longest)
-        return pause * (0.5 + int(self._ids.token(), 16) / 2**33)
-
-    def reset(self) -> None:
-        """Start again from the first pause, after a success."""
-        self._next = self._first
 
 
 class RetriedReads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memwal.flush.errors import CommitConflict
 from memwal.wal import Clock
+from memwal.wal.retries import Backoff
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
@@ -16,15 +17,15 @@ class ConflictRetries:
     """
 
     def __init__(self, uri: str, clock: Clock, retries: int) -> None:
-        self._uri = uri
-        self._clock = clock
-        self._retries = retries
+        self._uri, self._clock, self._retries = uri, clock, retries
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.conflicts = 0
         """Conflicts since something last went through."""
 
     def reset(self) -> None:
         """Something went through."""
         self.conflicts = 0
+        self._backoff.reset()
 
     def wait(self, cause: Exception) -> None:
         """Raises CommitConflict where patience is spent."""
@@ -34,4 +35,4 @@ class ConflictRetries:
                 f"{self._uri}: {self.conflicts} commits in a row met changes by other writers; nothing is "
                 "lost: commit again, or raise commit.retries"
             ) from cause
-        self._clock.sleep(min(_FIRST_PAUSE * 2 ** (self.conflicts - 1), _LONGEST_PAUSE))
+        self._clock.sleep(self._backoff.pause())

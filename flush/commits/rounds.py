@@ -41,6 +41,7 @@ from memwal.wal import (
     regions,
 )
 from memwal.wal.panics import panics_as_errors
+from memwal.wal.retries import Backoff
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 """Seconds between looks at whether another committer has finished."""
@@ -186,11 +187,11 @@ class Rounds:
     def _gave_way(self, plans: Sequence[RegionPlan], base: BaseTable) -> bool:
         """Wait for committers that planned the same before us; return whether one has committed meanwhile."""
         others = [plan for plan in plans if plan.by_other]
-        view, pause = base, _FIRST_PAUSE
+        view, backoff = base, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while others and self.courtesy > 0:
+            pause = backoff.pause()
             self.clock.sleep(pause)
             self.courtesy -= pause
-            pause = min(2 * pause, _LONGEST_PAUSE)
             view = view.latest()
             if any(view.committed.get(plan.region, 0) >= plan.last for plan in others):
                 return True

@@ -35,6 +35,7 @@ from typing import Literal, TypeVar
 from memwal.ingest.errors import BUSY, MOVED, NOT_OWNER, RESIZED, FencedError, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.threads import Worker
 from memwal.wal import Clock, Ids
+from memwal.wal.retries import Backoff
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 """Pauses in seconds, doubling. A planned hand-over takes tens of milliseconds, a take-over a second or two."""
@@ -71,10 +72,10 @@ class Attempts:
         refused together would come back together. `restarts`: seconds from the first failure in which a single daemon
         may be restarted, and is waited for.
         """
-        self._clock, self._ids, self._repeatable = clock, ids, repeatable
+        self._clock, self._repeatable = clock, repeatable
         self._until = clock.monotonic() + seconds
         self._restarts, self._failing_since = restarts, float("inf")
-        self._pause, self._patience = FIRST_PAUSE, FIRST_PATIENCE
+        self._backoff, self._patience = Backoff(FIRST_PAUSE, LONGEST_PAUSE, ids), FIRST_PATIENCE
 
     @property
     def left(self) -> float:
@@ -90,12 +91,11 @@ class Attempts:
         next.
         """
         what = verdict(error, repeatable=self._repeatable, alone=alone and not self._comes_back(error))
-        share = 0.5 + int(self._ids.token(), 16) / 2**33
-        pause = self._pause * share
+        pause = self._backoff.pause()
         if what == "raise" or self.left <= pause:
             raise error
         self._clock.sleep(pause)
-        self._pause, self._patience = min(2 * self._pause, LONGEST_PAUSE), 2 * self._patience
+        self._patience *= 2
         return what == "learn"
 
     def _comes_back(self, error: MemWalError) -> bool:

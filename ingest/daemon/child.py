@@ -21,15 +21,13 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from memwal.ingest.daemon.restarts import Restarts
 from memwal.ingest.errors import MemWalError, Unavailable, UnknownOutcome, classify, from_wire
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import Worker
 from memwal.wal import Clock, SystemClock
-
-if TYPE_CHECKING:
-    from memwal.ingest.settings.load import Settings
 
 
 class ChildDaemon:
@@ -104,9 +102,8 @@ def _answer(line: str) -> dict[str, Any]:
 
 _LOG = logging.getLogger("memwal.child")
 LOOK_EVERY = 0.1
-PAUSE_FIRST, PAUSE_MOST, STEADY = 0.1, 5.0, 60.0
-"""Seconds between two starts: the first pause, the longest (pauses double), and how long a child must run for the
-pauses to start over."""
+PAUSE_FIRST, PAUSE_MOST = 0.1, 5.0
+"""Seconds between two starts, doubling."""
 
 
 class RestartingDaemon:
@@ -146,22 +143,20 @@ class RestartingDaemon:
         return self._child.stop(timeout)
 
     def _keep(self) -> None:
-        pause, started = PAUSE_FIRST, self._clock.monotonic()
+        restarts = Restarts(self._clock, PAUSE_FIRST, PAUSE_MOST)
+        restarts.started()
         while not self._stopped.wait(LOOK_EVERY):
             code = self._child.exit_code()
             if code is None:
                 continue
-            steady = self._clock.monotonic() - started >= STEADY
-            pause = PAUSE_FIRST if steady else min(2 * pause, PAUSE_MOST)
             _LOG.warning("the daemon ended (%s) and is started again", how_it_ended(code))
-            if not self._started_again(code, pause):
+            if not self._started_again(code, restarts):
                 return
-            started = self._clock.monotonic()
-            self._stopped.wait(pause)
 
-    def _started_again(self, code: int, pause: float) -> bool:
+    def _started_again(self, code: int, restarts: Restarts) -> bool:
         until = self._clock.monotonic() + self._patience
-        while not self._stopped.is_set():
+        while not self._stopped.wait(restarts.left):
+            restarts.started()
             try:
                 self._child = start_child(self._settings)
                 return True
@@ -173,5 +168,4 @@ class RestartingDaemon:
                     self._failure = type(found)(f"{ended}: {found}", found.details)
                     return False
                 _LOG.warning("the daemon does not start, will try again: %s", found)
-            self._stopped.wait(pause)
         return False

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from memwal.ingest.daemon.child import ChildDaemon, how_it_ended, start_child
+from memwal.ingest.daemon.restarts import Restarts
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.settings import endpoints as addresses
 from memwal.ingest.settings.load import Settings
@@ -27,9 +28,8 @@ from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.workers")
 LOOK_EVERY = 0.25
-PAUSE_FIRST, PAUSE_MOST, STEADY = 0.5, 30.0, 60.0
-"""Seconds before a worker that ended is restarted: the first pause, the longest (pauses double), and how long a worker
-must run for the pauses to start over."""
+PAUSE_FIRST, PAUSE_MOST = 0.5, 30.0
+"""Seconds between two starts of a worker, doubling."""
 
 
 def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
@@ -73,12 +73,11 @@ class Supervisor:
 
     def __init__(self, workers: Sequence[Settings], clock: Clock) -> None:
         """`workers`: the configuration of each, see `worker_settings`."""
-        self._settings, self._clock = workers, clock
+        self._settings = workers
         self._timeout = workers[0].daemon.drain_timeout
         self._pool = ThreadPoolExecutor(len(workers), "worker")
         self._children: list[ChildDaemon | None] = [None] * len(workers)
-        self._started = [clock.monotonic()] * len(workers)
-        self._pauses = [PAUSE_FIRST] * len(workers)
+        self._restarts = [Restarts(clock, PAUSE_FIRST, PAUSE_MOST) for _ in workers]
 
     def run(self, stop: threading.Event, ready: Callable[[str], None]) -> int:
         """Start the workers and keep them running until `stop`; return the exit code. Raises: the error of a worker
@@ -97,19 +96,16 @@ class Supervisor:
         return max((abs(code) for code in codes), default=0)
 
     def _start(self, number: int) -> None:
-        self._started[number] = self._clock.monotonic()
+        self._restarts[number].started()
         # The supervisor's start has checked for live owners; earlier workers of this host may still be ending.
         self._children[number] = start_child(self._settings[number], take_over=True)
 
     def _look(self) -> None:
         """Restart workers that have ended."""
-        now = self._clock.monotonic()
         for number, child in enumerate(self._children):
             code = None if child is None else child.exit_code()
-            if child is None or code is None or now < self._started[number] + self._pauses[number]:
+            if child is None or code is None or self._restarts[number].left:
                 continue
-            steady = now - self._started[number] >= STEADY
-            self._pauses[number] = PAUSE_FIRST if steady else min(2 * self._pauses[number], PAUSE_MOST)
             _LOG.warning("worker %d ended (%s) and is started again", number, how_it_ended(code))
             self._children[number] = None
             self._pool.submit(self._start_again, number, child)

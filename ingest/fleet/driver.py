@@ -22,7 +22,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memwal import wal
-from memwal.ingest.daemon.workers import PAUSE_FIRST, PAUSE_MOST, STEADY
+from memwal.ingest.daemon.restarts import Restarts
+from memwal.ingest.daemon.workers import PAUSE_FIRST, PAUSE_MOST
 from memwal.ingest.errors import Internal, MemWalError, Unavailable, from_wire
 from memwal.ingest.fleet.channel import DriverChannel
 from memwal.ingest.fleet.slots import check_configuration, patience_of, slots_now, wait_for_slots
@@ -76,7 +77,7 @@ class SparkDaemons:
         self._secret = ids.token()
         self._channel = DriverChannel(host, conf.get("spark.driver.bindAddress", host), self._secret)
         self._group = f"memwal daemons {self._channel.address[1]}"
-        self._attempts, self._unserved, self._pause = 0, 0, PAUSE_FIRST
+        self._attempts = self._unserved = 0
         self._stopping = threading.Event()
         self.endpoints: tuple[str, ...] = ()
         """Endpoints of all daemons, from the last time when all served; empty before."""
@@ -105,14 +106,12 @@ class SparkDaemons:
     # ---- the job's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        restarts = Restarts(self._clock, PAUSE_FIRST, PAUSE_MOST)
         try:
             while not self._stopping.is_set():
-                began = self._clock.monotonic()
+                restarts.started()
                 self._look_at(self._attempt())
-                if self._clock.monotonic() - began >= STEADY:
-                    self._pause = PAUSE_FIRST
-                self._stopping.wait(self._pause)
-                self._pause = min(2 * self._pause, PAUSE_MOST)
+                self._stopping.wait(restarts.left)
         except Exception as error:  # noqa: BLE001 - the edge of this thread
             self.failure = of_job(error, self._spark)
 

@@ -13,6 +13,7 @@ from typing import Any
 from memwal.ingest.errors import SILENT, MemWalError
 from memwal.ingest.ops.health import Health
 from memwal.wal import Clock
+from memwal.wal.retries import Backoff
 
 _LOG = logging.getLogger("memwal.pipeline")
 PAUSE_FIRST, PAUSE_MOST = 1.0, 30.0
@@ -31,7 +32,7 @@ class Outage:
         self._table, self._longest, self._health, self._clock = table, longest, health, clock
         self._since: float | None = None
         self._next: float | None = None
-        self._pause = PAUSE_FIRST
+        self._backoff = Backoff(PAUSE_FIRST, PAUSE_MOST)
 
     @property
     def waits(self) -> bool:
@@ -47,10 +48,10 @@ class Outage:
         """Handle `error`, which ended the query. Raises: `error`, if it is no outage, or the time is over."""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
-        if error.details.get("reason") != SILENT or now + self._pause - self._since > self._longest:
+        if error.details.get("reason") != SILENT or now + self._backoff.next - self._since > self._longest:
             raise error
-        self._next, pause = now + self._pause, self._pause
-        self._pause = min(2 * self._pause, PAUSE_MOST)
+        pause = self._backoff.pause()
+        self._next = now + pause
         said = error.message.partition("; ")[0]
         self._health.hold(_HELD, said)
         spent, left = now - self._since, self._longest
@@ -71,5 +72,6 @@ class Outage:
         """Note that the source answers."""
         if self._since is not None:
             _LOG.warning("%s: the source answers again", self._table)
-        self._since, self._pause = None, PAUSE_FIRST
+        self._since = None
+        self._backoff.reset()
         self._health.release(_HELD)

@@ -306,7 +306,7 @@ class RegionWriter:
 
     def _flush_in_order(self) -> None:
         first = self._context.limits.retry_delay
-        backoff = Backoff(self._context.ids, first, _LONGEST_DELAY * first)
+        backoff = Backoff(first, _LONGEST_DELAY * first, self._context.ids)
         while self._levels.wait_for_frozen():
             try:
                 with self._context.flushing:
