@@ -135,10 +135,9 @@ def _publish(uri: Path, base: flush.BaseTable, ssts: Sequence[pa.Table]) -> None
             manifests,
             claimed.guard,
             table.snapshot(),
+            flush.SstFormat.of(base),
             generation=table.generation,
             covers_position=manifest.replay_after + 1,
-            key=[NARROW_KEY],
-            storage_version=base.storage_version,
             ids=SystemIds(),
         )
 

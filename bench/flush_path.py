@@ -28,7 +28,7 @@ from bench.memtable_side import BareMemTable, Shape
 from bench.memwal_side import MemwalTable
 from bench.put_path import PACKAGE_INDEXES
 from bench.source_data import PACKAGES_KEY, package_updates, packages
-from memwal.flush import BaseTable, SstIndexes, write_sst
+from memwal.flush import BaseTable, SstFormat, SstIndexes, write_sst
 from memwal.memtable import TOMBSTONE, VectorModel, with_tombstone
 from memwal.wal import SystemIds, bucket_region, open_store
 
@@ -83,11 +83,9 @@ class Flushes(Contender):
                     store,
                     bucket_region(0),
                     table.snapshot(),
+                    SstFormat(key, "2.2", indexes=indexes),
                     generation=1,
-                    key=key,
-                    storage_version="2.2",
                     ids=SystemIds(),
-                    indexes=indexes,
                 )
         rows = sum(batch.num_rows for batch in self._batches)
         found = _digest(Path(store.url(f"_mem_wal/{bucket_region(0)}/{sst.path}")), key)

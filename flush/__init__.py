@@ -28,6 +28,7 @@ from memwal.flush.sst.bloom import bloom_bytes, contains
 from memwal.flush.sst.file_options import FileOptions
 from memwal.flush.sst.files import read_sst, verify, write_sst
 from memwal.flush.sst.flusher import FlushAttempts, flush
+from memwal.flush.sst.format import SstFormat
 from memwal.flush.sst.indexes import SstIndexes
 from memwal.flush.sst.key_sidecar import write_key_sidecar
 
@@ -53,6 +54,7 @@ __all__ = [
     "PlanGarbage",
     "ResizeReport",
     "SstCollector",
+    "SstFormat",
     "SstGarbage",
     "SstIndexes",
     "SstInvalid",

@@ -91,12 +91,10 @@ class AppendWorld:
                 self.manifests(bucket),
                 each.guard,
                 table.snapshot(),
+                flush.SstFormat.of(self.base),
                 generation=table.generation,
                 covers_position=manifest.replay_after + 1,
-                key=(),
-                storage_version=self.base.storage_version,
                 ids=SystemIds(),
-                field_ids=self.base.row_field_ids,
             )
         self.oracle.update(numbers)
 

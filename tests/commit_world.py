@@ -96,10 +96,9 @@ class World:
                 self.manifests(bucket),
                 each.guard,
                 table.snapshot(),
+                flush.SstFormat.of(self.base),
                 generation=table.generation,
                 covers_position=covers,
-                key=["id"],
-                storage_version=self.base.storage_version,
                 ids=SystemIds(),
             )
 

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from memwal import wal
+from memwal.flush import SstFormat
 from memwal.ingest.region.context import Limits, RegionContext
 from memwal.memtable import row_schema
 from tests.support.clock import FakeClock
@@ -32,6 +33,7 @@ def region_context(store: wal.ObjectStore, base: pa.Schema, **more: Any) -> Regi
         "ids": wal.SystemIds(),
         "indexes": (),
         "limits": LIMITS,
+        "sst_format": SstFormat(("id",), "2.1"),
         "wal_options": wal.WalOptions(0.5, 1.0),
     }
-    return RegionContext(store=store, schema=schema, key=("id",), storage_version="2.1", **usual | more)
+    return RegionContext(store=store, schema=schema, key=("id",), **usual | more)

@@ -134,10 +134,9 @@ class Owner:
             manifests,
             self.claimed.guard,
             table.snapshot(),
+            flush.SstFormat.of(self.base),
             generation=table.generation,
             covers_position=entries[-1].position,
-            key=["id"],
-            storage_version=self.base.storage_version,
             ids=self.ids,
         )
 

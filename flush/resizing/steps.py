@@ -51,6 +51,7 @@ from memwal.flush.parallel_map import AT_ONCE, Budget, each
 from memwal.flush.resizing.applied_maps import initial_map
 from memwal.flush.resizing.routing import Decision, decide, finish
 from memwal.flush.sst.flusher import flush
+from memwal.flush.sst.format import SstFormat
 from memwal.memtable import MemTable, row_schema
 from memwal.wal import (
     Claim,
@@ -275,12 +276,10 @@ class _Run:
             self._manifests(claimed.guard.region_id),
             claimed.guard,
             table.snapshot(),
+            SstFormat.of(base),
             generation=generation,
             covers_position=covers,
-            key=base.key,
-            storage_version=base.storage_version,
             ids=self.ids,
-            field_ids=base.row_field_ids,
         )
         return table.rows
 

@@ -37,8 +37,7 @@ from memwal.flush.base.open import read_again
 from memwal.flush.errors import SstInvalid
 from memwal.flush.sst.bloom import BLOOM_NAME, bloom_bytes
 from memwal.flush.sst.data import write_data
-from memwal.flush.sst.file_options import FileOptions
-from memwal.flush.sst.indexes import SstIndexes
+from memwal.flush.sst.format import SstFormat
 from memwal.flush.sst.key_sidecar import page_data, sidecar_rows, write_key_sidecar
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
@@ -58,44 +57,36 @@ def write_sst(
     store: ObjectStore,
     region_id: UUID,
     snapshot: Snapshot,
+    format: SstFormat,
     *,
     generation: int,
-    key: Sequence[str],
-    storage_version: str | None,
     ids: Ids,
-    field_ids: Sequence[int] | None = None,
-    files: FileOptions | None = None,
-    indexes: SstIndexes | None = None,
     name: str | None = None,
 ) -> SsTable:
     """Write and verify the SST of a frozen memtable under a fresh random name; no manifest lists it yet.
 
-    `name`: of its directory, never used before; None for a random one. `snapshot` holds at least one row. `key`: ()
-    for a table without a key. `storage_version`: the base table's ("2.1").
-    `field_ids`: of the row schema (`BaseTable.row_field_ids`), None where they count from 0 without a gap.
-    `files`: None for the defaults. `indexes`: None for no indexes.
+    `name`: of its directory, never used before; None for a random one. `snapshot` holds at least one row.
     Thread safety. Any thread.
     Durability. The SST survives a power cut once the call returns.
     Raises SstInvalid where Lance cannot write it or its rows cannot be read back; OSError, StoreUnavailable,
     StoreRefused of storage.
     """
     sst = SsTable(generation, name or sst_name(ids.token(), generation))
-    directory, options = sst_key(region_id, sst.path), files or FileOptions()
-    url, mask = store.url(directory), snapshot.newest()
+    directory, mask = sst_key(region_id, sst.path), snapshot.newest()
+    url = store.url(directory)
     try:
         with panics_as_errors, ThreadPoolExecutor(2, "memwal-flush") as beside:
-            keys = _Keys(snapshot.keys(mask).select(list(key)), beside) if key else None
-            rows, size = write_data(snapshot, mask, url, store, options, storage_version, beside)
+            keys = _Keys(snapshot.keys(mask).select(list(format.key)), beside) if format.key else None
+            rows, size = write_data(snapshot, mask, url, store, format.files, format.storage_version, beside)
             key_bytes = 0 if keys is None else keys.keys.nbytes
             sst = replace(sst, in_memory_bytes=size, physical_rows=rows, primary_key_bytes=key_bytes)
-            if field_ids is not None:
-                renumber_fields(store, directory, field_ids)
+            if format.field_ids is not None:
+                renumber_fields(store, directory, format.field_ids)
             if keys is not None:
                 keys.write(store, region_id, sst)
-        if indexes is not None:
-            indexes.build(url, store.storage_options)
+        format.indexes.build(url, store.storage_options)
         sync_tree(url)
-        verify(store, region_id, sst, keyed=bool(key))
+        verify(store, region_id, sst, keyed=bool(format.key))
     except _NOT_WRITTEN as error:
         discard(store, region_id, sst)
         raise SstInvalid(f"{directory}: cannot be written: {first_line(error)}; its rows stay in the log") from error

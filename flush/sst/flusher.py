@@ -20,15 +20,13 @@ be removed at once; later it is removed only when the manifest shows that it was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from memwal.flush.errors import FlushOutOfOrder
-from memwal.flush.sst.file_options import FileOptions
 from memwal.flush.sst.files import discard, write_sst
-from memwal.flush.sst.indexes import SstIndexes
+from memwal.flush.sst.format import SstFormat
 from memwal.memtable import Snapshot
 from memwal.wal import (
     Corrupt,
@@ -87,21 +85,17 @@ def flush(
     manifests: ManifestStore,
     guard: EpochGuard,
     snapshot: Snapshot,
+    format: SstFormat,
     *,
     generation: int,
     covers_position: int,
-    key: Sequence[str],
-    storage_version: str | None,
     ids: Ids,
-    field_ids: Sequence[int] | None = None,
-    files: FileOptions | None = None,
-    indexes: SstIndexes | None = None,
     attempts: FlushAttempts | None = None,
 ) -> RegionManifest:
     """Publish the frozen memtable `snapshot` as `generation`; returns the newest manifest.
 
     `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
-    `field_ids`, `files`, `indexes`: as for `write_sst`. May be called again with the same arguments after any error;
+    May be called again with the same arguments after any error;
     with the same `attempts` the SST that was written is used again. Without `attempts` an SST that is known to be
     unpublished is removed.
     Thread safety. One flush per region at a time, in generation order; the appender may work meanwhile.
@@ -119,17 +113,7 @@ def flush(
             named = SsTable(generation, sst_name(ids.token(), generation))
             kept.abandoned.append(named)
             kept.sst = write_sst(
-                store,
-                guard.region_id,
-                snapshot,
-                generation=generation,
-                key=key,
-                storage_version=storage_version,
-                ids=ids,
-                field_ids=field_ids,
-                files=files,
-                indexes=indexes,
-                name=named.path,
+                store, guard.region_id, snapshot, format, generation=generation, ids=ids, name=named.path
             )
             kept.abandoned.remove(named)
         return _publish(manifests, guard, kept, kept.sst, covers_position)

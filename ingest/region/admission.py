@@ -29,7 +29,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush import BaseTable
+from memwal.flush import BaseTable, SstFormat
 from memwal.flush.base.shape import Shape
 from memwal.ingest.api.rows import Deletes, check_encoding, required_in_put
 from memwal.ingest.region.context import RegionContext
@@ -154,8 +154,7 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
         indexes=base.indexes,
         required=base.required,
         rules=base.rules,
-        field_ids=base.row_field_ids,
-        sst_indexes=context.sst_indexes.over(base.indexes),
+        sst_format=SstFormat.of(base, context.sst_format.files, context.sst_format.indexes.over(base.indexes)),
         shape=base.shape,
         route_into=base.route_into,
     )

@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal import wal
-from memwal.flush import FileOptions, SstIndexes, WriteRules
+from memwal.flush import SstFormat, WriteRules
 from memwal.flush.base.shape import Shape
 from memwal.flush.resizing.applied_maps import RouteInto
 from memwal.ingest.ops.counters import Meters
@@ -63,14 +63,10 @@ class RegionContext:
     schema: pa.Schema
     key: tuple[str, ...]
     indexes: tuple[IndexSpec, ...]
-    storage_version: str
+    sst_format: SstFormat
     limits: Limits
     wal_options: wal.WalOptions
     required: tuple[str, ...] = ()
-    field_ids: tuple[int, ...] | None = None
-    """See `BaseTable.row_field_ids`."""
-    files: FileOptions = field(default_factory=FileOptions)
-    sst_indexes: SstIndexes = field(default_factory=SstIndexes)
     flushing: threading.Semaphore = field(default_factory=threading.Semaphore)
     """Held while a memtable is flushed, to limit the copies of rows in memory: `flush.at_once` regions at a time."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))

@@ -287,14 +287,10 @@ class RegionCore:
                 self._manifests,
                 self.guard,
                 frozen.memtable.snapshot(),
+                context.sst_format,
                 generation=frozen.memtable.generation,
                 covers_position=frozen.covers,
-                key=context.key,
-                storage_version=context.storage_version,
                 ids=context.ids,
-                field_ids=context.field_ids,
-                files=context.files,
-                indexes=context.sst_indexes,
                 attempts=frozen.attempts,
             )
             self.levels.published(manifest)

@@ -224,6 +224,7 @@ def _context(
 ) -> RegionContext:
     models = VectorModels()
     models.read(base)
+    indexes = flush.SstIndexes(base.indexes, models.current, wanted=settings.flush.indexes)
     return RegionContext(
         store=store,
         codec=base.codec,
@@ -233,10 +234,7 @@ def _context(
         key=base.key,
         indexes=base.indexes,
         required=base.required,
-        storage_version=base.storage_version,
-        field_ids=base.row_field_ids,
-        files=settings.flush.file_options(),
-        sst_indexes=flush.SstIndexes(base.indexes, models.current, wanted=settings.flush.indexes),
+        sst_format=flush.SstFormat.of(base, settings.flush.file_options(), indexes),
         flushing=threading.Semaphore(settings.flush.at_once),
         limits=_limits(settings, base.wal_format),
         wal_options=wal_options,

@@ -91,13 +91,10 @@ class World:
                 manifests,
                 guard,
                 table.snapshot(),
+                flush.SstFormat.of(self.base, files=self.files, indexes=self.indexes),
                 generation=table.generation,
                 covers_position=current.replay_after + 1,
-                key=self.key,
-                storage_version=self.base.storage_version,
                 ids=self.ids,
-                files=self.files,
-                indexes=self.indexes,
             )
 
     def commit(self) -> None:

@@ -160,9 +160,8 @@ class World:
             self.store,
             wal.bucket_region(bucket),
             snapshot,
+            flush.SstFormat.of(self.base),
             generation=snapshot.generation,
-            key=self.key,
-            storage_version=self.base.storage_version,
             ids=self.ids,
         )
 
@@ -461,10 +460,9 @@ def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_
         wal.ManifestStore(world.store, region),
         claim.guard,
         frozen.snapshot(),
+        flush.SstFormat.of(world.base),
         generation=1,
         covers_position=1,
-        key=world.key,
-        storage_version=world.base.storage_version,
         ids=world.ids,
     )
     append([simple(world, 2, 22, 2.0)], 2)

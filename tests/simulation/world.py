@@ -212,8 +212,7 @@ class World:
             schema=row_schema(self.base.schema, self.base.key),
             key=self.base.key,
             indexes=(),
-            storage_version=self.base.storage_version,
-            sst_indexes=flush.SstIndexes(self.base.indexes),
+            sst_format=flush.SstFormat.of(self.base, indexes=flush.SstIndexes(self.base.indexes)),
             limits=limits,
             wal_options=self.wal_options,
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
-from memwal.flush import FileOptions, InvalidFileOptions, read_sst, write_sst
+from memwal.flush import FileOptions, InvalidFileOptions, SstFormat, read_sst, write_sst
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.memtable import MemTable, row_schema, with_tombstone
@@ -41,10 +41,8 @@ class Written:
         rows = with_tombstone(pa.table(values, schema=SCHEMA), ROWS)
         for start in range(0, COUNT, COUNT // 12):
             table.apply(rows.take(pa.array(range(start, start + COUNT // 12))))
-        self.sst: SsTable = write_sst(
-            self.store, REGION, table.snapshot(), generation=1, key=["id"], storage_version="2.2", ids=SeededIds(1),
-            files=options,
-        )  # fmt: skip
+        format = SstFormat(["id"], "2.2", files=options)
+        self.sst: SsTable = write_sst(self.store, REGION, table.snapshot(), format, generation=1, ids=SeededIds(1))
         self.dataset = lance.dataset(self.store.url(f"_mem_wal/{REGION}/{self.sst.path}"))
         (self.file,) = Path(self.dataset.uri).glob("data/*.lance")
         self.inside = LanceFileReader(str(self.file)).metadata()

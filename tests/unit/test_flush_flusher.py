@@ -64,10 +64,9 @@ class Region:
             self.manifests,
             self.claim.guard,
             table.snapshot(),
+            flush.SstFormat(["id"], None),
             generation=generation,
             covers_position=covers,
-            key=["id"],
-            storage_version=None,
             ids=self.ids,
             attempts=attempts,
         )

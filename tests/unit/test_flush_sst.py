@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal.flush import SstInvalid, contains, read_sst, verify, write_sst
+from memwal.flush import SstFormat, SstInvalid, contains, read_sst, verify, write_sst
 from memwal.flush.sst.files import _Scan, sst_batches
 from memwal.memtable import MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from memwal.wal import (
@@ -49,7 +49,14 @@ def store(tmp_path: Path) -> LocalStore:
 
 @pytest.fixture
 def sst(store: LocalStore) -> SsTable:
-    return write_sst(store, REGION, snapshot(), generation=4, key=["id"], storage_version="2.2", ids=SeededIds(1))
+    return write_sst(
+        store,
+        REGION,
+        snapshot(),
+        SstFormat(["id"], "2.2"),
+        generation=4,
+        ids=SeededIds(1),
+    )
 
 
 def directory(store: LocalStore, sst: SsTable) -> Path:
@@ -185,7 +192,15 @@ def test_an_sst_short_of_rows_is_corruption(store: LocalStore, sst: SsTable) -> 
 def test_two_writes_of_one_memtable_never_meet(store: LocalStore) -> None:
     ids = SeededIds(2)
     made = [
-        write_sst(store, REGION, snapshot(), generation=4, key=["id"], storage_version=None, ids=ids) for _ in range(2)
+        write_sst(
+            store,
+            REGION,
+            snapshot(),
+            SstFormat(["id"], None),
+            generation=4,
+            ids=ids,
+        )
+        for _ in range(2)
     ]
     assert made[0].path != made[1].path
 
@@ -204,11 +219,9 @@ def test_fields_get_the_ids_of_the_base_table(store: LocalStore) -> None:
         store,
         REGION,
         table.snapshot(),
+        SstFormat(["id"], "2.2", field_ids=ids),
         generation=1,
-        key=["id"],
-        storage_version="2.2",
         ids=SeededIds(1),
-        field_ids=ids,
     )
     dataset = lance.dataset(str(directory(store, sst)))
     fields = dataset.lance_schema.fields()

@@ -16,7 +16,7 @@ import pytest
 
 import memwal
 import memwal.flush.sst.data
-from memwal.flush import FileOptions, read_sst, write_sst
+from memwal.flush import FileOptions, SstFormat, read_sst, write_sst
 from memwal.flush.commits.index_catchup import catch_up
 from memwal.ingest.table.embedded import Table
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
@@ -37,8 +37,8 @@ def rows(ids: list[int], version: int = 0) -> pa.Table:
 def written(at: Path, table: MemTable, **more: Any) -> tuple[LocalStore, SsTable]:
     store = LocalStore(str(at))
     table.freeze()
-    named = {"generation": 1, "key": ["id"], "storage_version": "2.2", "ids": SeededIds(1)}
-    return store, write_sst(store, REGION, table.snapshot(), **{**named, **more})
+    format = SstFormat(["id"], "2.2", **more)
+    return store, write_sst(store, REGION, table.snapshot(), format, generation=1, ids=SeededIds(1))
 
 
 def test_batches_without_superseded_rows_are_not_copied() -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import memwal.flush.sst.indexes
-from memwal.flush import BaseTable, SstIndexes, read_sst, write_sst
+from memwal.flush import BaseTable, SstFormat, SstIndexes, read_sst, write_sst
 from memwal.flush.base.vector_models import vector_models
 from memwal.flush.commits.index_catchup import catch_up
 from memwal.memtable import IndexSpec, MemTable, VectorModel, row_schema, tombstones, with_tombstone
@@ -64,12 +64,9 @@ class World:
             self.store,
             REGION,
             memtable.snapshot(),
+            SstFormat(["id"], self.base.storage_version, field_ids, indexes=self.indexes),
             generation=1,
-            key=["id"],
-            storage_version=self.base.storage_version,
             ids=self._ids,
-            field_ids=field_ids,
-            indexes=self.indexes,
         )
         return sst, lance.dataset(self.store.url(f"_mem_wal/{REGION}/{sst.path}"))
 

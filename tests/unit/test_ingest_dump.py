@@ -71,10 +71,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wal.ManifestStore(store, REGION),
         first.guard,
         table.snapshot(),
+        flush.SstFormat.of(base),
         generation=1,
         covers_position=2,
-        key=["name"],
-        storage_version=base.storage_version,
         ids=ids,
     )
     claim()

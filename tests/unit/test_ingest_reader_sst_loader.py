@@ -36,9 +36,8 @@ def sst(tmp_path: Path) -> tuple[flush.BaseTable, wal.ObjectStore, wal.SsTable]:
         store,
         wal.bucket_region(0),
         table.snapshot(),
+        flush.SstFormat.of(base),
         generation=1,
-        key=base.key,
-        storage_version=base.storage_version,
         ids=SeededIds(0),
     )
     return base, store, written
