@@ -26,9 +26,8 @@ from memwal.flush.resizing.routing import finish as finish_resize
 from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, is_being_resized, resize
 from memwal.flush.sst.bloom import bloom_bytes, contains
 from memwal.flush.sst.file_options import FileOptions
-from memwal.flush.sst.files import read_sst, verify, write_sst
+from memwal.flush.sst.files import SstFormat, read_sst, verify, write_sst
 from memwal.flush.sst.flusher import FlushAttempts, flush
-from memwal.flush.sst.format import SstFormat
 from memwal.flush.sst.indexes import SstIndexes
 from memwal.flush.sst.key_sidecar import write_key_sidecar
 

@@ -103,14 +103,16 @@ def commit(
     OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of them commit again.
     """
     began = clock.monotonic()
-    patience = ConflictRetries(uri, clock, retries)
+    conflict_retries = ConflictRetries(uri, clock, retries)
     name = committer or (ids or SystemIds()).entry_id()
     held_back = HeldBack() if held is None else held
     storage, caches = dict(storage_options or {}), caches or LanceCaches()
-    rounds = Rounds(uri, storage, store, clock, patience, memory_max, courtesy, name, caches, held_back, options)
+    rounds = Rounds(
+        uri, storage, store, clock, conflict_retries, memory_max, courtesy, name, caches, held_back, options
+    )
     while (base := rounds.next()) is None:
         continue
-    base = _caught_up(_marked(base, patience, rounds.totals), patience, rounds.totals)
+    base = _caught_up(_marked(base, conflict_retries, rounds.totals), conflict_retries, rounds.totals)
     _prune_all(store, base, clock, ids, rounds.failed, options)
     held_back.regions = {**rounds.doubled, **rounds.failed}
     if held is None:
@@ -168,7 +170,7 @@ def _without(manifest: RegionManifest, committed_generation: int) -> RegionManif
     return manifest if len(kept) == len(manifest.ssts) else replace(manifest, ssts=kept)
 
 
-def _marked(base: BaseTable, patience: ConflictRetries, totals: CommitTotals) -> BaseTable:
+def _marked(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTotals) -> BaseTable:
     """Raise Lance's own marker to the committed generations; returns the newest view."""
     while missing := unmarked(base):
         try:
@@ -177,12 +179,12 @@ def _marked(base: BaseTable, patience: ConflictRetries, totals: CommitTotals) ->
             totals.versions += 1
         except (OSError, RuntimeError) as error:
             _expect_conflict(base.dataset, error)
-            patience.wait(error)
+            conflict_retries.wait(error)
         base = _opened_again(base)
     return base
 
 
-def _caught_up(base: BaseTable, patience: ConflictRetries, totals: CommitTotals) -> BaseTable:
+def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTotals) -> BaseTable:
     """Step 8; returns the newest view."""
     while True:
         before = base.version
@@ -191,7 +193,7 @@ def _caught_up(base: BaseTable, patience: ConflictRetries, totals: CommitTotals)
                 moved = catch_up(base.dataset, base.indexes)
         except (OSError, RuntimeError, ValueError) as error:
             _expect_conflict(base.dataset, error)
-            patience.wait(error)
+            conflict_retries.wait(error)
             base = _opened_again(base)
             continue
         if not moved:

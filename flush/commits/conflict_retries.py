@@ -28,7 +28,7 @@ class ConflictRetries:
         self._backoff.reset()
 
     def wait(self, cause: Exception) -> None:
-        """Raises CommitConflict where patience is spent."""
+        """Pauses before the next attempt. Raises CommitConflict where `retries` in a row met conflicts."""
         self.conflicts += 1
         if self.conflicts > self._retries:
             raise CommitConflict(

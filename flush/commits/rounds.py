@@ -64,7 +64,7 @@ class Rounds:
     storage_options: dict[str, str]
     store: ObjectStore
     clock: Clock
-    patience: ConflictRetries
+    conflict_retries: ConflictRetries
     memory_max: int
     courtesy: float
     """Seconds left to wait for other committers."""
@@ -99,12 +99,12 @@ class Rounds:
                 with panics_as_errors:
                     self._commit(base, plans)
         except (PlanBehind, _Overtaken) as conflict:
-            self.patience.wait(conflict)
+            self.conflict_retries.wait(conflict)
         except BaseException as error:  # noqa: BLE001 - a panic of Lance is no Exception; `_failed` raises what is not ours
             # Corrupt: others committed these SSTs, which were collected. ValueError: this version was cleaned up.
             self._failed(base, plans, error)
         else:
-            self.patience.reset()
+            self.conflict_retries.reset()
         return None
 
     def _failed(self, base: BaseTable, plans: Sequence[RegionPlan], error: BaseException) -> None:
@@ -118,7 +118,7 @@ class Rounds:
         if dataset.latest_version != dataset.version:
             if not isinstance(error, _CONFLICTS):
                 raise error
-            self.patience.wait(error)
+            self.conflict_retries.wait(error)
         elif isinstance(error, CountMismatch) or not plans:
             raise error
         elif len(plans) > 1:
@@ -256,7 +256,7 @@ class Rounds:
         After a conflict a deletes pass with nothing left to delete is left out. It would make a version all the same,
         and two committers could overtake each other with those for ever.
         """
-        dataset, look_first = base.dataset, self.patience.conflicts > 0
+        dataset, look_first = base.dataset, self.conflict_retries.conflicts > 0
         if not changes.upserts.num_rows:
             self._done(base, delete_pass(dataset, changes.deletes, marker), changes.deletes, stored)
             return

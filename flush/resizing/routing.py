@@ -136,7 +136,7 @@ def _parsed(key: str, data: bytes) -> Decision:
 
 
 def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
-    patience, base = ConflictRetries(base.uri, clock, _RETRIES), base.latest()
+    conflict_retries, base = ConflictRetries(base.uri, clock, _RETRIES), base.latest()
     while base.routing_version < to.routing:
         operation = _of_spec(base, store, to, ids) if base.wal_format == "arrow" else _of_metadata(to)
         transaction = lance.Transaction(read_version=base.version, operation=operation)
@@ -147,7 +147,7 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
         except (OSError, RuntimeError, ValueError) as error:
             if base.dataset.latest_version == base.version:
                 raise
-            patience.wait(error)
+            conflict_retries.wait(error)
         base = BaseTable.open(base.uri, base.storage_options)
     sync_table(base.dataset)  # opened regions rely on it
     return base

@@ -50,8 +50,8 @@ from memwal.flush.errors import CommitConflict, InvalidResize
 from memwal.flush.parallel_map import AT_ONCE, Budget, each
 from memwal.flush.resizing.applied_maps import initial_map
 from memwal.flush.resizing.routing import Decision, decide, finish
+from memwal.flush.sst.files import SstFormat
 from memwal.flush.sst.flusher import flush
-from memwal.flush.sst.format import SstFormat
 from memwal.memtable import MemTable, row_schema
 from memwal.wal import (
     Claim,

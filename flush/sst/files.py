@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import lance
@@ -34,10 +34,12 @@ from memwal.flush.base.field_ids import column_ids
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.manifest import renumber_fields
 from memwal.flush.base.open import read_again
+from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import SstInvalid
 from memwal.flush.sst.bloom import BLOOM_NAME, bloom_bytes
 from memwal.flush.sst.data import write_data
-from memwal.flush.sst.format import SstFormat
+from memwal.flush.sst.file_options import FileOptions
+from memwal.flush.sst.indexes import SstIndexes
 from memwal.flush.sst.key_sidecar import page_data, sidecar_rows, write_key_sidecar
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
@@ -51,6 +53,29 @@ _NOT_WRITTEN = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 """What Lance raises for rows that pass our checks but that it cannot write. A RustPanic is a RuntimeError."""
 _READ_AHEAD, _READ_BUFFER = 4, 64 << 20
 """Batches, and bytes of files, that Lance reads ahead; its defaults are 16 batches and 2 GiB."""
+
+
+@dataclass(frozen=True)
+class SstFormat:
+    """What all SSTs of a table have in common.
+
+    Thread safety. Immutable.
+    """
+
+    key: Sequence[str]
+    """() for a table without a key."""
+    storage_version: str | None
+    """The base table's ("2.1"); None for Lance's newest. `files` may name another."""
+    field_ids: Sequence[int] | None = None
+    """Of the row schema (`BaseTable.row_field_ids`); None where they count from 0 without a gap."""
+    files: FileOptions = field(default_factory=FileOptions)
+    indexes: SstIndexes = field(default_factory=SstIndexes)
+
+    @classmethod
+    def of(cls, base: BaseTable, files: FileOptions | None = None, indexes: SstIndexes | None = None) -> SstFormat:
+        """Return the format for the open version of `base`; without indexes unless they are given."""
+        own = files or FileOptions(), indexes or SstIndexes()
+        return cls(base.key, base.storage_version, base.row_field_ids, *own)
 
 
 def write_sst(

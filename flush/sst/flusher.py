@@ -25,8 +25,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from memwal.flush.errors import FlushOutOfOrder
-from memwal.flush.sst.files import discard, write_sst
-from memwal.flush.sst.format import SstFormat
+from memwal.flush.sst.files import SstFormat, discard, write_sst
 from memwal.memtable import Snapshot
 from memwal.wal import (
     Corrupt,

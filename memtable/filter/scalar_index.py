@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.memtable.arrays import Mask, Positions
-from memwal.memtable.shielded import shielded
+from memwal.memtable.threads import uninterrupted
 
 # Sorting a row costs about as much as evaluating a predicate on it this many times.
 LOOKS = 8
@@ -132,7 +132,7 @@ class ScalarIndex:
         if not n:
             return np.empty(0, dtype=np.int64)
         if self._sorted.end < n:
-            shielded(partial(self._sort, column, n))
+            uninterrupted(partial(self._sort, column, n))
         held = self._sorted
         parts = []
         for run in held.runs:
@@ -149,7 +149,7 @@ class ScalarIndex:
         # If more rows than `limit` wait, all n are visited. Two threads may lose a count, which costs only time.
         self._looks += waiting if waiting <= limit else n
         if waiting > 0 and self._looks >= LOOKS * waiting and not self._sorting.locked():
-            shielded(partial(self._sort, column, n))
+            uninterrupted(partial(self._sort, column, n))
         return self._sorted
 
     def _sort(self, column: Column, n: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memwal.memtable.arrays import Positions, uninitialised
-from memwal.memtable.one_thread import one_thread
+from memwal.memtable.threads import faiss_single_thread
 
 Codes = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class CodeTable:
         """The row of each code (int64 [m]), -1 where it was not put."""
         slots = self._slots
         rows = np.empty(len(codes), dtype=np.int64)
-        with one_thread():
+        with faiss_single_thread():
             _faiss.hashtable_int64_to_int64_lookup(_log2(slots), *_pointers(slots), len(codes), *_pointers(codes, rows))
         return rows
 
@@ -82,7 +82,7 @@ def _free(log2: int) -> Codes:
 
 
 def _put(slots: Codes, codes: Codes, rows: Positions) -> None:
-    with one_thread():
+    with faiss_single_thread():
         _faiss.hashtable_int64_to_int64_add(_log2(slots), *_pointers(slots), len(codes), *_pointers(codes, rows))
 
 

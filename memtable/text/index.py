@@ -18,9 +18,9 @@ from tantivy import Occur, Query
 
 from memwal.memtable.arrays import Mask, Positions, Scores
 from memwal.memtable.index_spec import IndexSpec
-from memwal.memtable.shielded import shielded
 from memwal.memtable.text.analysis import analyzer
 from memwal.memtable.text.query import Clause, TextParser, TextQuery
+from memwal.memtable.threads import uninterrupted
 
 _TEXT, _ROW, _TOKENIZER = "text", "row", "memtable"
 _OCCUR = {"should": Occur.Should, "must": Occur.Must, "must_not": Occur.MustNot}
@@ -141,7 +141,7 @@ class TextIndex:
 
     def index_step(self) -> bool:
         """Hand over the next block of waiting rows, and commit if due. Returns False when none waits."""
-        return not self._is_idle() and shielded(self._step)
+        return not self._is_idle() and uninterrupted(self._step)
 
     def _step(self) -> bool:
         with self._lock:
@@ -157,7 +157,7 @@ class TextIndex:
 
     def searcher(self) -> Any:
         """A fixed view of all documents added so far; later adds do not change its answers."""
-        return self._index.searcher() if self._is_idle() else shielded(self._up_to_date)
+        return self._index.searcher() if self._is_idle() else uninterrupted(self._up_to_date)
 
     def _is_idle(self) -> bool:
         """Whether every row added so far is committed and all memory of the writer is freed."""

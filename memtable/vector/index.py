@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores, Vectors, best
 from memwal.memtable.index_spec import TRAIN_ROWS, IndexSpec
-from memwal.memtable.one_thread import one_thread
-from memwal.memtable.shielded import shielded
+from memwal.memtable.threads import faiss_single_thread, uninterrupted
 from memwal.memtable.vector.column import VectorBatch, query_vector
 from memwal.memtable.vector.model import VectorModel
 from memwal.memtable.vector.quantiser import Quantiser
@@ -88,7 +87,7 @@ class VectorIndex:
         wait for each other.
         """
         few = self._indexed.size < self._growing.added + self._block
-        return not few and shielded(self._locked_step)
+        return not few and uninterrupted(self._locked_step)
 
     def search(self, vector: npt.ArrayLike, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """The k rows of `mask` nearest to `vector`, ascending; fewer only if the mask has fewer vectors.
@@ -128,7 +127,7 @@ class VectorIndex:
         # faiss gets bare pointers: this name keeps the array alive when the writer replaces it by a larger one.
         vectors = self._vectors.data
         arguments = [faiss.swig_ptr(part) for part in (found, query, vectors, rows)]
-        with one_thread():
+        with faiss_single_thread():
             compute(*arguments, self.width, 1, len(rows))
         return np.float32(1) - found if inner else found
 

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from memwal.memtable.arrays import Mask, Positions, Scores, Vectors
-from memwal.memtable.one_thread import one_thread
+from memwal.memtable.threads import faiss_single_thread
 from memwal.memtable.vector.model import VectorModel
 
 # Lists divide the work of assigning rows, not that of a search, which reads them all: 64 cost it 0.1 ms, 1,000 cost 2.
@@ -63,7 +63,7 @@ class Quantiser:
         """Train a quantiser on `sample`: 15 ms for 1,024 vectors of 384 numbers."""
         sample = np.resize(sample, (max(CODES, len(sample)), sample.shape[1]))  # faiss needs a vector for each code
         made = Quantiser(metric, sample.shape[1], LISTS, residual=metric != "dot")
-        with one_thread():
+        with faiss_single_thread():
             made._index.train(sample)
         made._most_missed = MISFIT * made._missed(sample[:: -(-len(sample) // (8 * FIT_ROWS))])
         made.useful = len(sample) < TRIED_ROWS or made._tried(sample) >= TRIED_RECALL
@@ -78,7 +78,7 @@ class Quantiser:
         centroids = np.ascontiguousarray(model.centroids)
         kept = np.ascontiguousarray(centroids[:: -(-len(centroids) // LISTS_MAX)])
         made = Quantiser(metric, kept.shape[1], len(kept), model.residual)
-        with one_thread():
+        with faiss_single_thread():
             made._index.quantizer.add(kept)
             _, nearest = made._index.quantizer.search(centroids, 1)
             sample = np.hstack(list(model.codebook))
@@ -99,7 +99,7 @@ class Quantiser:
 
     def add(self, vectors: Vectors, rows: Positions) -> None:
         """Add vectors float32 [m, width] of the row positions int64 [m]. Readers wait meanwhile."""
-        with self._lock, one_thread():
+        with self._lock, faiss_single_thread():
             self._index.add_with_ids(vectors, rows)
 
     def nearest(self, query: Vectors, count: int, wanted: Mask) -> Positions:
@@ -112,7 +112,7 @@ class Quantiser:
         search_parameters: Any = faiss.SearchParametersIVF
         selector = faiss.IDSelectorBitmap(bits.size, faiss.swig_ptr(bits))
         parameters = search_parameters(sel=selector, nprobe=self._index.nlist)
-        with self._lock, one_thread():
+        with self._lock, faiss_single_thread():
             _, found = self._index.search(query[None, :], count, params=parameters)
         near: Positions = found[0][found[0] >= 0]
         return near
@@ -128,7 +128,7 @@ class Quantiser:
         """For some rows of the sample, the share of their nearest rows that is in the nearest 16th by the codes."""
         asked = sample[:: len(sample) // TRIED_QUERIES][:TRIED_QUERIES]
         search_parameters: Any = faiss.SearchParametersIVF
-        with one_thread():
+        with faiss_single_thread():
             self._index.add(sample)
             everything = search_parameters(nprobe=self._index.nlist)
             _, found = self._index.search(asked, len(sample) // 16, params=everything)
@@ -143,7 +143,7 @@ class Quantiser:
 
     def _missed(self, vectors: Vectors) -> float:
         """Squared distance of the vectors from their decoded codes, without the worst."""
-        with one_thread(), np.errstate(over="ignore", invalid="ignore"):
+        with faiss_single_thread(), np.errstate(over="ignore", invalid="ignore"):
             apart = self._index.sa_decode(self._index.sa_encode(np.ascontiguousarray(vectors))) - vectors
             squared: Scores = np.einsum("ij,ij->i", apart, apart)
         return _most(squared)

@@ -12,9 +12,9 @@ import pytest
 
 from memwal.memtable import IndexSpec
 from memwal.memtable.key.code_table import CodeTable
-from memwal.memtable.shielded import shielded
 from memwal.memtable.text import index as text_index
 from memwal.memtable.text.index import TextIndex
+from memwal.memtable.threads import uninterrupted
 from memwal.memtable.vector.column import VectorBatch
 from memwal.memtable.vector.index import VectorIndex
 from memwal.memtable.vector.quantiser import Quantiser
@@ -37,7 +37,7 @@ def test_a_step_runs_to_its_end_though_its_caller_is_interrupted() -> None:
     before = signal.signal(signal.SIGINT, raise_once)
     try:
         with pytest.raises(KeyboardInterrupt):
-            shielded(step)
+            uninterrupted(step)
         assert not ended.is_set()
         interrupted.set()
         assert ended.wait(60)
@@ -49,9 +49,9 @@ def test_a_step_hands_on_what_it_returns_and_raises() -> None:
     def refuse() -> None:
         raise ValueError("refused")
 
-    assert shielded(lambda: 7) == 7
+    assert uninterrupted(lambda: 7) == 7
     with pytest.raises(ValueError, match="refused"):
-        shielded(refuse)
+        uninterrupted(refuse)
 
 
 def test_a_hand_over_that_fails_adds_no_document_twice(monkeypatch: pytest.MonkeyPatch) -> None:

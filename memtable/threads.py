@@ -1,4 +1,4 @@
-"""Running a step of a reader to its end, even if the reader is interrupted."""
+"""Steps that must not be interrupted, and faiss on the calling thread alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import faiss
+
 T = TypeVar("T")
 
 
-def shielded(step: Callable[[], T]) -> T:
+def uninterrupted(step: Callable[[], T]) -> T:
     """Run `step` to its end, even if the caller is interrupted meanwhile. Returns or raises what `step` does.
 
     Python raises KeyboardInterrupt and the errors of signal handlers in the main thread between any two instructions.
@@ -32,3 +34,20 @@ def shielded(step: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     return done[0]
+
+
+class faiss_single_thread:  # noqa: N801 - a context, used like a function
+    """A context in which faiss runs on the calling thread only.
+
+    Training then adds numbers in one order, so it is reproducible, and region writers do not compete for the cores.
+    OpenMP keeps this setting per calling thread, so it has no effect outside the block or in other threads.
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        faiss.omp_set_num_threads(self._before)
