@@ -211,6 +211,19 @@ class S3Server:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(put, [path for path in directory.rglob("*") if path.is_file()]))
 
+    def download(self, uri: str, directory: Path) -> None:
+        """Every object below `uri` as a file below `directory`, which is made."""
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+
+        def get(key: str) -> None:
+            path = directory / key.removeprefix(f"{prefix}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(get, [each["Key"] for page in pages for each in page.get("Contents", ())]))
+
     def stop(self) -> None:
         """End the server; its files stay. A second call does nothing."""
         self.process.terminate()
