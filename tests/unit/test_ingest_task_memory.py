@@ -30,14 +30,14 @@ def test_what_is_there_at_the_end_of_a_workers_task_is_not_looked_at_again(
         pass
     frozen = gc.get_freeze_count()
     assert frozen > 10_000
-    later = [[number] for number in range(1000)]
+    later = [[number] for number in range(100_000)]  # many: frozen objects of earlier tests may go meanwhile
     with task_edge():  # has imported nothing
         pass
     assert gc.get_freeze_count() <= frozen
     monkeypatch.setitem(sys.modules, "more", ModuleType("more"))
     with task_edge():
         pass
-    assert gc.get_freeze_count() >= frozen + len(later) - 100
+    assert gc.get_freeze_count() >= frozen + len(later) // 2
 
 
 def test_the_collector_of_another_process_is_left_alone(thawed: None, monkeypatch: pytest.MonkeyPatch) -> None:
