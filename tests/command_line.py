@@ -24,9 +24,11 @@ def run_here(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str])
 
     Behaves as a new process with `environ` in `cwd` and no input: log records that nobody configured go to standard
     error from WARNING on, and what the command sets for its process (environment, signal handlers, log handlers) is
-    restored after it. What other libraries write to file descriptors 1 and 2 is not captured.
-    Not for commands that start Spark, whose JVM would outlive the command.
+    restored after it. What other libraries write to file descriptors 1 and 2 is not captured. Spark starts in the JVM
+    that all tests of this process share (`tests.one_jvm`).
     """
+    if arguments[:1] == ["run"] and (sql := sys.modules.get("pyspark.sql")) is not None:
+        assert sql.SparkSession.getActiveSession() is None, "`run` would use the Spark of the tests, and end it"
     out, err = _stream(), _stream()
     with ExitStack() as stack:
         stack.enter_context(_ONE_AT_A_TIME)
@@ -104,7 +106,7 @@ def _signal_handlers() -> Iterator[None]:
 def _logging() -> Iterator[None]:
     """Loggers as in a new process: pytest's handlers on the root logger would take what goes to standard error."""
     loggers = [logging.getLogger(name) for name in (None, "memwal")]
-    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    before = [(each, each.handlers[:], each.filters[:], each.level, each.propagate) for each in loggers]
     for logger in loggers:
         logger.handlers[:] = []
     loggers[0].setLevel(logging.WARNING)
@@ -113,7 +115,7 @@ def _logging() -> Iterator[None]:
     try:
         yield
     finally:
-        for logger, handlers, level, propagate in before:
-            logger.handlers[:] = handlers
+        for logger, handlers, filters, level, propagate in before:
+            logger.handlers[:], logger.filters[:] = handlers, filters
             logger.setLevel(level)
             logger.propagate = propagate

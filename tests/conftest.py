@@ -28,6 +28,7 @@ from tests.command_line import run_here
 pytest_plugins = [
     "tests.damaged_table",
     "tests.kafka_fixtures",
+    "tests.one_jvm",
     "tests.s3_fixtures",
     "tests.simulation_fixtures",
     "tests.table_stages",
@@ -327,7 +328,7 @@ def starter() -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
-    """Runs `memwal …` as a user does, in this process; with `process=True` in one of its own, as Spark needs."""
+    """Runs `memwal …` as a user does, in this process; with `process=True` in one of its own."""
     elsewhere = tmp_path_factory.mktemp("cwd")
 
     def run(

@@ -32,7 +32,8 @@ _SCALA = "2.13"  # the only one that Spark 4 is built with
 CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from py4j.java_gateway import JavaGateway
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
@@ -157,7 +158,6 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
     """Start a new Spark with `conf`, without SQL, which takes a while to load. Raises: as `start_session`."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
-    from pyspark.java_gateway import launch_gateway
 
     silence_py4j()
     os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", sys.executable)
@@ -170,14 +170,21 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
     read_end, write_end = os.pipe()
     threading.Thread(target=_drain, args=(os.fdopen(read_end, errors="replace"), tail), daemon=True).start()
     try:
-        gateway = launch_gateway(  # type: ignore[no-untyped-call]
-            spark_conf, {"stdout": write_end, "stderr": write_end}
-        )
-        return SparkContext(conf=spark_conf, gateway=gateway)
+        return SparkContext(conf=spark_conf, gateway=start_jvm(spark_conf, write_end))
     except (PySparkException, Py4JError, OSError) as error:
         raise _not_started(error, conf, tail) from error
     finally:
         os.close(write_end)
+
+
+def start_jvm(conf: SparkConf, output: int) -> JavaGateway:
+    """Start a JVM with `conf`, whose output goes to the file descriptor `output`; return PySpark's way to it."""
+    from pyspark.java_gateway import launch_gateway
+
+    gateway: JavaGateway = launch_gateway(  # type: ignore[no-untyped-call]
+        conf, {"stdout": output, "stderr": output}
+    )
+    return gateway
 
 
 def _not_started(error: Exception, conf: Mapping[str, str], tail: Sequence[str]) -> Unavailable:

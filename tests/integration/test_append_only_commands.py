@@ -247,9 +247,9 @@ def test_history_counts_every_commit(uri: str) -> None:
 # ---- Spark ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}}, {})
+@pytest.fixture
+def spark(tmp_path: Path) -> Iterator[Any]:
+    settings = load({"table": {"uri": str(tmp_path / "unused")}}, {})
     session = start_session(configuration(settings, 2, once=True))
     yield session
     session.stop()
@@ -301,7 +301,7 @@ def test_memwal_run_once_and_again(uri: str, tmp_path: Path, cli: Callable[..., 
         pq.write_table(rows([1, 1, *range(30)]), feed / f"{number}.parquet")
     config = configured(tmp_path, uri, source={"feed": str(feed), "path": str(tmp_path / "in")})
     for _ in range(2):
-        done = cli("run", config, "--once", process=True, timeout=600)
+        done = cli("run", config, "--once")
         assert (done.code, done.error_lines) == (0, [])
         assert Counter(lance.dataset(uri).to_table().column("n").to_pylist()) == Counter([1, 1, *range(30)] * 3)
     clean(uri)

@@ -43,7 +43,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
             return {row["id"]: row["twice"] for row in table.scan().to_pylist()}
 
     twice = 'twice = { sql = "value.n * 2" }'
-    ran = cli("run", configured(twice), "--once", process=True)
+    ran = cli("run", configured(twice), "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert "8 left out, 8 new dead letters" in ran.out
     good = {id: 2 * id for id in range(1, 800) if id % 100 != 50}
@@ -59,7 +59,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
     assert letters[4]["reason"] == "column 'twice' (sql) cannot be evaluated: value.n * 2"
 
     # The mapping learns to do without a key: two letters fit now, and the same key twice is one row.
-    replayed = cli("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice), process=True)
+    replayed = cli("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice))
     assert (replayed.code, replayed.error_lines) == (0, [])
     assert "replayed 2 dead letters" in replayed.out
     assert "6 remain" in replayed.out

@@ -38,7 +38,7 @@ def test_new_fields_become_columns_and_no_row_is_lost_or_doubled(
     land(0, *({"id": id, "name": "a"} for id in range(10)))
     land(1, *({"id": id, "name": "b", "grade": id} for id in range(10, 20)), {"id": 20, "Grade": 1})
     land(2, {"id": 21, "grade": 7, "tags": ["x", None], "more": {"deep": [1]}}, {"id": 22, "more": "text"})
-    ran = cli("run", configured("add"), "--once", process=True)
+    ran = cli("run", configured("add"), "--once")
     assert ran.code == 0
     assert "new columns: grade" in ran.out
     assert "tags, more" in ran.out  # in a line of their own, unless one look met both files
@@ -51,7 +51,7 @@ def test_new_fields_become_columns_and_no_row_is_lost_or_doubled(
     assert rows() == expected
 
     land(3, {"id": 23, "late": 1.5})
-    ran = cli("run", configured("fail"), "--once", process=True)
+    ran = cli("run", configured("fail"), "--once")
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "late (double)" in ran.err
     assert "source.schema_drift" in ran.err
@@ -81,7 +81,7 @@ def test_new_columns_of_parquet_files_become_columns(
     land("3.parquet", {"id": 3, "name": "d", **new, **seen}, wider)
     table = {"append_only": True, "columns": {"id": "int64", "name": "string"}, "key": [], "indexes": {}}
     source = {"format": "parquet", "path": str(tmp_path / "in"), "schema_drift": "add"}
-    ran = cli("run", small_config(table=table, source=source), "--once", process=True)
+    ran = cli("run", small_config(table=table, source=source), "--once")
     assert ran.code == 0
     assert "new columns: price, tags, place" in ran.out
     assert "new columns: seen" in ran.out
@@ -137,7 +137,7 @@ def test_new_versions_of_an_avro_schema_in_debeziums_envelope_become_columns(
         source |= {"value_format": "avro", "registry": registry.url, "envelope": "debezium"}
         source |= {"schema_drift": "add", "max_offsets_per_trigger": 4}
         table = {"columns": {"id": "int64", "name": "string"}, "key": ["id"], "indexes": {}}
-        ran = cli("run", small_config(table=table, source=source), "--once", process=True)
+        ran = cli("run", small_config(table=table, source=source), "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert "new columns: price, place" in ran.out
     assert "new columns: seen" in ran.out

@@ -77,7 +77,7 @@ def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
     ends = [sent(id, op="D") for id in range(10)] + [Record(None, str(id).encode()) for id in range(10, 20)]
     big = "x" * (10 << 20)
     kafka.produce("flights", [*events, *ends, sent(10, 4), sent(1000, note=big)])
-    ran = cli("run", EXAMPLE, "--once", env=changes, process=True)
+    ran = cli("run", EXAMPLE, "--once", env=changes)
     assert (ran.code, ran.error_lines) == (0, [])
     rows = rows_at(uri)
     assert sorted(rows) == [10, *range(20, 100), 1000]
@@ -97,7 +97,7 @@ def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
 
     # A record that cannot be read ends the run before anything of its micro-batch is written.
     kafka.produce("flights", [*(sent(id, 5) for id in range(20, 40)), Record(b'{"id": 1', partition=3)])
-    ran = cli("run", EXAMPLE, "--once", env=changes, process=True)
+    ran = cli("run", EXAMPLE, "--once", env=changes)
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "not JSON: Expecting ',' delimiter" in ran.err
     assert "of partition 3 of topic flights" in ran.err
@@ -120,7 +120,7 @@ def test_a_broker_that_is_down_loses_nothing(
     kafka = flights.kafka
     kafka.stop()
     before = sorted(flights.config.parent.iterdir())
-    ran = cli("run", flights.config, "--once", process=True)
+    ran = cli("run", flights.config, "--once")
     assert (ran.code, len(ran.error_lines)) == (1, 1)
     assert f"source.brokers: no broker answers ({kafka.brokers}: " in ran.err
     assert sorted(flights.config.parent.iterdir()) == before
@@ -143,7 +143,7 @@ def test_a_broker_that_is_down_loses_nothing(
     assert running.wait() == 0
     assert {line.split(": ")[1] for line in running.errors} == {flights.uri}, "a line at each attempt, no other"
 
-    ran = cli("run", flights.config, "--once", process=True)
+    ran = cli("run", flights.config, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert sorted(rows_at(flights.uri)) == list(range(180))
 
@@ -164,7 +164,7 @@ def test_a_topic_that_is_not_there_is_named_before_anything_is_written(
     topic = f"{flights.topic}s"
     flights.config.write_text(flights.config.read_text().replace(json.dumps(flights.topic), json.dumps(topic)))
     before = sorted(flights.config.parent.iterdir())
-    ran = cli("run", flights.config, "--once", process=True)
+    ran = cli("run", flights.config, "--once")
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert f"create or correct {topic!r}, which is no topic at {flights.kafka.brokers}" in ran.err
     assert f"did you mean '{flights.topic}'?" in ran.err
@@ -176,20 +176,10 @@ def test_a_topic_that_is_not_there_is_named_before_anything_is_written(
 
 @pytest.fixture(scope="module")
 def spark(kafka_connector: dict[str, str]) -> Iterator[Any]:
-    """A Spark with the connector; its JVM is its own, since jars are given to a JVM when it starts."""
-    from pyspark import SparkContext
-
-    def forget_jvm() -> None:
-        if SparkContext._gateway is not None:
-            SparkContext._gateway.shutdown()
-            SparkContext._gateway.proc.stdin.close()  # what its JVM ends by
-            SparkContext._gateway = SparkContext._jvm = None
-
-    forget_jvm()
+    """A Spark with the connector."""
     session = start_session(configuration(kafka_settings({"id": "int64"}, spark=kafka_connector), 2, once=True))
     yield session
     session.stop()
-    forget_jvm()
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def config(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
 def test_one_topic_over_sasl_and_one_over_tls(
     config: Path, kafka: KafkaServer, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    ran = cli("run", config, "--once", env={"TEST_LOGIN": kafka.login()}, process=True)
+    ran = cli("run", config, "--once", env={"TEST_LOGIN": kafka.login()})
     assert (ran.code, ran.error_lines) == (0, [])
     for name in ("sasl", "tls"):
         rows = lance.dataset(tmp_path / f"{name}.lance").to_table().sort_by("id").to_pylist()
@@ -60,7 +60,7 @@ def test_one_topic_over_sasl_and_one_over_tls(
 def test_a_wrong_password_is_one_line_without_it(
     config: Path, kafka: KafkaServer, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    ran = cli("run", f"{config}:sasl", "--once", env={"TEST_LOGIN": kafka.login("wrong-and-secret")}, process=True)
+    ran = cli("run", f"{config}:sasl", "--once", env={"TEST_LOGIN": kafka.login("wrong-and-secret")})
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "Kafka refuses us" in ran.error_lines[0]
     assert "wrong-and-secret" not in ran.out + ran.err

@@ -29,7 +29,7 @@ def test_transactions_and_a_topic_that_is_created_anew(
 
     def run(**sink: str) -> Any:
         config.write_text(toml({**sections, "sink": sink} if sink else sections))
-        return cli("run", config, "--once", process=True)
+        return cli("run", config, "--once")
 
     def ids() -> list[int]:
         return sorted(lance.dataset(str(tmp_path / "t.lance")).to_table(["id"])["id"].to_pylist())

@@ -57,7 +57,7 @@ EXPECTED = {id: f"row {id} v{1 if id < 100 else 0}" for id in range(200)}
 
 def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Callable[..., Any]) -> None:
     config = fed()
-    first = cli("run", config, "--once", process=True)
+    first = cli("run", config, "--once")
     assert (first.code, first.error_lines) == (0, [])
     assert names(uri) == EXPECTED
     assert "300 in 10 micro-batches" in first.out
@@ -65,7 +65,7 @@ def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Callable[..., 
     assert all(f"by {name}" in first.out for name in ("key", "filter", "vector", "text"))
     assert not any(character in first.out for character in "\x1b\r")
     version = lance.dataset(uri).version
-    again = cli("run", config, "--once", process=True)
+    again = cli("run", config, "--once")
     assert (again.code, again.error_lines) == (0, [])
     assert "0: the source holds nothing new" in again.out
     assert (names(uri), lance.dataset(uri).version) == (EXPECTED, version)
@@ -75,7 +75,7 @@ def test_a_source_without_a_feed_is_drained(
     small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
 ) -> None:
     directory = write_feed(tmp_path / "in", made.table(range(30)), made.table(range(30, 50)))
-    ran = cli("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once", process=True)
+    ran = cli("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert sorted(names(uri)) == list(range(50))
 
@@ -199,7 +199,7 @@ def test_a_refused_row_in_the_stream_is_one_line(
     loose = pa.schema([*list(made.schema)[:4], pa.field("vector", pa.list_(pa.float32()))])
     directory = write_feed(tmp_path / "in", pa.Table.from_pylist(rows, schema=loose))
     config = small_config(source={"path": directory})
-    ran = cli("run", config, "--once", process=True)
+    ran = cli("run", config, "--once")
     assert ran.code == 2
     assert len(ran.error_lines) == 1
     assert "'vector' has 2 numbers" in ran.err

@@ -55,7 +55,7 @@ def several(tmp_path: Path) -> Path:
 
 
 def test_every_pipeline_of_a_file_runs_in_one_process(several: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    ran = cli("run", several, "--once", process=True)
+    ran = cli("run", several, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     books = lance.dataset(tmp_path / "books.lance").to_table().to_pylist()
     expected = {**{id: f"first {id}" for id in range(50)}, **{id: f"second {id}" for id in range(100, 150)}}
@@ -66,7 +66,7 @@ def test_every_pipeline_of_a_file_runs_in_one_process(several: Path, tmp_path: P
     assert all(f" query {several}:{name} --help" in ran.out for name in ("first", "second", "events"))
     asked = cli("query", f"{several}:second", "--key", "120", "--format", "json")
     assert [row["name"] for row in json.loads(asked.out)] == ["second 120"]
-    again = cli("run", several, "--once", process=True)
+    again = cli("run", several, "--once")
     assert (again.code, again.out.count("0: the source holds nothing new")) == (0, 3)
 
 

@@ -1,0 +1,44 @@
+"""One JVM for all Sparks that start in the tests' process: a JVM of its own takes each of them ten seconds of CPU.
+
+A Spark still ends with its session, and the next one begins with its own configuration, but for what belongs to the
+JVM: its memory, its options and its class path, which has the Kafka connector. Its output is dropped. Whoever needs a
+JVM of its own starts a process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from memwal.ingest.spark import session
+from tests.kafka_server import jars
+
+
+class _Jvm:
+    """Starts the JVM at the first call."""
+
+    def __init__(self) -> None:
+        self._start, self._gateway = session.start_jvm, None
+
+    def __call__(self, conf: Any, output: int) -> Any:
+        """In place of `session.start_jvm`."""
+        if self._gateway is None:
+            from pyspark import SparkConf
+
+            own = {"spark.jars": ",".join(str(path) for path in jars("connector") if path.exists())}
+            own["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+            with Path(os.devnull).open("w") as nowhere:
+                self._gateway = self._start(SparkConf(loadDefaults=False).setAll(list(own.items())), nowhere.fileno())
+        return self._gateway
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_jvm() -> Iterator[None]:
+    """See the module."""
+    with patch.object(session, "start_jvm", _Jvm()):
+        yield
