@@ -46,7 +46,7 @@ def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owne
     )
 
 
-def coming_back(uri: str) -> Unavailable:
+def being_resized(uri: str) -> Unavailable:
     """Return the error of a call during a resize, while regions change owners; nothing of it was applied."""
     return Unavailable(
         f"{uri}: the table is being resized; retry with the same token", {"reason": NOT_OWNER, "owner": None}

@@ -25,9 +25,9 @@ def collect_ssts(store: ObjectStore, uri: str) -> list[SstGarbage]:
     found = []
     for region in regions(store):
         collector = SstCollector(store, region, clock, workers=1)
-        sight = collector.look()
+        listing = collector.list_region()
         needs = base_needs(store, BaseTable.open(uri, store.storage_options), clock.now())
-        found.append(collector.collect(sight, needs, 0.0))
+        found.append(collector.collect(listing, needs, 0.0))
     return found
 
 

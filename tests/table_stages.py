@@ -150,9 +150,9 @@ class Owner:
         clock.advance(_WAY_OFF)
         WalCollector(self.store, REGION, self.codec, clock, workers=1).collect(0.0)
         ssts = flush.SstCollector(self.store, REGION, clock, workers=1)
-        sight = ssts.look()
+        listing = ssts.list_region()
         needs = flush.base_needs(self.store, self.base.latest(), clock.now())
-        self.collected = ssts.collect(sight, needs, 0.0)
+        self.collected = ssts.collect(listing, needs, 0.0)
 
     def do(self, stage: str) -> None:
         """One stage, of a region that was claimed."""

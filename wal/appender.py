@@ -28,7 +28,7 @@ from memwal.wal.layout import entry_key
 from memwal.wal.manifest import ManifestStore
 from memwal.wal.options import WalOptions
 from memwal.wal.records import BatchPart, EntryHeader
-from memwal.wal.slot import settle
+from memwal.wal.slot import put_until_known
 from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
@@ -159,7 +159,7 @@ class WalAppender:
         position = self.next_position
         key = entry_key(self._region_id, position, self._codec.suffix)
         try:
-            found = settle(self._store, key, data, clock=self._clock, options=self._options)
+            found = put_until_known(self._store, key, data, clock=self._clock, options=self._options)
             if found is not None:
                 self._taken(key, found)
             self._prove_ownership(key)

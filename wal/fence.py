@@ -60,7 +60,7 @@ from memwal.wal.options import CLOCK_RATE, WalOptions
 from memwal.wal.records import Entry, EntryHeader
 from memwal.wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
 from memwal.wal.retries import RetriedReads, with_retried_reads
-from memwal.wal.slot import settle
+from memwal.wal.slot import put_until_known
 from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
@@ -188,7 +188,7 @@ class _Claimer:
             applied = AppliedMap.of(applied if self.opening is None else self.opening).copy()
             header = self._sentinel(guard, manifest, applied, tip + 1)
             key, data = reader.key(tip + 1), self.codec.encode(header, self.codec.no_rows)
-            if settle(self.store, key, data, clock=self.clock, options=self.options) is None:
+            if put_until_known(self.store, key, data, clock=self.clock, options=self.options) is None:
                 return tip + 1, applied
             tip = self._probed(tip + 1)
 

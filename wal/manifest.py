@@ -32,7 +32,7 @@ from memwal.wal.options import WalOptions
 from memwal.wal.probing import newest_from
 from memwal.wal.region_manifest import RegionManifest, RegionStatus, SsTable
 from memwal.wal.retries import with_retried_reads
-from memwal.wal.slot import settle
+from memwal.wal.slot import put_until_known
 from memwal.wal.store.port import ObjectStore
 
 __all__ = ["Change", "ManifestStore", "RegionManifest", "RegionStatus", "SsTable"]
@@ -109,7 +109,7 @@ class ManifestStore:
         claims = current is None or proposed.writer_epoch > current.writer_epoch
         written = replace(proposed, edit_id=edit_id, claim_id=edit_id if claims else proposed.claim_id)
         key = manifest_key(self.region_id, written.version)
-        if settle(self._store, key, written.encode(), clock=self._clock, options=self._options) is not None:
+        if put_until_known(self._store, key, written.encode(), clock=self._clock, options=self._options) is not None:
             return None
         try:
             follows = self._follows(current)

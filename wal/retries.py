@@ -110,7 +110,7 @@ class RetriedReads:
         return self._retried(lambda: self._store.list(prefix))
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        """The store's own: `wal.slot.settle` handles each outcome."""
+        """The store's own: `wal.slot.put_until_known` handles each outcome."""
         return self._store.put_if_absent(key, data)
 
     def put(self, key: str, data: bytes) -> None:

@@ -41,7 +41,7 @@ class _Attempts:
         raise StoreUnavailable(f"{self.key}: storage unavailable, {tries}{said}; nothing was written, try again")
 
 
-def settle(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: WalOptions) -> bytes | None:
+def put_until_known(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: WalOptions) -> bytes | None:
     """Put `data` at `key` unless taken. Returns None once it is ours and durable, else the bytes in the slot.
 
     `data` must hold a unique id.

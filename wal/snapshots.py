@@ -44,7 +44,7 @@ from memwal.wal.clock import Clock, Ids
 from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable
 from memwal.wal.layout import parse_snapshot_key, snapshot_key, snapshot_prefix
 from memwal.wal.options import WalOptions
-from memwal.wal.slot import settle
+from memwal.wal.slot import put_until_known
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _CRC = 9
@@ -68,7 +68,7 @@ def write_snapshot(
     snapshot = applied.rebased(f"{position}-{ids.entry_id()}")
     key = snapshot_key(region, snapshot.name)
     try:
-        taken = settle(store, key, encoded(snapshot), clock=clock, options=options)
+        taken = put_until_known(store, key, encoded(snapshot), clock=clock, options=options)
     except OutcomeUnknown as error:
         raise StoreUnavailable(f"{key}: no answer; no entry was written ({error})") from error
     if taken is not None:

@@ -25,7 +25,7 @@ from uuid import UUID
 from memwal.flush.base.state import read_state, versions
 from memwal.wal import Clock, Corrupt, ObjectStore, RegionManifest, SsTable, WalOptions
 from memwal.wal.layout import parse_rev, region_prefix, rev
-from memwal.wal.slot import settle
+from memwal.wal.slot import put_until_known
 
 _KEY = re.compile(r"_mem_wal/(?P<region>[0-9a-f-]{36})/commits/(?P<rev>[01]{64})\.json")
 
@@ -134,7 +134,7 @@ def agree(
     """
     key, last = plan_key(plan.region, plan.first), plan.last if last is None else last
     proposal = json.dumps({"first": plan.first, "last": last, "by": by}).encode()
-    existing = settle(store, key, proposal, clock=clock, options=options or WalOptions())
+    existing = put_until_known(store, key, proposal, clock=clock, options=options or WalOptions())
     by_other = False
     if existing is not None:
         last, owner = _agreed(key, plan.first, existing)

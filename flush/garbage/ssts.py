@@ -137,20 +137,20 @@ class SstCollector:
         """Remember that the directories `names` existed before writer epoch `epoch` was claimed."""
         self._outlived |= dict.fromkeys(names, epoch)
 
-    def look(self) -> RegionListing:
+    def list_region(self) -> RegionListing:
         """List the directories, then read the newest manifest; open the base table after this.
 
         Raises Corrupt, StoreUnavailable, StoreRefused.
         """
         return RegionListing(self.names(), self._manifests.latest())
 
-    def collect(self, sight: RegionListing, needs: BaseNeeds, min_age: float, *, dry_run: bool = False) -> SstGarbage:
+    def collect(self, listing: RegionListing, needs: BaseNeeds, min_age: float, *, dry_run: bool = False) -> SstGarbage:
         """Delete garbage that is at least `min_age` seconds old; with `dry_run` only report it.
 
-        `needs`: of a base version opened after `sight` was taken. Raises StoreUnavailable, StoreRefused (some
+        `needs`: of a base version opened after `listing` was taken. Raises StoreUnavailable, StoreRefused (some
         directories may be deleted by then; collect again), Corrupt where an old manifest cannot be decoded.
         """
-        verdicts = self._verdicts(sight, needs)
+        verdicts = self._verdicts(listing, needs)
         counts = Counter(verdicts.values())
         young: Counter[Verdict] = Counter()
         freed: Counter[Verdict] = Counter()
@@ -179,10 +179,10 @@ class SstCollector:
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
-    def _verdicts(self, sight: RegionListing, needs: BaseNeeds) -> Mapping[str, Verdict]:
-        if sight.manifest is None:
-            return dict.fromkeys(sight.names, Verdict.UNPUBLISHED)
-        return {name: self._verdict(name, sight.manifest, needs) for name in sight.names}
+    def _verdicts(self, listing: RegionListing, needs: BaseNeeds) -> Mapping[str, Verdict]:
+        if listing.manifest is None:
+            return dict.fromkeys(listing.names, Verdict.UNPUBLISHED)
+        return {name: self._verdict(name, listing.manifest, needs) for name in listing.names}
 
     def _verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
         """Rules 1 to 4."""

@@ -53,7 +53,7 @@ from memwal.wal import (
 )
 from memwal.wal.applied import AppliedMap, Snapshot
 from memwal.wal.layout import region_prefix, rev
-from memwal.wal.slot import settle
+from memwal.wal.slot import put_until_known
 from memwal.wal.snapshots import decoded_hashes, encoded_hashes
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -99,7 +99,7 @@ def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: Wal
     described = {**vars(proposed), "applied": dict(proposed.applied)}
     if len(retired := AppliedMap.of(proposed.applied).snapshot.retired):
         described["retired"] = encoded_hashes(retired)
-    existing = settle(store, key, json.dumps(described).encode(), clock=clock, options=options)
+    existing = put_until_known(store, key, json.dumps(described).encode(), clock=clock, options=options)
     return proposed if existing is None else _parsed(key, existing)
 
 

@@ -180,7 +180,7 @@ def _column_codes(column: pa.ChunkedArray) -> Places:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def named(rows: pa.Table, key: Sequence[str], row: int) -> str:
+def key_text(rows: pa.Table, key: Sequence[str], row: int) -> str:
     """Return the key of a row for a message: `a = 1, b = 'x'`."""
     return ", ".join(f"{name} = {rows.column(name)[row].as_py()!r:.80}" for name in key)
 
@@ -199,8 +199,9 @@ def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = Fal
     if refuse and len(again):
         second = int(again.min())
         first = int(order[:-1][repeats][again == second][0])
+        text = key_text(rows, key, second)
         raise Invalid(
-            f"the key {named(rows, key, second)} is in row {first} and in row {second} of one put; {len(again)} rows "
+            f"the key {text} is in row {first} and in row {second} of one put; {len(again)} rows "
             'repeat a key, which the table refuses (on_duplicate = "fail"); put each key once',
             {"rows": np.sort(again)[:ROWS_NAMED].tolist(), "reason": _REPEATED},
         )

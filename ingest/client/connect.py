@@ -18,7 +18,7 @@ from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc import owner_notes as owners
 from memwal.ingest.rpc.credentials import authority
-from memwal.ingest.table.live_owners import noted
+from memwal.ingest.table.live_owners import noted_owners
 from memwal.ingest.table.stored import StoredTable
 
 OWNER_PATIENCE = 2.0
@@ -139,7 +139,7 @@ def served_table(
 
 def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
     """Return the error message of a table without daemons."""
-    last = "; ".join(f"its notes say {owner}" for owner in noted(owners.read(store, base.regions)))
+    last = "; ".join(f"its notes say {owner}" for owner in noted_owners(owners.read(store, base.regions)))
     return (
         f"no daemon serves {base.uri}{f' ({last})' if last else ''}: start `memwal serve`, or read storage with "
         'fallback="durable"'

@@ -316,7 +316,7 @@ class Balancer:
     def _take(self, region: UUID, owner: Peer | None) -> None:
         """Claim the region; ask its `owner` for it first, if it has one."""
         with self._table.regions.expecting(region):
-            before = self._table.before(region)  # while its owner, if any, still serves it
+            before = self._table.before_claim(region)  # while its owner, if any, still serves it
             if (owner is None or self._released(region, owner)) and not self._stopped.is_set():
                 epoch = self._table.acquire(region, before)
                 _LOG.info("region %s is served here with writer epoch %d", region, epoch)

@@ -222,7 +222,7 @@ def _place(settings: Settings, stop: threading.Event) -> Place:
     if not daemon.endpoints:
         return Place(ends=stop.is_set)
     scheme = _scheme(settings)
-    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
+    mine = addresses.own_endpoint(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if mine is None:
         raise Invalid(addresses.not_listed_text(daemon.host, daemon.port, scheme))
     return Place(mine, list(daemon.endpoints), ends=stop.is_set)
@@ -236,11 +236,11 @@ def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> 
     """Answer calls from now on. Raises: Invalid if the port is taken."""
     host, port = settings.daemon.host, settings.daemon.port
     try:
-        service = FlightService(table, addresses.at(host, port, _scheme(settings)), place, guard)
+        service = FlightService(table, addresses.endpoint_of(host, port, _scheme(settings)), place, guard)
     except OSError as error:
         raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
     if not place.endpoint:
-        place.endpoint = addresses.at(host, service.port, _scheme(settings))
+        place.endpoint = addresses.endpoint_of(host, service.port, _scheme(settings))
         place.endpoints = [place.endpoint]
     return service
 

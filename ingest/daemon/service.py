@@ -36,7 +36,7 @@ import pyarrow.flight as flight
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
-from memwal.ingest.refusals import coming_back, expect_routing, wrong_table
+from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.rpc.wire import StreamSum, closed_with, raise_over_flight, unpack
@@ -95,7 +95,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if isinstance(error, UnknownOutcome):
             return error
         try:
-            return coming_back(table.base.uri) if table.closed else table.resizing.told(error)
+            return being_resized(table.base.uri) if table.closed else table.resizing.told(error)
         except Exception:  # noqa: BLE001 - storage does not answer: keep the error
             return error
 

@@ -39,11 +39,11 @@ def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
     """
     daemon = settings.daemon
     scheme = addresses.scheme_of(daemon.tls_cert)
-    mine = addresses.own(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
+    mine = addresses.own_endpoint(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
     if daemon.endpoints and mine is None:
         raise Invalid(addresses.not_listed_text(daemon.host, daemon.port, scheme))
     if mine is None:
-        every = own = [addresses.at(daemon.host, port, scheme) for port in ports]
+        every = own = [addresses.endpoint_of(daemon.host, port, scheme) for port in ports]
     else:
         every, own = (addresses.expanded(each, len(ports)) for each in (daemon.endpoints, [mine]))
     configured = []

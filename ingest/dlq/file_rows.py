@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from memwal.ingest.dlq.bad_rows import BadRow
-from memwal.ingest.mapping.values import ANY_TEXT, is_text, of_text, typed
+from memwal.ingest.mapping.values import ANY_TEXT, from_text, is_text, typed
 from memwal.ingest.source.columns import RAW_VALUE
 from memwal.ingest.source.files import UNREADABLE
 
@@ -36,7 +36,7 @@ def read_json(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
 
 def read_text(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
     """As `read_json`, for a file in which all values are texts."""
-    return of_text(value, kind) if isinstance(value, str) else read_json(value, kind)
+    return from_text(value, kind) if isinstance(value, str) else read_json(value, kind)
 
 
 def failure(field: pa.Field, reason: str) -> BadRow:

@@ -61,7 +61,7 @@ def daemons_of(settings: Settings, host: str, ports: Sequence[int], every: Seque
         own = {
             "host": bound(daemon.host, host),
             "port": port,
-            "advertise": addresses.at(host, port, scheme),
+            "advertise": addresses.endpoint_of(host, port, scheme),
             "endpoints": list(every),
             "http_port": http + above + number if http > 0 else http,
             "workers": 1,
@@ -123,7 +123,7 @@ class _Serving:
         ports, above = self._ports()
         host = self._hosts[self._number]
         scheme = addresses.scheme_of(self._task.settings.daemon.tls_cert)
-        own = [addresses.at(host, port, scheme) for port in ports]
+        own = [addresses.endpoint_of(host, port, scheme) for port in ports]
         every = [endpoint for told in self._agreed({"endpoints": own}) for endpoint in told["endpoints"]]
         daemons = daemons_of(self._task.settings, host, ports, every, above)
 

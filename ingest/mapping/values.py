@@ -49,14 +49,14 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def carried(kind: pa.DataType) -> pa.DataType:
+def transport_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which a column travels through Spark, as in `spark.schema`."""
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32()}
     wider |= {pa.uint64(): pa.decimal128(20, 0), pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
-        return pa.list_(carried(kind.value_type))
+        return pa.list_(transport_type(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(carried(field.type)) for field in kind])
+        return pa.struct([field.with_type(transport_type(field.type)) for field in kind])
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else "UTC")
     return wider.get(kind, kind)
@@ -76,7 +76,10 @@ def check_unit(unit: str, kind: pa.DataType) -> str:
 
 
 def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
-    """Convert a value of JSON or Avro to what Arrow takes for `carried(kind)`; None stays None. Raises: ValueError."""
+    """Convert a value of JSON or Avro to what Arrow takes for `transport_type(kind)`; None stays None.
+
+    Raises: ValueError.
+    """
     if value is None:
         return None
     for family, convert in _FAMILIES:
@@ -85,7 +88,7 @@ def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
     raise ValueError(f"a column of type {kind} cannot be filled from a record")
 
 
-def of_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
+def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
     """Convert the text of a key or header to a value as `typed` returns it. Raises: ValueError."""
     if is_text(kind):
         return typed(text, kind)
@@ -228,7 +231,7 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bool) or not isinstance(value, str):
         raise _misfit(value, kind, "numbers need a unit" if isinstance(value, int | float) else "")
     try:
-        return pa.scalar(value).cast(carried(kind)).as_py()
+        return pa.scalar(value).cast(transport_type(kind)).as_py()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = "with an offset, such as Z" if "expected a zone offset" in str(error) else ""
         if "no zone offset" in str(error):
@@ -299,7 +302,7 @@ def column(
         except ValueError as error:
             taken.append(None)
             problems[row] = str(error)
-    return pa.array(taken, carried(kind)), problems
+    return pa.array(taken, transport_type(kind)), problems
 
 
 def bytes_column(values: pa.Array, kind: pa.DataType, unit: str) -> tuple[pa.Array, Problems]:
@@ -312,20 +315,23 @@ def bytes_column(values: pa.Array, kind: pa.DataType, unit: str) -> tuple[pa.Arr
             return text, {}
     except pa.ArrowInvalid:
         return column(values.to_pylist(), kind, unit, _of_bytes)
-    return column(text.to_pylist(), kind, unit, lambda each, *how: None if each is None else of_text(each, *how))
+    return column(text.to_pylist(), kind, unit, lambda each, *how: None if each is None else from_text(each, *how))
 
 
 def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
     if value is None:
         return None
     try:
-        return of_text(value.decode(), kind, unit)
+        return from_text(value.decode(), kind, unit)
     except UnicodeDecodeError:
         raise ValueError(f"{value[:_SHOWN]!r} is not UTF-8 text") from None
 
 
 def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
-    """Convert a column read as `json_type` to `carried(kind)`. Raises: pa.ArrowInvalid if any value does not fit."""
+    """Convert a column read as `json_type` to `transport_type(kind)`.
+
+    Raises: pa.ArrowInvalid if any value does not fit.
+    """
     if unit or is_bytes(kind) or pa.types.is_decimal(kind):
         converted, problems = column(values.to_pylist(), kind, unit)
         if problems:
@@ -340,7 +346,7 @@ def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
             raise pa.ArrowInvalid("width")
     if kind == pa.float16() and pc.any(pc.greater(pc.abs(values), _FLOAT_MAX[16])).as_py():
         raise pa.ArrowInvalid("range")
-    return values.cast(carried(kind))
+    return values.cast(transport_type(kind))
 
 
 def json_type(kind: pa.DataType, unit: str) -> pa.DataType:

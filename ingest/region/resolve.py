@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.api.rows import Mask, Places, named
+from memwal.ingest.api.rows import Mask, Places, key_text
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.read.base import match_keys
 from memwal.ingest.read.levels import CaptureOvertaken, RegionView
@@ -151,9 +151,10 @@ class Resolver:
             if error.row is None:
                 raise
             # A stored value that another program wrote need not pass the checks of a put.
+            key = key_text(keys, self._key, error.row)
             reason = (
-                f"column {error.column!r} is not given for the key {named(keys, self._key, error.row)}, and its stored "
-                f"value cannot be kept: put the column too ({error})"
+                f"column {error.column!r} is not given for the key {key}, and its stored value "
+                f"cannot be kept: put the column too ({error})"
             )
             raise Refused({int(group.writes[error.row]): InvalidRows(reason, column=error.column)}) from None
 
@@ -168,7 +169,7 @@ class Resolver:
             first = np.unique(group.writes[rows], return_index=True)[1]
             for row in rows[first].tolist():
                 reason = (
-                    f"required column {name!r} is missing, and the key {named(keys, self._key, row)} is not stored: "
+                    f"required column {name!r} is missing, and the key {key_text(keys, self._key, row)} is not stored: "
                     "give new keys a value"
                 )
                 errors.setdefault(int(group.writes[row]), InvalidRows(reason, column=name))

@@ -9,7 +9,7 @@ from memwal.ingest.settings.model import Settings
 SCHEME, TLS = "grpc://", "grpc+tls://"
 
 
-def at(host: str, port: int, scheme: str = SCHEME) -> str:
+def endpoint_of(host: str, port: int, scheme: str = SCHEME) -> str:
     """Return the endpoint of a host and port."""
     return f"{scheme}{url_host(host)}:{port}"
 
@@ -33,20 +33,22 @@ def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
     return every
 
 
-def own(endpoints: Sequence[str], host: str, port: int, advertise: str = "", scheme: str = SCHEME) -> str | None:
+def own_endpoint(
+    endpoints: Sequence[str], host: str, port: int, advertise: str = "", scheme: str = SCHEME
+) -> str | None:
     """Return the endpoint among `endpoints` of the daemon at `host` and `port`; None if it is not listed.
 
     `advertise`: the endpoint it says it is, where host and port do not tell.
     """
-    wanted = advertise or at(host, port, scheme)
+    wanted = advertise or endpoint_of(host, port, scheme)
     return wanted if wanted in endpoints else None
 
 
 def not_listed_text(host: str, port: int, scheme: str = SCHEME) -> str:
     """Return the error text for a daemon that is not one of the endpoints."""
     return (
-        f"daemon.endpoints: {at(host, port, scheme)}, this daemon's host and port, is not one of them; add it, or set "
-        "daemon.advertise to the endpoint that it is"
+        f"daemon.endpoints: {endpoint_of(host, port, scheme)}, this daemon's host and port, is not one of them; add "
+        "it, or set daemon.advertise to the endpoint that it is"
     )
 
 

@@ -37,7 +37,7 @@ from memwal.ingest.region.write_queue import Ack, Write
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.table.columns import TableColumns
 from memwal.ingest.table.commit_loop import CommitLoop
-from memwal.ingest.table.regions import Before, RegionSet
+from memwal.ingest.table.regions import BeforeClaim, RegionSet
 from memwal.ingest.table.resize import Resizing
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.table.writes import TableWrites
@@ -222,21 +222,21 @@ class Table(LevelReads):
     # ---- regions that come and go --------------------------------------------------------------------------------
 
     @translate_errors
-    def acquire(self, region: UUID, before: Before | None = None) -> int:
+    def acquire(self, region: UUID, before: BeforeClaim | None = None) -> int:
         """Claim `region` and serve it from now on; return its writer epoch. See `ingest.table.regions`.
 
         `before`: the result of `before`, if it was called already. Raises: Invalid for a region that the table does not
         have; Unavailable, FencedError, Corrupted as when the table is opened.
         """
         self._refuse_if_closed()
-        return self.regions.acquire(region, before or self.before(region))
+        return self.regions.acquire(region, before or self.before_claim(region))
 
     @translate_errors
-    def before(self, region: UUID) -> Before:
+    def before_claim(self, region: UUID) -> BeforeClaim:
         """Return what `acquire` needs from before the claim, while another process may serve it. Raises: as
         `acquire`.
         """
-        return self.regions.before(region, lambda: self._reader.base().committed)
+        return self.regions.before_claim(region, lambda: self._reader.base().committed)
 
     @translate_errors
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
@@ -308,7 +308,7 @@ class Table(LevelReads):
 
     def _claimed(self, region: UUID) -> int:
         opened = self._reader.opened
-        return self.regions.acquire(region, self.regions.before(region, lambda: opened.committed))
+        return self.regions.acquire(region, self.regions.before_claim(region, lambda: opened.committed))
 
     def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
         """Look rows up as `ingest.region.context.Find` says; called by the regions' own threads."""

@@ -176,18 +176,18 @@ class TableCollector:
         """
         looked_at = list(self._ssts if regions is None else regions)
         self._know(looked_at)
-        sights = {region: self._ssts[region].look() for region in looked_at}
+        listings = {region: self._ssts[region].list_region() for region in looked_at}
         newest = base.latest()
         needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
         found = tuple(
             RegionGarbage(
                 region,
                 self._wals[region].collect(ages.wal, dry_run=dry_run),
-                self._ssts[region].collect(sight, needs, ages.sst, dry_run=dry_run),
+                self._ssts[region].collect(listing, needs, ages.sst, dry_run=dry_run),
                 self._plans.collect(region, at_least=plans_min, dry_run=dry_run),
                 self._old_manifests(region, ages.manifest, dry_run=dry_run),
             )
-            for region, sight in sights.items()
+            for region, listing in listings.items()
         )
         files = self._orphans(newest, ages.orphan, dry_run=dry_run) if orphans else flush.OrphanGarbage(dry_run=dry_run)
         return TableGarbage(found, files, dry_run)

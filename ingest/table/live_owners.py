@@ -99,7 +99,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OwnerState:
     """What is known of one owner. `why`: an addition for messages, "" for none."""
 
     owner: Owner
@@ -125,7 +125,7 @@ class LiveOwners:
     access: Callable[[], Mapping[str, Any]]
     """Returns `token` and `tls_ca` for daemons; called only if a daemon is asked."""
 
-    def find(self, peers: Sequence[str] = ()) -> list[Found]:
+    def find(self, peers: Sequence[str] = ()) -> list[OwnerState]:
         """Return what is known of the owners in the notes. This process, and daemons that share the table with one of
         `peers`, count as free.
 
@@ -133,8 +133,8 @@ class LiveOwners:
         """
         here = Process.here()
         return [
-            judged(owner, here, self._answer(owner) if asked(owner, here) else None, self.table_id, peers)
-            for owner in noted(owners.read(self.store, self.regions))
+            judge(owner, here, self._answer(owner) if can_be_asked(owner, here) else None, self.table_id, peers)
+            for owner in noted_owners(owners.read(self.store, self.regions))
         ]
 
     def epochs(self) -> dict[UUID, int]:
@@ -173,7 +173,7 @@ class LiveOwners:
             return error
 
 
-def noted(notes: Mapping[UUID, Note]) -> list[Owner]:
+def noted_owners(notes: Mapping[UUID, Note]) -> list[Owner]:
     """Return the owners in `notes`, each once."""
     found: dict[tuple[str, bool, Process | None], dict[str, int]] = {}
     for region, note in notes.items():
@@ -181,7 +181,7 @@ def noted(notes: Mapping[UUID, Note]) -> list[Owner]:
     return [Owner(*who, epochs) for who, epochs in found.items()]
 
 
-def asked(owner: Owner, here: Process) -> bool:
+def can_be_asked(owner: Owner, here: Process) -> bool:
     """Return whether to ask the owner's endpoint; a loopback endpoint of another machine cannot be asked."""
     if not owner.endpoint or owner.process == here:
         return False
@@ -192,24 +192,24 @@ def asked(owner: Owner, here: Process) -> bool:
     return owner.process.host == here.host or not _only_there(owner.endpoint)
 
 
-def judged(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Sequence[str] = ()) -> Found:
+def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Sequence[str] = ()) -> OwnerState:
     """Apply the table in the module's docstring. `answer`: the daemon's answer or error, None if it was not asked."""
     if owner.process == here:
-        return Found(owner, "free")
+        return OwnerState(owner, "free")
     runs = None if owner.process is None else owner.process.runs(here)
     if runs is False or owner.endpoint in peers:
-        return Found(owner, "free")
-    if not asked(owner, here):
-        return Found(owner, "lives") if runs else Found(owner, "unknown", "which cannot be asked from here")
+        return OwnerState(owner, "free")
+    if not can_be_asked(owner, here):
+        return OwnerState(owner, "lives") if runs else OwnerState(owner, "unknown", "which cannot be asked from here")
     if isinstance(answer, MemWalError):
         if answer.details.get("reason") == UNAUTHENTICATED or answer.details.get("untrusted"):
-            return Found(owner, "lives", f"which does not say what it serves ({answer})")
-        return Found(owner, "ends", "which runs and does not answer") if runs else Found(owner, "free")
+            return OwnerState(owner, "lives", f"which does not say what it serves ({answer})")
+        return OwnerState(owner, "ends", "which runs and does not answer") if runs else OwnerState(owner, "free")
     if answer is None or answer.get("id", table_id) != table_id:  # ports are used again
-        return Found(owner, "free")
+        return OwnerState(owner, "free")
     if set(answer["endpoints"]) & set(peers) or not _has(answer, owner.epochs):
-        return Found(owner, "free")
-    return Found(owner, "ends", "which is about to end") if answer["draining"] else Found(owner, "lives")
+        return OwnerState(owner, "free")
+    return OwnerState(owner, "ends", "which is about to end") if answer["draining"] else OwnerState(owner, "lives")
 
 
 def endpoint_to_ask(endpoint: str) -> str:

@@ -54,7 +54,7 @@ def _long_to_replay(writer: RegionWriter) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class BeforeClaim:
     """The state of a region before a claim. It may be read while another process still serves the region."""
 
     ssts: tuple[str, ...]
@@ -152,7 +152,7 @@ class RegionSet:
 
     # ---- coming and going ----------------------------------------------------------------------------------------
 
-    def before(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> Before:
+    def before_claim(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> BeforeClaim:
         """Read the state of `region` that a claim needs from before it. `committed`: returns the generations in the
         newest base version. Raises: Invalid if the table has no such region; wal and flush errors.
         """
@@ -160,9 +160,9 @@ class RegionSet:
             raise self.missing(region)
         with ThreadPoolExecutor(1, "before") as beside:  # each is a round trip
             generations = beside.submit(committed)
-            return Before(self.collector.names(region), generations.result().get(region, 0))
+            return BeforeClaim(self.collector.names(region), generations.result().get(region, 0))
 
-    def acquire(self, region: UUID, before: Before) -> int:
+    def acquire(self, region: UUID, before: BeforeClaim) -> int:
         """Claim `region`, unless this process holds it already; return the epoch.
 
         Raises: as `wal.claim`; Invalid once closed.

@@ -14,7 +14,7 @@ from uuid import UUID
 from memwal import wal
 from memwal.flush.resizing.routing import decided
 from memwal.ingest.errors import FencedError, MemWalError
-from memwal.ingest.refusals import coming_back, resized
+from memwal.ingest.refusals import being_resized, resized
 from memwal.ingest.table.regions import RegionSet
 
 _LOG = logging.getLogger("memwal.table")
@@ -62,7 +62,7 @@ class Resizing:
         """Return `error` as the caller should see it: a fence by a resize becomes a pause, which passes by itself."""
         if not isinstance(error, FencedError) or not self._takes(self._fenced()):
             return error
-        return coming_back(self._uri)
+        return being_resized(self._uri)
 
     def look(self) -> None:
         """Log once that a resize holds regions of ours."""

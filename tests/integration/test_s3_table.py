@@ -303,7 +303,7 @@ def test_a_region_changes_hands_in_few_requests_one_after_the_other(
     for number in range(3):
         table.put(made.rows([number]))
     (region,) = table.base.regions
-    before = table.before(region)  # while it is still served
+    before = table.before_claim(region)  # while it is still served
     table.release(region)
     fault_proxy.forget()
     table.acquire(region, before)

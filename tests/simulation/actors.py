@@ -180,9 +180,9 @@ class Collector(Visitor):
                 world.prune_manifests(self.store, region, clock, age)
             garbage = wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(age, dry_run=dry_run)
             collector = flush.SstCollector(self.store, region, clock, workers=1)
-            sight = collector.look()
+            listing = collector.list_region()
             needs = flush.base_needs(self.store, flush.BaseTable.open(world.uri), clock.now() - age)
-            ssts = collector.collect(sight, needs, age, dry_run=dry_run)
+            ssts = collector.collect(listing, needs, age, dry_run=dry_run)
         except EXPECTED as error:
             world.say(f"collect: {type(error).__name__}")
             return

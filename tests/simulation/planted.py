@@ -50,10 +50,10 @@ Planted = AbstractContextManager[Any]
 
 
 def _settle(store: ObjectStore, key: str, data: bytes, *taken_for_ours: PutOutcome, **rest: Any) -> bytes | None:
-    """`wal.slot.settle` that takes some answers of the first attempt for success."""
+    """`wal.slot.put_until_known` that takes some answers of the first attempt for success."""
     if store.put_if_absent(key, data) in (PutOutcome.CREATED, *taken_for_ours):
         return None
-    return memwal.wal.slot.settle(store, key, data, **rest)
+    return memwal.wal.slot.put_until_known(store, key, data, **rest)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def skips_the_slot_after_a_conflict() -> Iterator[None]:
 def acks_before_the_put_is_known() -> Planted:
     """No answer: call it written."""
     return patch.object(
-        memwal.wal.appender, "settle", lambda *args, **rest: _settle(*args, PutOutcome.OUTCOME_UNKNOWN, **rest)
+        memwal.wal.appender, "put_until_known", lambda *args, **rest: _settle(*args, PutOutcome.OUTCOME_UNKNOWN, **rest)
     )
 
 
@@ -84,7 +84,7 @@ def claims_without_a_sentinel() -> Planted:
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
-    return patch.object(memwal.wal.fence, "settle", nothing)
+    return patch.object(memwal.wal.fence, "put_until_known", nothing)
 
 
 def takes_its_own_entry_for_a_strangers() -> Planted:
@@ -171,8 +171,8 @@ def flushes_one_entry_too_far() -> Iterator[None]:
 def collects_flushes_under_way() -> Iterator[None]:
     """An SST that is in no manifest is garbage."""
 
-    def verdict(self: SstCollector, *sight: Any) -> Verdict:
-        found = original(self, *sight)
+    def verdict(self: SstCollector, *listing: Any) -> Verdict:
+        found = original(self, *listing)
         return Verdict.ABANDONED if found is Verdict.UNPUBLISHED else found
 
     original = SstCollector._verdict

@@ -75,9 +75,9 @@ class HungryCollector(Collector):
                 world.prune_manifests(self.store, region, clock, 0.0)
                 wal.WalCollector(self.store, region, world.codec, clock, workers=1).collect(0.0)
                 collector = flush.SstCollector(self.store, region, clock, workers=1)
-                sight = collector.look()
+                listing = collector.list_region()
                 needs = flush.base_needs(self.store, flush.BaseTable.open(world.uri), clock.now())
-                found = collector.collect(sight, needs, 0.0)
+                found = collector.collect(listing, needs, 0.0)
             except EXPECTED as error:
                 world.say(f"collect: {type(error).__name__}")
                 continue

@@ -127,8 +127,8 @@ def publishes_before_the_sidecar() -> Iterator[None]:
 
 
 def _collects(wrongly: Verdict) -> Planted:
-    def verdict(self: SstCollector, *sight: Any) -> Verdict:
-        found = original(self, *sight)
+    def verdict(self: SstCollector, *listing: Any) -> Verdict:
+        found = original(self, *listing)
         return Verdict.COMMITTED if found is wrongly else found
 
     original = SstCollector._verdict

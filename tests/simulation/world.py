@@ -294,8 +294,8 @@ class World:
     def _collect_ssts(self, region: UUID) -> None:
         """Everything is published and committed: no directory is left, whoever was killed in which flush."""
         collector = flush.SstCollector(self._store(), region, SimulatedClock(self.scheduler, skew=1e6), workers=1)
-        sight = collector.look()
-        found = collector.collect(sight, flush.base_needs(self._store(), flush.BaseTable.open(self.uri), 1e12), 0.0)
+        listing = collector.list_region()
+        found = collector.collect(listing, flush.base_needs(self._store(), flush.BaseTable.open(self.uri), 1e12), 0.0)
         self.say(f"{found.committed} committed, {found.abandoned} abandoned SSTs collected in the end")
         if left := collector.names():
             raise Wrong(f"region {region}: SST directories {left} are left over: {found}")

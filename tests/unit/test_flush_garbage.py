@@ -86,7 +86,7 @@ class World:
 
     def collect(self, *, dry_run: bool = False, collector: SstCollector | None = None) -> SstGarbage:
         collector = collector or self.collector()
-        return collector.collect(collector.look(), self.needs, AGE, dry_run=dry_run)
+        return collector.collect(collector.list_region(), self.needs, AGE, dry_run=dry_run)
 
     def names(self) -> set[str]:
         return set(self.collector().names())
@@ -274,7 +274,7 @@ def test_a_publication_and_a_commit_in_the_middle_of_a_look_are_seen_whole(world
     second = world.write(2, 2)
     world.clock.advance(AGE)
     collector = world.collector(acting)
-    report = collector.collect(collector.look(), world.needs, AGE)
+    report = collector.collect(collector.list_region(), world.needs, AGE)
     assert second in world.names()
     assert report.abandoned == 0
     assert world.collect().listed == 1
@@ -385,8 +385,8 @@ def test_a_table_is_clean_after_a_crash_at_any_call_of_a_collection(tmp_path: Pa
     def collect(uri: str, store: ObjectStore) -> SstGarbage:
         clock = FakeClock(start=1e10)
         collector = SstCollector(store, REGION, clock, workers=1)
-        sight = collector.look()
-        return collector.collect(sight, base_needs(store, BaseTable.open(uri), clock.now()), 0.0)
+        listing = collector.list_region()
+        return collector.collect(listing, base_needs(store, BaseTable.open(uri), clock.now()), 0.0)
 
     def crash() -> None:
         raise _Crash
@@ -422,7 +422,7 @@ def test_another_collector_at_any_call_does_no_harm() -> None:
         world = prepared()
         beside = world.collect
         collector = world.collector(_Acting(world.store, at, beside))
-        collector.collect(collector.look(), world.needs, AGE)
+        collector.collect(collector.list_region(), world.needs, AGE)
         assert sorted(world.store.list("")) == expected, f"the other one at call {at}"
 
 

@@ -15,7 +15,15 @@ from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.rpc import processes
 from memwal.ingest.rpc.owner_notes import Note
 from memwal.ingest.rpc.processes import Process
-from memwal.ingest.table.live_owners import Claimant, Owner, as_daemon, asked, endpoint_to_ask, judged, noted
+from memwal.ingest.table.live_owners import (
+    Claimant,
+    Owner,
+    as_daemon,
+    can_be_asked,
+    endpoint_to_ask,
+    judge,
+    noted_owners,
+)
 from memwal.wal import bucket_region
 
 HERE = Process.here()
@@ -107,23 +115,23 @@ def test_a_process_is_written_into_a_note_and_read_again() -> None:
     ],
 )
 def test_the_table_of_the_module(who: Owner, said: Any, state: str) -> None:
-    assert asked(who, HERE) is (said is not None and who.process != HERE)
-    assert judged(who, HERE, said, ID).state == state
+    assert can_be_asked(who, HERE) is (said is not None and who.process != HERE)
+    assert judge(who, HERE, said, ID).state == state
 
 
 def test_a_process_of_this_machine_that_does_not_answer_is_waited_for(living: Any) -> None:
     _, named = living
-    assert judged(owner(named, "grpc://127.0.0.1:1"), HERE, SILENT, ID).state == "ends"
-    assert judged(owner(named, "", daemon=False), HERE, None, ID).state == "lives"
+    assert judge(owner(named, "grpc://127.0.0.1:1"), HERE, SILENT, ID).state == "ends"
+    assert judge(owner(named, "", daemon=False), HERE, None, ID).state == "lives"
 
 
 def test_daemons_of_one_configuration_take_nothing_over_from_each_other() -> None:
     ours = ["grpc://10.0.0.7:5000", "grpc://10.0.0.8:5000"]
-    assert judged(owner(AWAY), HERE, answer(), ID, ours).state == "free"
+    assert judge(owner(AWAY), HERE, answer(), ID, ours).state == "free"
     of_before = owner(AWAY, "grpc://10.0.0.9:5000")
     told = answer(endpoints=[*ours, "grpc://10.0.0.9:5000"])
-    assert judged(of_before, HERE, told, ID, ours).state == "free"
-    assert judged(of_before, HERE, answer(endpoints=["grpc://10.0.0.9:5000"]), ID, ours).state == "lives"
+    assert judge(of_before, HERE, told, ID, ours).state == "free"
+    assert judge(of_before, HERE, answer(endpoints=["grpc://10.0.0.9:5000"]), ID, ours).state == "lives"
 
 
 def test_notes_are_gathered_by_owner_and_say_who_it_is() -> None:
@@ -133,7 +141,7 @@ def test_notes_are_gathered_by_owner_and_say_who_it_is() -> None:
         regions[1]: Note(5, AT, True, AWAY),
         regions[2]: Note(2, "", False, AWAY),
     }
-    daemon, program = noted(notes)
+    daemon, program = noted_owners(notes)
     assert str(daemon) == f"served by {AT} (process 12 on elsewhere, writer epoch 5)"
     assert str(program) == "opened by process 12 on elsewhere (writer epoch 2)"
     assert daemon.epochs == {str(regions[0]): 3, str(regions[1]): 5}

@@ -342,7 +342,7 @@ def test_a_collector_asks_for_manifests_as_long_as_the_tables_settings_say(world
     options, store, slept = WalOptions(0.5, 2.0), Away(world.clock.now), len(world.clock.slept)
     look = {
         "wal": lambda: WalCollector(store, REGION, CODEC, world.clock, options=options).collect(AGE),
-        "ssts": lambda: SstCollector(store, REGION, world.clock, options=options).look(),
+        "ssts": lambda: SstCollector(store, REGION, world.clock, options=options).list_region(),
     }
     with pytest.raises(StoreUnavailable):
         look[of]()

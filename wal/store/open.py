@@ -14,7 +14,7 @@ from memwal.wal.clock import Clock, Ids, SystemClock
 from memwal.wal.errors import StoreRefused
 from memwal.wal.layout import PROBE_PREFIX
 from memwal.wal.options import WalOptions
-from memwal.wal.slot import settle
+from memwal.wal.slot import put_until_known
 from memwal.wal.store.local import LocalStore
 from memwal.wal.store.port import ObjectStore
 
@@ -90,7 +90,7 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
 
     def race(body: bytes) -> bytes | None:
         start.wait()
-        return settle(store, key, body, clock=clock or SystemClock(), options=options or WalOptions())
+        return put_until_known(store, key, body, clock=clock or SystemClock(), options=options or WalOptions())
 
     try:
         with ThreadPoolExecutor(_RACERS) as pool:

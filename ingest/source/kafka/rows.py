@@ -24,7 +24,7 @@ from memwal.ingest.mapping import json_columns as mapping_json
 from memwal.ingest.mapping.documents import Document, documents, of_json
 from memwal.ingest.mapping.documents import field as field_of
 from memwal.ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
-from memwal.ingest.mapping.values import ANY_TEXT, Problems, bytes_column, carried, column, of_text, typed
+from memwal.ingest.mapping.values import ANY_TEXT, Problems, bytes_column, column, from_text, transport_type, typed
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import (
     DELETE,
@@ -217,7 +217,7 @@ class _Rows:
             if isinstance(found, dict):
                 return typed(next((found[name] for name in names if name in found), None), kind, unit)
             if alone:
-                return of_text(value.decode(errors="strict"), kind, unit)
+                return from_text(value.decode(errors="strict"), kind, unit)
             raise ValueError("the key is no object of the key columns")
 
         return _columns_of_some(raw, gone, leaf, named)
@@ -245,7 +245,7 @@ def _plain(values: pa.Array, leaf: Leaf) -> tuple[pa.Array, Problems]:
     """Return topic, partition, offset or timestamp in the type of the column."""
     if pa.types.is_timestamp(leaf.kind) and leaf.kind.tz is None:
         values = pc.local_timestamp(values)
-    return values.cast(carried(leaf.kind)), {}
+    return values.cast(transport_type(leaf.kind)), {}
 
 
 def _header(headers: pa.Array, name: str) -> pa.Array:
