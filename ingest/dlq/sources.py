@@ -6,6 +6,7 @@ this process; a Spark session is started only if the mapping has SQL.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -117,6 +118,12 @@ def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> 
     wanted = zip(*(records[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
     order = pa.array([at[each] for each in wanted], pa.int64())
     return rows.take(order).combine_chunks().to_batches()[0]
+
+
+def end_spark() -> None:
+    """Stop the Spark of this process, which reading records with SQL has started; does nothing if there is none."""
+    if (sql := sys.modules.get("pyspark.sql")) is not None and (session := sql.SparkSession.getActiveSession()):
+        session.stop()
 
 
 # ---- rows as JSON --------------------------------------------------------------------------------------------------

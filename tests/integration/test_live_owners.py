@@ -82,14 +82,24 @@ def test_the_same_process_opens_its_table_again(open_small: Callable[..., Any], 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 def test_a_daemon_that_ends_or_was_killed_is_followed_at_once(
-    stop: int, small_config: Callable[..., Path], serve: Callable[[Path], Any], made: Any, uri: str
+    stop: int,
+    small_config: Callable[..., Path],
+    serve: Callable[[Path], Any],
+    made: Any,
+    uri: str,
+    wait_until: Callable[..., Any],
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
     with memwal.connect(endpoint) as table:
         table.put(made.rows(range(4)))
-    os.kill(running.process.pid, stop)  # and not waited for
-    with memwal.open(uri, settings=SETTINGS) as table:
+    os.kill(running.process.pid, stop)  # and its end is not waited for
+
+    def opened() -> Any:
+        with suppress(memwal.Unavailable):  # it serves until it has seen the signal
+            return memwal.open(uri, settings=SETTINGS)
+
+    with wait_until(opened) as table:
         assert table.count() == 4
 
 
