@@ -18,7 +18,7 @@ from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Replaying, with_ids
-from memwal.ingest.dlq.sources import by_source, end_spark
+from memwal.ingest.dlq.sources import by_source, ending_spark
 from memwal.ingest.dlq.table import SCHEMA, STAGES, DeadLetters, sql_text, sql_time
 from memwal.ingest.errors import Invalid
 from memwal.ingest.pipeline.checkpoint import unfinished
@@ -105,12 +105,9 @@ def replay(
     options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
     target = opened(settings.table.uri, options)
     mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
-    try:
-        with _writable(settings, environ) as table:
-            replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
-            outcome = replaying.replay(condition, limit)
-    finally:
-        end_spark()
+    with ending_spark(), _writable(settings, environ) as table:
+        replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
+        outcome = replaying.replay(condition, limit)
     replayed, remain = count(outcome.replayed, "dead letter"), outcome.stay.total()
     console.out(f"replayed {replayed} into {settings.table.uri}; {remain:,} remain", highlight=False)
     for reason, number in outcome.stay.most_common():

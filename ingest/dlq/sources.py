@@ -7,8 +7,10 @@ this process; a Spark session is started only if the mapping has SQL.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -120,10 +122,21 @@ def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> 
     return rows.take(order).combine_chunks().to_batches()[0]
 
 
-def end_spark() -> None:
-    """Stop the Spark of this process, which reading records with SQL has started; does nothing if there is none."""
-    if (sql := sys.modules.get("pyspark.sql")) is not None and (session := sql.SparkSession.getActiveSession()):
-        session.stop()
+@contextmanager
+def ending_spark() -> Iterator[None]:
+    """A context at whose end the Spark is stopped that reading records with SQL has started inside."""
+    before = _session()
+    try:
+        yield
+    finally:
+        if before is None and (started := _session()) is not None:
+            started.stop()
+
+
+def _session() -> Any:
+    """Return the Spark session of this process, None if there is none; imports nothing."""
+    sql = sys.modules.get("pyspark.sql")
+    return None if sql is None else sql.SparkSession.getActiveSession()
 
 
 # ---- rows as JSON --------------------------------------------------------------------------------------------------
