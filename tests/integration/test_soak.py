@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BATCHES, SAMPLES = 900, 6
+BATCHES, SAMPLES = 1800, 8
 DESCRIPTORS, THREADS, FILES = 40, 40, 400
 """What may come and go: files that are read at that moment or wait to be collected, Lance's threads for calls that
 block."""
@@ -19,6 +19,6 @@ def test_descriptors_threads_and_files_stay_where_they_were(tmp_path: Path) -> N
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True)
     samples = [json.loads(line) for line in done.stdout.splitlines()]
     assert samples[-1]["batches"] == BATCHES
-    middle, end = samples[SAMPLES // 2 - 1], samples[-1]
     for name, most in (("descriptors", DESCRIPTORS), ("threads", THREADS), ("files", FILES)):
-        assert end[name] <= middle[name] + most, samples
+        before, after = ([each[name] for each in some] for some in (samples[2:4], samples[-2:]))
+        assert min(after) <= max(before) + most, samples  # files come and go in waves, with each collection
