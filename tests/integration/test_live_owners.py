@@ -162,7 +162,7 @@ def test_a_step_of_the_command_line_fences_no_program(
     config.write_text(f'[table]\nuri = "{uri}"\n')
     before = epochs(uri)
     ran = cli("flush", config)
-    assert ran.code == 1
+    assert ran.code == 1, (ran, process.process.poll(), process.lines[-3:], process.errors[-3:])
     assert f"opened by process {process.process.pid}" in ran.error_lines[0]
     assert epochs(uri) == before
 
