@@ -65,7 +65,7 @@ class SstFormat:
     key: Sequence[str]
     """() for a table without a key."""
     storage_version: str | None
-    """The base table's ("2.1"); None for Lance's newest. `files` may name another."""
+    """The base table's ("2.1"); None for Lance's default. `files` may name another."""
     field_ids: Sequence[int] | None = None
     """Of the row schema (`BaseTable.row_field_ids`); None where they count from 0 without a gap."""
     files: FileOptions = field(default_factory=FileOptions)
