@@ -21,12 +21,16 @@ ALL: tuple[Benchmark, ...] = (
 )
 
 
-def chosen(names: Sequence[str]) -> list[Benchmark]:
-    """Benchmarks by name or pattern, in their own order; all for no name. Raises: LookupError naming the nearest."""
-    known = [each.name for each in ALL]
+def chosen(names: Sequence[str], more: Sequence[Benchmark] = ()) -> list[Benchmark]:
+    """Benchmarks by name or pattern, in their own order; all for no name, but `more` only by name.
+
+    Raises: LookupError naming the nearest.
+    """
+    every = (*ALL, *more)
+    known = [each.name for each in every]
     for name in names:
         if not fnmatch.filter(known, name):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise LookupError(f"no benchmark is called {name}; {hint}")
-    return [each for each in ALL if not names or any(fnmatch.fnmatch(each.name, name) for name in names)]
+    return [each for each in every if any(fnmatch.fnmatch(each.name, name) for name in names)] if names else list(ALL)

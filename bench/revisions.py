@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import spark_path
 from bench.benchmark import Benchmark, Contender, Sample, Side, Values, Watch
 from bench.registry import chosen
 from bench.result import BenchmarkResult
@@ -106,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run and print; returns the exit code: 2 for a wrong request, 1 where the trees found different rows."""
     parser = argparse.ArgumentParser(prog="python -m bench.revisions", description=__doc__.partition("\n")[0])
     parser.add_argument("revision", help="the older tree, as git names it")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks or patterns such as 'put_*'; none: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="benchmarks or patterns such as 'put_*'; none: all but Spark's"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="times that each tree's turn comes (%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="tiny values: does it run at all")
     parser.add_argument("--workdir", type=Path, default=HERE.parent / "build", help="where tables are put meanwhile")
@@ -121,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             newer = Path(directory) / "newer" / "memwal"
             newer.parent.mkdir()
             newer.symlink_to(HERE.parent, target_is_directory=True)
-            for each in chosen(given.names):
+            for each in chosen(given.names, spark_path.BENCHMARKS):
                 at = Path(directory) / each.name
                 for line in lines(run(beside(each, newer, older, mode), at, smoke=given.smoke, rounds=given.rounds)):
                     print(line, flush=True)
