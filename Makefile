@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements-dev.lock
+CLASSES := $(VENV)/spark-classes.jsa
 ARGS ?=
 SEEDS ?= 2000
 START ?= 1
@@ -37,7 +38,7 @@ run: java $(STAMP) ## the quickstart: stream the Debian packages into a local La
 
 # A test's servers and Spark take a core each, but wait a lot for the disk and for one another. Files in the order of
 # collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java $(STAMP) s3-server kafka ## every test, in JOBS processes: one for each core, four at most
+test: java $(STAMP) $(CLASSES) s3-server kafka ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What needs a server, Spark, or a process to kill is in the other folders; the S3 adapter's own tests need MinIO.
@@ -50,6 +51,10 @@ s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into t
 
 kafka: java $(STAMP) ## the Kafka broker of the tests and Spark's connector, fetched once per machine into the user's cache
 	@$(BIN)/python tests/kafka_server.py
+
+# Where a Java cannot write it, it is tried again by the next `make test`; tests work without it.
+$(CLASSES): $(STAMP)
+	@$(BIN)/python -m tests.spark_classes
 
 simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection; --daemons: of tokens over daemons and resizes
 	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)

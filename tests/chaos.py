@@ -34,6 +34,7 @@ from tests.conftest import ROOT, environment, toml
 from tests.flights import KEY, WEEK, Flights, in_order
 from tests.kafka_server import KafkaServer, Record, jars
 from tests.s3_place import Place, on_s3
+from tests.spark_cluster import quick
 
 TOPIC, PARTITIONS, REGIONS = "flights", 4, 4
 CLUSTER = "local-cluster[2,1,1024]"
@@ -138,7 +139,7 @@ class Scene:
                 "brokers": self.kafka.brokers,
                 "topics": [self.topic],
                 "max_offsets_per_trigger": self.part,
-                "spark": {"spark.master": master, "spark.jars": ",".join(map(str, jars("connector")))},
+                "spark": {**quick(master), "spark.jars": ",".join(map(str, jars("connector")))},
             },
         }
 

@@ -4,7 +4,7 @@ With a JVM of its own `memwal run --once` takes 10 s, in a warm one 3 s.
 
 A Spark still ends with its session, and the next one begins with its own configuration, but for what belongs to the
 JVM: its memory, its options and its class path, which has the Kafka connector. Its output is dropped. Whoever needs a
-JVM of its own starts a process.
+JVM of its own starts a process. That one has the options of `spark_classes` too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from unittest.mock import patch
 import pytest
 
 from memwal.ingest.spark import session
+from tests import spark_classes
 from tests.kafka_server import jars
 
 
@@ -33,7 +34,6 @@ class _Jvm:
             from pyspark import SparkConf
 
             own = {"spark.jars": ",".join(str(path) for path in jars("connector") if path.exists())}
-            own["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
             with Path(os.devnull).open("w") as nowhere:
                 self._gateway = self._start(SparkConf(loadDefaults=False).setAll(list(own.items())), nowhere.fileno())
         return self._gateway
@@ -42,5 +42,5 @@ class _Jvm:
 @pytest.fixture(scope="session", autouse=True)
 def one_jvm() -> Iterator[None]:
     """See the module."""
-    with patch.object(session, "start_jvm", _Jvm()):
+    with patch.object(session, "start_jvm", _Jvm()), patch.dict(os.environ, spark_classes.environ()):
         yield

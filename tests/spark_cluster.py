@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.spark_classes import jvm_options
+
 HOSTS = ("127.0.0.1", "localhost")
 """Of the workers: two names, so that who takes one for the other is found out."""
 CORES = 2
@@ -31,7 +33,6 @@ _READY_WITHIN = 120.0
 _MASTER = r"Starting Spark master at (spark://\S+)"
 _REGISTERED = "Successfully registered with master"
 _KEPT = ("PATH", "HOME", "JAVA_HOME", "LANG", "LC_ALL")
-_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class SparkCluster:
     def _environment(self, place: Path, home: Path) -> dict[str, str]:
         own = {name: os.environ[name] for name in _KEPT if name in os.environ}
         spark = {"SPARK_HOME": str(home), "SPARK_LOCAL_DIRS": str(place), "SPARK_DAEMON_MEMORY": "256m"}
-        bound = {"SPARK_LOCAL_IP": HOSTS[0], "SPARK_DAEMON_JAVA_OPTS": _JVM, "TMPDIR": str(place)}
+        bound = {"SPARK_LOCAL_IP": HOSTS[0], "SPARK_DAEMON_JAVA_OPTS": jvm_options(), "TMPDIR": str(place)}
         return own | spark | bound | dict(self.environ)
 
 
@@ -167,7 +168,7 @@ def quick(cluster: str) -> dict[str, str]:
     return {
         "spark.master": cluster,
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": _JVM,
+        "spark.executor.extraJavaOptions": jvm_options(),
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s",
     }
 

@@ -18,6 +18,7 @@ import pytest
 import memwal
 from tests.cluster import ask
 from tests.conftest import Ran, Running, toml
+from tests.spark_cluster import quick
 
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors, each a process of its own with one core."""
@@ -33,7 +34,7 @@ def config(tmp_path: Path, uri: str) -> Callable[..., Path]:
             "table": {"uri": uri, "key": ["id"], "columns": {"id": "int64", "name": "string"}},
             "regions": {"count": REGIONS},
             "daemon": daemon,
-            "source": {"spark": {"spark.master": master}},
+            "source": {"spark": quick(master)},
         }
         path = tmp_path / "config.toml"
         path.write_text(toml(sections))
