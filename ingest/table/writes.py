@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from memwal.ingest.api.rows import Deletes, first_of_each_key
 from memwal.ingest.api.tokens import Receipt, Token, check_rises
-from memwal.ingest.errors import FencedError, Invalid, Unavailable, UnknownOutcome, classify
+from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.read.levels import Reshaped
 from memwal.ingest.region.admission import Admission
 from memwal.ingest.region.write_queue import Ack, Write
@@ -72,22 +72,29 @@ class TableWrites:
         return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
 
     def acks(self, parts: _Parts, timeout: float | None = None) -> dict[str, Ack]:
-        """Return the regions' acks, as `written`. If a region looks up stored rows and meets other columns than its
-        own, it writes nothing; the new columns are taken over, and the writes are submitted once more.
+        """Return the regions' acks, as `written`. If regions look up stored rows and meet other columns than their own,
+        these write nothing; the new columns are taken over, and their writes are submitted once more.
         """
         try:
             return self._written(parts, timeout)
-        except Reshaped:
-            self._follow()
-        except UnknownOutcome as error:
-            if isinstance(error.__cause__, Reshaped):
+        except (Reshaped, UnknownOutcome):
+            refused = [(to, each) for to, each in parts if _met_other_columns(each)]
+            if refused:
                 self._follow()
-            raise
+            acked = {to.name: each.done.result() for to, each in parts if _is_acked(each)}
+            if not refused or len(refused) + len(acked) < len(parts):
+                raise
         again = [
             (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape, repeated=each.repeated))
-            for to, each in parts
+            for to, each in refused
         ]
-        return self._written(again, timeout)
+        try:
+            return acked | self._written(again, timeout)
+        except MemWalError as error:
+            if not acked:
+                raise
+            text = f"{len(acked)} of {len(parts)} regions applied their rows, the others maybe not: {error}"
+            raise UnknownOutcome(text) from error
 
     def _written(self, parts: _Parts, timeout: float | None) -> dict[str, Ack]:
         try:
@@ -148,6 +155,10 @@ def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | No
 
 def _is_acked(write: Write) -> bool:
     return write.done.done() and write.done.exception() is None
+
+
+def _met_other_columns(write: Write) -> bool:
+    return write.done.done() and isinstance(write.done.exception(), Reshaped)
 
 
 def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> BaseException:

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 import memwal
+from memwal.ingest.read.levels import Reshaped
+from memwal.ingest.read.reader import Reader
 from tests.append_rows import clean
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("a", pa.int64()), pa.field("b", pa.string())])
@@ -63,6 +65,29 @@ def test_a_key_that_is_stored_under_other_columns_is_found(uri: str) -> None:
         assert (receipt.rows, receipt.skipped) == (20, 10)
         assert row_of(table, 12) == {"id": 12, "a": 12, "d": "b12", "c": None}
         assert row_of(table, 25) == {"id": 25, "a": -25, "d": "other", "c": 1.0}
+    clean(uri)
+
+
+def test_a_region_that_meets_other_columns_writes_again_when_another_has_written(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met, get = [], Reader.get
+
+    def meets_others_once(reader: Reader, *given: Any, **more: Any) -> Any:
+        if not met:
+            met.append(given)
+            raise Reshaped
+        return get(reader, *given, **more)
+
+    with opened(uri, upsert="insert") as table:
+        table.put([{"id": n, "a": n, "b": f"b{n}"} for n in range(20)])
+        monkeypatch.setattr(Reader, "get", meets_others_once)
+        receipt = table.put([{"id": n, "a": -n, "b": "other"} for n in range(10, 30)])
+        monkeypatch.undo()
+        assert met
+        assert (receipt.rows, receipt.skipped, len(receipt.positions)) == (20, 10, 2)
+        assert table.count() == 30
+        assert (row_of(table, 12)["a"], row_of(table, 25)["a"]) == (12, -25)
     clean(uri)
 
 
