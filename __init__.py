@@ -20,6 +20,7 @@ os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
 from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 
 if TYPE_CHECKING:
+    from memwal.ingest.api.fusion import lancedb_reranker
     from memwal.ingest.api.tokens import Token
     from memwal.ingest.client.connect import connect
     from memwal.ingest.sink.foreach_batch import MemWalSink
@@ -36,6 +37,7 @@ __all__ = [
     "Unavailable",
     "UnknownOutcome",
     "connect",
+    "lancedb_reranker",
     "open",
 ]
 
@@ -43,6 +45,7 @@ _LAZY = {
     "open": ("memwal.ingest.table.open", "open_embedded"),
     "connect": ("memwal.ingest.client.connect", "connect"),
     "MemWalSink": ("memwal.ingest.sink.foreach_batch", "MemWalSink"),
+    "lancedb_reranker": ("memwal.ingest.api.fusion", "lancedb_reranker"),
     "Token": ("memwal.ingest.api.tokens", "Token"),
 }
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid
@@ -37,6 +38,13 @@ def text(name: str, value: Any, such: str) -> str:
     if isinstance(value, str):
         return value
     raise Invalid(f"{name} = {_shown(value)}: write a text, such as {name}={such!r}")
+
+
+def at_least_one(value: Any, name: str = "k") -> int:
+    """Return a number of rows, called `name`. Raises: Invalid unless it is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise Invalid(f"{name} is {value!r}; ask for a whole number of rows, at least 1")
+    return int(value)
 
 
 def address(uri: Any) -> str:

@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import listed, sql
+from memwal.ingest.api.arguments import at_least_one, listed, sql
 from memwal.ingest.api.arguments import text as a_text
+from memwal.ingest.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 
@@ -24,13 +25,14 @@ class ReadKind:
 
     `sends`: the argument that travels as Arrow data; keys go to their owners only. `counts`: the answer is a number,
     and answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best; without it
-    rows are concatenated, up to `limit`.
+    rows are concatenated, up to `limit`. `arms`: rows have two scores, and the best by either are kept.
     """
 
     sends: Literal["keys", "vector"] | None = None
     counts: bool = False
     score: str | None = None
     ascending: bool = True
+    arms: bool = False
 
 
 READS: Mapping[str, ReadKind] = {
@@ -39,12 +41,13 @@ READS: Mapping[str, ReadKind] = {
     "count": ReadKind(counts=True),
     "search": ReadKind(sends="vector", score="_distance"),
     "match": ReadKind(score="_score", ascending=False),
+    "candidates": ReadKind(sends="vector", arms=True),
 }
 """By the name of the method. Clients and daemons know reads by this alone."""
 
 
 class Reads(ABC):
-    """get, scan, count, search and match at a level.
+    """get, scan, count, search, match and hybrid at a level.
 
     `level`: "committed" (base table) < "flushed" (+ SSTs) < "durable" (+ rows of the WAL) < "latest" (+ rows in the
     owners' memory).
@@ -119,6 +122,61 @@ class Reads(ABC):
         request: dict[str, Any] = {"column": a_text("column", column, "body"), "text": text, "k": k}
         request |= {"filter": sql(filter), "columns": listed(columns)}
         rows: pa.Table = self._answer("match", level, **request)
+        return rows
+
+    @translate_errors
+    def hybrid(
+        self,
+        vector: Any,
+        text: str,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        vector_column: str | None = None,
+        text_column: str | None = None,
+        weights: tuple[float, float] = (1.0, 1.0),
+        candidates: int | None = None,
+        rerank: Rerank | None = None,
+        level: str = "latest",
+    ) -> pa.Table:
+        """Return the `k` rows that are best by `vector` and by `text` together and pass `filter`, best first.
+
+        Reciprocal rank fusion of the `candidates` (None: 5 `k`, at least 50) nearest rows and best matches, which are
+        of one moment. The last columns are `_distance` and `_score`, as of `search` and `match`, null where the row is
+        no candidate by it, and `_relevance_score` (float32, descending).
+        `vector_column`, `text_column`: may be left out where the table has one vector and one text index.
+        `weights`: of the two rankings. `rerank`: a function of all candidates (an Arrow table as above, best first)
+        that returns a relevance for each, by which they are ranked instead; -inf leaves a row out;
+        `memwal.lancedb_reranker` makes one of a reranker of LanceDB.
+        """
+        most, both = at_least_one(k), checked_weights(weights)
+        depth = max(5 * most, 50) if candidates is None else at_least_one(candidates, "candidates")
+        found = self.candidates(
+            vector, text, depth, filter, columns, vector_column=vector_column, text_column=text_column, level=level
+        )
+        return fused(found, most, both, rerank)
+
+    @translate_errors
+    def candidates(
+        self,
+        vector: Any,
+        text: str,
+        n: int = 50,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        vector_column: str | None = None,
+        text_column: str | None = None,
+        level: str = "latest",
+    ) -> pa.Table:
+        """Return the `n` nearest rows and the `n` best matches of one moment, each row once, in no order: what `hybrid`
+        ranks, for a ranking of your own. Columns as there, without `_relevance_score`.
+        """
+        request: dict[str, Any] = {"vector": vector, "text": text, "n": n}
+        for name, column, such in (("vector_column", vector_column, "embedding"), ("text_column", text_column, "body")):
+            request[name] = None if column is None else a_text(name, column, such)
+        rows: pa.Table = self._answer("candidates", level, **request, filter=sql(filter), columns=listed(columns))
         return rows
 
 

@@ -174,14 +174,16 @@ def query(
     ] = None,
     match: Annotated[
         str | None,
-        typer.Option(help='COLUMN=words; +word is required, -word is excluded, "a phrase", prefix*'),
+        typer.Option(
+            help='COLUMN=words; +required -excluded "a phrase" prefix*; together with --near: a hybrid search'
+        ),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="columns to print, separated by commas")] = None,
     limit: Annotated[int, typer.Option(min=1, help="maximum number of rows")] = 10,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
 ) -> int:
-    """Look up rows by key, filter, vector or text."""
+    """Look up rows by key, filter, vector, text, or vector and text together."""
     from memwal.ingest.cli.query import Query, answer
 
     asked = Query(tuple(key or ()), filter, near, match, _columns(columns), limit, level)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from memwal.ingest.api.reads import READS
 from memwal.ingest.errors import KINDS
 from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
 from memwal.ingest.settings.model import Settings
@@ -55,8 +56,9 @@ def _python_reference() -> Iterator[str]:
         yield from _described(f"## {name}", name, function)
     yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
     yield "Every read names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    for name in ("put", "delete", "get", "scan", "count", "search", "match", "flush", "commit", "status", "close"):
+    for name in ("put", "delete", *READS, "hybrid", "flush", "commit", "status", "close"):
         yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
+    yield from _described("## memwal.lancedb_reranker", "memwal.lancedb_reranker", memwal.lancedb_reranker)
     for kind in (Receipt, RegionCounts, memwal.Token):
         yield from _described(f"## {kind.__name__}", kind.__name__, kind)
     yield from _described("## memwal.MemWalSink", "memwal.MemWalSink", memwal.MemWalSink)

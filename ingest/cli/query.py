@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -21,7 +22,7 @@ from memwal.ingest.settings.load import Settings
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One read as typed: at most one of `keys`, `near`, `match`; `filter` goes with all but `keys`."""
+    """One read as typed: `keys`, or any of `filter`, `near` and `match`; these two together are a hybrid search."""
 
     keys: tuple[str, ...]
     filter: str | None
@@ -50,24 +51,26 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
 
 def _check(query: Query) -> None:
     check_level(query.level)
-    asked = [name for name, value in (("--key", query.keys), ("--near", query.near), ("--match", query.match)) if value]
-    if len(asked) > 1:
-        raise Invalid(f"{asked[0]} and {asked[1]} cannot be combined; ask one at a time")
-    if query.keys and query.filter:
-        raise Invalid("--key and --filter cannot be combined; a key names one row")
+    others = {"--filter": query.filter, "--near": query.near, "--match": query.match}
+    if query.keys and (asked := [name for name, value in others.items() if value]):
+        raise Invalid(f"--key and {asked[0]} cannot be combined; a key names one row")
 
 
 def _run(table: Readable, query: Query) -> pa.Table:
     if query.keys:
         keys = [parse_key(text, table.key) for text in query.keys]
         return table.get(keys if len(table.key) > 1 else [key[0] for key in keys], query.columns, level=query.level)
-    if query.near:
-        column, text = _column_and_text("--near", query.near)
-        vector = _vector(table, column, text, query.level)
-        return table.search(column, vector, query.limit, query.filter, query.columns, level=query.level)
-    if query.match:
-        column, text = _column_and_text("--match", query.match)
-        return table.match(column, text, query.limit, query.filter, query.columns, level=query.level)
+    near = _column_and_text("--near", query.near) if query.near else None
+    match = _column_and_text("--match", query.match) if query.match else None
+    common: dict[str, Any] = {"filter": query.filter, "columns": query.columns, "level": query.level}
+    if near:
+        vector = _vector(table, *near, query.level)
+        if match:
+            names = {"vector_column": near[0], "text_column": match[0]}
+            return table.hybrid(vector, match[1], query.limit, **common, **names)
+        return table.search(near[0], vector, query.limit, **common)
+    if match:
+        return table.match(*match, query.limit, **common)
     return table.scan(query.columns, query.filter, query.limit, level=query.level)
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.flush.base.sharding import Routing
+from memwal.ingest.api.fusion import best_of_arms
 from memwal.ingest.api.reads import ReadKind
 from memwal.ingest.api.rows import check_encoding, first_of_each_key
 from memwal.ingest.errors import BUSY, Unavailable
@@ -31,6 +32,8 @@ def merged(kind: ReadKind, answers: Sequence[pa.Table], request: dict[str, Any])
     if kind.score is not None:
         return best_of(parts, kind.score, request["k"], ascending=kind.ascending)
     rows = pa.concat_tables(parts)
+    if kind.arms:
+        return best_of_arms(rows, request["n"])
     return rows if request["limit"] is None else rows.slice(0, request["limit"])
 
 

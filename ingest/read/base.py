@@ -33,6 +33,8 @@ from memwal.memtable.text.query import Clause, TextQuery
 
 DISTANCE = "_distance"
 SCORE = "_score"
+ROW_ID = "_rowid"
+"""Lance's own, one for each row of a version; `search` and `match` take it as a column."""
 ROWS_PER_KEY = 100
 KEYS_PER_FILTER = 1000
 INT64_MIN = -(2**63)
@@ -145,9 +147,9 @@ class BaseReads:
         """Match by the memtable's text index; scores of words use the statistics of ROWS_PER_INDEX rows."""
         wanted = list(dict.fromkeys([*columns, column]))
         score = pa.field(SCORE, pa.float32())
-        schema = pa.schema([*(self._dataset.schema.field(name) for name in columns), score])
-        best = schema.empty_table()
         scanner = self._dataset.scanner(columns=wanted, filter=filter, batch_size=ROWS_PER_INDEX)
+        schema = pa.schema([*(scanner.projected_schema.field(name) for name in columns), score])
+        best = schema.empty_table()
         for batch in scanner.to_batches():
             rows = pa.Table.from_batches([batch])
             index = TextIndex(self._specs[column])

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.ingest.read.base import BaseReads
+from memwal.ingest.read.base import ROW_ID, BaseReads
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.read.top_k import Candidates, Visible, best_visible, concatenate
 from memwal.memtable import TOMBSTONE, Snapshot
@@ -118,9 +118,12 @@ class MergedView:
         above = [visible for stack in self.stacks for visible in self._best_of(stack, k, filter, columns, ranking)]
 
         def fetch(n: int) -> Candidates:
-            rows = ranking.base(self.base, n, self._with_key(columns))
+            rows = ranking.base(self.base, n, [*self._with_key(columns), ROW_ID])
             scores = rows.column(ranking.score).to_numpy().astype(np.float32, copy=False)
-            return Candidates(scores, lambda: rows.select(self.key), lambda at: rows.select(columns).take(pa.array(at)))
+            ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
+            return Candidates(
+                ids, scores, lambda: rows.select(self.key), lambda at: rows.select(columns).take(pa.array(at))
+            )
 
         return [*above, best_visible(fetch, lambda keys: hidden(self.stacks, keys), k, self.rows_above)]
 
@@ -138,6 +141,7 @@ class MergedView:
         def fetch(n: int) -> Candidates:
             positions, scores = ranking.level(level, n, mask)
             return Candidates(
+                positions,
                 scores,
                 lambda: level.take(positions, self.key),
                 lambda at: level.take(positions[at], columns),

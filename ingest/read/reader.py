@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from memwal.flush import BaseTable
 from memwal.flush.base.shape import Shape, version_without
+from memwal.ingest.api.arguments import at_least_one
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.errors import Invalid
 from memwal.ingest.read.base import DISTANCE, SCORE, BaseReads
@@ -26,15 +27,15 @@ from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped, St
 from memwal.ingest.read.merged import MergedView, Ranking
 from memwal.ingest.read.request import (
     checked_columns,
-    checked_k,
     checked_limit,
     checked_text,
     checked_vector,
     indexed,
+    only_indexed,
     unknown_column,
 )
 from memwal.ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
-from memwal.ingest.read.top_k import concatenate, in_order, merge
+from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
 from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
 from memwal.memtable.text.query import TextParser
@@ -193,17 +194,10 @@ class Reader:
         rows are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width.
         """
         base, known = self._known()
-        out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
-        spec = indexed(column, "ivf_pq", "search", known.schema, known.indexes, known.gone)
-        query = checked_vector(vector, column, known.schema.field(column).type)
-        metric = str(spec.parameters.get("metric", "l2"))
+        out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
+        ranking = _nearness("search", known, column, vector, filter)
         merged_view = self._merged_view(views, base, known, buckets, column)
         self._check_filter(merged_view, filter, known)
-        ranking = Ranking(
-            lambda level, n, mask: level.search(column, query, n, mask),
-            lambda base, n, names: base.search(column, query, metric, n, filter, names),
-            DISTANCE,
-        )
         best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=_projected(known, out))
 
@@ -224,18 +218,41 @@ class Reader:
         (`memtable.text.query`). Scores are BM25 with the statistics of the row's level.
         """
         base, known = self._known()
-        out, most = checked_columns(columns, known.schema, known.gone), checked_k(k)
-        indexed(column, "fts", "match", known.schema, known.indexes, known.gone)
-        query = checked_text(text, known.parsers[column])
+        out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
+        ranking = _relevance("match", known, column, text, filter)
         merged_view = self._merged_view(views, base, known, buckets, column)
         self._check_filter(merged_view, filter, known)
-        ranking = Ranking(
-            lambda level, n, mask: level.match(column, query, n, mask),
-            lambda base, n, names: base.match(column, query, n, filter, names),
-            SCORE,
-        )
         best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
+
+    def candidates(
+        self,
+        views: Sequence[RegionView],
+        vector: Any,
+        text: str,
+        n: int,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        vector_column: str | None = None,
+        text_column: str | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> pa.Table:
+        """Return the `n` rows nearest to `vector` and the `n` that match `text` best, of one moment, each row once.
+
+        The last two columns are `_distance` and `_score`, as of `search` and `match`, null where the row is not among
+        the `n` best by it. `vector_column`, `text_column`: None where the table has one such index only.
+        """
+        base, known = self._known()
+        out, most = checked_columns(columns, known.schema, known.gone), at_least_one(n, "n")
+        near = vector_column or only_indexed("vector_column", "ivf_pq", known.indexes)
+        matching = text_column or only_indexed("text_column", "fts", known.indexes)
+        nearness = _nearness("vector_column", known, near, vector, filter)
+        relevance = _relevance("text_column", known, matching, text, filter)
+        merged_view = self._merged_view(views, base, known, buckets, near, matching)
+        self._check_filter(merged_view, filter, known)
+        arms = [merged_view.best(most, filter, out, ranking) for ranking in (nearness, relevance)]
+        return merge_arms(*arms, most, (DISTANCE, SCORE), _projected(known, out))
 
     def raise_filter_error(self, filter: str | None) -> None:
         """Raise InvalidRows if `filter` fails on a row of the base; Lance has no error type for that.
@@ -328,6 +345,29 @@ class Reader:
             if len(self._planned) >= _FILTERS_REMEMBERED:
                 self._planned.clear()
             self._planned.add((known.version, filter))
+
+
+def _nearness(what: str, known: _Columns, column: str, vector: Any, filter: str | None) -> Ranking:
+    """Rank by distance. `what`: the read or its argument, for messages. Raises: Invalid."""
+    spec = indexed(column, "ivf_pq", what, known.schema, known.indexes, known.gone)
+    query = checked_vector(vector, column, known.schema.field(column).type)
+    metric = str(spec.parameters.get("metric", "l2"))
+    return Ranking(
+        lambda level, n, mask: level.search(column, query, n, mask),
+        lambda base, n, names: base.search(column, query, metric, n, filter, names),
+        DISTANCE,
+    )
+
+
+def _relevance(what: str, known: _Columns, column: str, text: str, filter: str | None) -> Ranking:
+    """Rank by BM25. `what`: as for `_nearness`. Raises: Invalid."""
+    indexed(column, "fts", what, known.schema, known.indexes, known.gone)
+    query = checked_text(text, known.parsers[column])
+    return Ranking(
+        lambda level, n, mask: level.match(column, query, n, mask),
+        lambda base, n, names: base.match(column, query, n, filter, names),
+        SCORE,
+    )
 
 
 def _projected(known: _Columns, columns: Sequence[str]) -> pa.Schema:

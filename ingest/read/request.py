@@ -39,13 +39,6 @@ def checked_columns(
     return wanted
 
 
-def checked_k(k: Any) -> int:
-    """Return `k`. Raises: Invalid unless it is a whole number of at least 1."""
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise Invalid(f"k is {k!r}; ask for a whole number of rows, at least 1")
-    return int(k)
-
-
 def checked_limit(limit: Any) -> int | None:
     """Return `limit`. Raises: Invalid unless it is None or a whole number of at least 0."""
     if limit is None:
@@ -83,6 +76,17 @@ def indexed(
         f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{others}; "
         f"a table gets its indexes when it is created: indexes = {{{column} = {_ADD[kind]}}}"
     )
+
+
+def only_indexed(argument: str, kind: str, specs: Sequence[IndexSpec]) -> str:
+    """Return the one column with an index of `kind`. Raises: Invalid, naming `argument`, for none or several."""
+    columns = [spec.column for spec in specs if spec.kind == kind]
+    if len(columns) == 1:
+        return columns[0]
+    if columns:
+        raise Invalid(f"{argument}: several columns have an {kind} index: {', '.join(columns)}; name one")
+    such = f"indexes = {{COLUMN = {_ADD[kind]}}}"
+    raise Invalid(f"{argument}: no column has an {kind} index; a table gets its indexes when it is created: {such}")
 
 
 def checked_text(text: Any, parser: TextParser) -> TextQuery:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,11 @@ Mask = npt.NDArray[np.bool_]
 class Candidates:
     """Rows of one level by score, best first.
 
-    `keys()`: exactly the key columns of all candidates. `take(positions)`: the wanted columns of some.
+    `ids`: int64, of a row within its level. `keys()`: exactly the key columns of all candidates. `take(positions)`: the
+    wanted columns of some.
     """
 
+    ids: npt.NDArray[np.int64]
     scores: Scores
     keys: Callable[[], pa.Table]
     take: Callable[[npt.NDArray[np.int64]], pa.Table]
@@ -67,17 +70,52 @@ def merge(levels: Sequence[Visible], k: int, *, ascending: bool, name: str, sche
 
     Of equal scores the earlier level comes first; NaN comes last. `schema`: of the rows without the score.
     """
-    scores = np.concatenate([level.scores for level in levels] or [np.empty(0, np.float32)])
-    order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
-    arrival, parts, first = np.sort(order), [], 0
-    for level in levels:
-        chosen = arrival[slice(*np.searchsorted(arrival, (first, first + len(level.positions))))] - first
-        first += len(level.positions)
-        if len(chosen):
-            parts.append(level.candidates.take(level.positions[chosen]))
+    scores, order = _ranked(levels, k, ascending=ascending)
+    chosen = zip(levels, _by_level(levels, order), strict=True)
+    parts = [level.candidates.take(level.positions[at]) for level, at in chosen if len(at)]
     rows = in_order(concatenate(parts, schema), np.argsort(order))
     field = pa.field(name, pa.float32(), nullable=False)
     return rows.append_column(field, pa.array(scores[order], pa.float32()))
+
+
+def merge_arms(
+    near: Sequence[Visible], matching: Sequence[Visible], n: int, names: tuple[str, str], schema: pa.Schema
+) -> pa.Table:
+    """Return the `n` nearest and the `n` best matching rows of all levels, each row once, in no order that counts.
+
+    `near`, `matching`: the same levels in the same order. `names`: of the columns with a row's distance and its score,
+    null where the row is not among the `n` best of that arm. `schema`: of the rows without them.
+    """
+    closest = _by_level(near, _ranked(near, n, ascending=True)[1])
+    fittest = _by_level(matching, _ranked(matching, n, ascending=False)[1])
+    parts = [concatenate([], schema.append(pa.field(names[0], pa.float32())).append(pa.field(names[1], pa.float32())))]
+    for one, other, at, of_other in zip(near, matching, closest, fittest, strict=True):
+        first, second = one.positions[at], other.positions[of_other]
+        ids, more = one.candidates.ids[first], other.candidates.ids[second]
+        _, common, again = np.intersect1d(ids, more, assume_unique=True, return_indices=True)
+        alone = np.setdiff1d(np.arange(len(more)), again)
+        rows = concatenate([one.candidates.take(first), other.candidates.take(second[alone])], schema)
+        distances, scores = np.ma.masked_all(rows.num_rows, np.float32), np.ma.masked_all(rows.num_rows, np.float32)
+        distances[: len(ids)] = one.candidates.scores[first]
+        matched = other.candidates.scores[second]
+        scores[common], scores[len(ids) :] = matched[again], matched[alone]
+        for name, values in zip(names, (distances, scores), strict=True):
+            rows = rows.append_column(name, pa.array(values.data, mask=np.ma.getmaskarray(values)))
+        parts.append(rows)
+    return pa.concat_tables(parts)
+
+
+def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool) -> tuple[Scores, npt.NDArray[np.int64]]:
+    """Return the scores of all levels in a row, and the places of the best `k` in it, best first."""
+    scores = np.concatenate([level.scores for level in levels] or [np.empty(0, np.float32)])
+    return scores, np.argsort(scores if ascending else -scores, kind="stable")[:k]
+
+
+def _by_level(levels: Sequence[Visible], order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Return for each level which of its positions are among the places `order`, ascending."""
+    ends = np.cumsum([0, *(len(level.positions) for level in levels)])
+    places = np.sort(order)
+    return [places[slice(*np.searchsorted(places, (a, b)))] - a for a, b in pairwise(ends)]
 
 
 def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from memwal.ingest.api.arguments import at_least_one
 from memwal.ingest.api.reads import check_level
 from memwal.ingest.errors import Invalid
 from memwal.ingest.read.request import (
     checked_columns,
-    checked_k,
     checked_limit,
     checked_vector,
     indexed,
@@ -39,9 +39,9 @@ WIDE = SCHEMA.field("embedding").type
             "column 'pakage' does not exist; did you mean 'package'?",
         ),
         (lambda: checked_columns([], SCHEMA), "columns: the list is empty"),
-        (lambda: checked_k(0), "k is 0"),
-        (lambda: checked_k(True), "k is True"),
-        (lambda: checked_k(2.5), "k is 2.5"),
+        (lambda: at_least_one(0), "k is 0"),
+        (lambda: at_least_one(True), "k is True"),
+        (lambda: at_least_one(2.5), "k is 2.5"),
         (lambda: checked_limit(-1), "limit is -1"),
         (lambda: checked_vector([1, 2], "embedding", WIDE), "vector has width 2, column 'embedding' has 3"),
         (lambda: checked_vector([[1, 2, 3]], "embedding", WIDE), "vector has width 1 x 3"),

@@ -22,6 +22,7 @@ def level(number: int, scores: dict[int, float]) -> Callable[[int], Candidates]:
         ids = np.array([id for id, _ in ranked[:n]], np.int64)
         rows = pa.table({"id": ids, "level": np.full(len(ids), number)})
         return Candidates(
+            ids,
             np.array([score for _, score in ranked[:n]], np.float32),
             lambda: rows.select(["id"]),
             lambda at: rows.take(pa.array(at)),

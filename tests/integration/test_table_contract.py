@@ -1,4 +1,5 @@
-"""What every open table does, embedded or through a daemon: one suite, both ways in.
+"""The contract of a table: what each does, whoever calls it. Embedded with entries of either format, through a daemon,
+and read from storage beside its owner.
 
 The oracle is a dict per level: what the calls so far must have made of the table, computed without looking at it.
 """
@@ -6,41 +7,56 @@ The oracle is a dict per level: what the calls so far must have made of the tabl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from lancedb.rerankers import LinearCombinationReranker, MRRReranker, RRFReranker
 
 import memwal
+from memwal.ingest.api.reads import READS
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.read.merged import MergedView
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 Model = dict[int, dict[str, Any]]
 
 
-@pytest.fixture(params=["embedded", "flight"])
-def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
-    """Turns an embedded table into what the test calls: itself, or a client of a Flight service in front of it."""
-    opened: list[Any] = []
+class _ReadByOthers:
+    """A table that is written by its owner and read, as another process would, from storage without a claim."""
 
-    def through_flight(table: Any) -> Any:
-        from memwal.ingest.daemon.service import FlightService
+    def __init__(self, owner: Any, reader: Any) -> None:
+        self._owner, self._reader = owner, reader
 
-        service = FlightService(table, "grpc://127.0.0.1:0")
-        client = memwal.connect(f"grpc://127.0.0.1:{service.port}")
-        opened.extend([client.close, service.shutdown])
-        return client
-
-    yield through_flight if request.param == "flight" else lambda table: table
-    for close in opened:
-        close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader if name in (*READS, "hybrid") else self._owner, name)
 
 
 @pytest.fixture
-def table(open_small: Callable[..., Any], way_in: Callable[[Any], Any]) -> Any:
-    """An empty table."""
-    return way_in(open_small())
+def way_in() -> Iterator[Callable[[str, Any], Any]]:
+    """Turns an embedded table into what the test calls; what that opens is closed at the test's end."""
+    with ExitStack() as opened:
+
+        def enter(way: str, table: Any) -> Any:
+            if way == "storage":
+                return _ReadByOthers(table, opened.enter_context(memwal.open(table.base.uri, read_only=True)))
+            if way == "flight":
+                service = FlightService(table, "grpc://127.0.0.1:0")
+                opened.callback(service.shutdown)
+                return opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+            return table
+
+        yield enter
+
+
+@pytest.fixture(params=[("embedded", "lance"), ("embedded", "arrow"), ("flight", "lance"), ("storage", "lance")])
+def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], way_in: Callable[[str, Any], Any]) -> Any:
+    """An empty table, by a way into it and the format of its log's entries."""
+    way, entries = request.param
+    return way_in(way, open_small(wal={"format": entries}))
 
 
 @pytest.fixture
@@ -145,6 +161,101 @@ def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, di
             assert set(by_id(filtered)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, word)
 
 
+def hybrid_by_hand(table: Any, model: Model, vector: Any, text: str, n: int, level: str) -> dict[int, float]:
+    """Relevance by id: ranks by exact distance over the model, and by the scores of the table's own match."""
+    distances = {id: float(np.sum((np.array(row["vector"]) - vector) ** 2)) for id, row in model.items()}
+    nearest = sorted(distances, key=lambda id: distances[id])[:n]
+    relevance = {id: 1 / (60 + rank) for rank, id in enumerate(nearest, 1)}
+    matched = table.match("body", text, k=n, level=level)
+    scores = dict(zip(matched["id"].to_pylist(), matched["_score"].to_pylist(), strict=True))
+    for id, score in scores.items():
+        rank = 1 + sum(other > score for other in scores.values())
+        relevance[id] = relevance.get(id, 0.0) + 1 / (60 + rank)
+    return relevance
+
+
+def test_hybrid_fuses_the_ranks_of_both_arms(layered: tuple[Any, dict[str, Model]], made: Any) -> None:
+    table, levels = layered
+    vector = np.array(made.row(12, 1)["vector"])
+    for level in LEVELS:
+        text = levels[level][20]["body"].split()[0]
+        for n in (10, 50):
+            expected = hybrid_by_hand(table, levels[level], vector, text, n, level)
+            found = table.hybrid(vector, text, k=60, candidates=n, level=level)
+            assert by_id(found.select(table.schema.names)) == {id: levels[level][id] for id in expected}, (level, n)
+            relevance = dict(zip(found["id"].to_pylist(), found["_relevance_score"].to_pylist(), strict=True))
+            assert relevance == pytest.approx(expected, rel=1e-5), (level, n)
+            assert found["_relevance_score"].to_pylist() == sorted(relevance.values(), reverse=True)
+            matched = {row["id"]: row["_score"] for row in table.match("body", text, k=n, level=level).to_pylist()}
+            nearest = {
+                row["id"]: row["_distance"] for row in table.search("vector", vector, k=n, level=level).to_pylist()
+            }
+            for row in found.to_pylist():
+                assert (row["_distance"], row["_score"]) == (nearest.get(row["id"]), matched.get(row["id"])), level
+            few = table.hybrid(vector, text, k=3, candidates=n, columns=["name"], level=level)
+            assert few.column_names == ["name", "_distance", "_score", "_relevance_score"]
+            assert few["name"].to_pylist() == found["name"].to_pylist()[:3]
+
+
+def test_hybrid_takes_weights_a_filter_and_a_rerank(layered: tuple[Any, dict[str, Model]], made: Any) -> None:
+    table, levels = layered
+    vector, text = np.array(made.row(12, 1)["vector"]), levels["latest"][20]["body"].split()[0]
+    by_vector = table.hybrid(vector, text, weights=(1, 0))
+    assert by_vector["id"].to_pylist() == table.search("vector", vector)["id"].to_pylist()
+    by_text = table.hybrid(vector, text, weights=(0, 1))["_score"].to_pylist()
+    assert by_text[:3] == table.match("body", text, 3)["_score"].to_pylist()
+    cheap = {id for id, row in levels["latest"].items() if row["price"] < 500}
+    found = table.hybrid(vector, text, k=60, filter="price < 500")
+    assert set(found["id"].to_pylist()) == cheap
+
+    def dearest(candidates: pa.Table) -> Any:
+        return candidates["price"]
+
+    prices = table.hybrid(vector, text, k=5, rerank=dearest)
+    assert prices["price"].to_pylist() == sorted((row["price"] for row in levels["latest"].values()), reverse=True)[:5]
+    assert prices["_relevance_score"].to_pylist() == prices["price"].to_pylist()
+    for wrong in (lambda _: [1.0], lambda rows: [float("nan")] * rows.num_rows, lambda _: "best"):
+        with pytest.raises(memwal.Invalid, match="rerank returned") as refused:
+            table.hybrid(vector, text, rerank=wrong)
+        assert "\n" not in str(refused.value)
+
+
+def test_rerankers_of_lancedb_rank_as_they_rank_the_arms_by_themselves(
+    layered: tuple[Any, dict[str, Model]], made: Any
+) -> None:
+    table, levels = layered
+    vector, text = np.array(made.row(12, 1)["vector"]), levels["latest"][20]["body"].split()[0]
+    near, matching = table.search("vector", vector, 50), table.match("body", text, 50)
+    arms = [rows.append_column("_rowid", rows["id"].cast(pa.uint64())) for rows in (near, matching)]
+    for reranker in (LinearCombinationReranker(), RRFReranker(), MRRReranker()):
+        found = table.hybrid(vector, text, k=50, rerank=memwal.lancedb_reranker(reranker, text))
+        alone = reranker.rerank_hybrid(text, *arms)
+        assert found["_relevance_score"].to_pylist() == sorted(found["_relevance_score"].to_pylist(), reverse=True)
+        assert set(found["id"].to_pylist()) == set(alone["id"].to_pylist())
+        if isinstance(reranker, LinearCombinationReranker):  # the others count ranks, which equal scores take in turn
+            scores = dict(zip(alone["id"].to_pylist(), alone["_relevance_score"].to_pylist(), strict=True))
+            assert dict(zip(found["id"].to_pylist(), found["_relevance_score"].to_pylist(), strict=True)) == (
+                pytest.approx(scores)
+            )
+
+
+def test_both_arms_of_a_hybrid_search_see_one_moment(table: Any, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, other = made.row(1) | {"body": "harbor"}, made.row(1) | {"body": "copper", "vector": [9.0] * 8}
+    table.put([row])
+    best = MergedView.best
+
+    def put_between(view: MergedView, *given: Any) -> Any:
+        found = best(view, *given)
+        table.put([other])
+        return found
+
+    monkeypatch.setattr(MergedView, "best", put_between)
+    found = table.hybrid(row["vector"], "harbor").to_pylist()
+    assert [(each["body"], each["_distance"], each["_score"] is None) for each in found] == [("harbor", 0.0, False)]
+    monkeypatch.undo()
+    assert table.hybrid(row["vector"], "harbor")["_score"].to_pylist() == [None]
+
+
 def test_columns_and_limit_are_what_was_asked_for(layered: tuple[Any, dict[str, Model]], made: Any) -> None:
     table, levels = layered
     assert table.scan(columns=["price"]).column_names == ["price"]
@@ -164,7 +275,8 @@ def test_columns_and_limit_are_what_was_asked_for(layered: tuple[Any, dict[str, 
 
 def test_a_row_is_in_every_read_when_its_put_returns(table: Any, made: Any) -> None:
     for version in range(3):
-        for durable in (True, False):
+        # Another process does not see what is in the owner's memory only.
+        for durable in (True,) if isinstance(table, _ReadByOthers) else (True, False):
             row = made.row(7, version) | {"body": f"marker{version}{durable:d} harbor"}
             receipt = table.put([row], durable=durable)
             assert (receipt.rows, receipt.applied) == (1, True)
@@ -288,20 +400,19 @@ BAD_ROWS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_ROWS)
 def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
-    case: str, table: Any, made: Any, uri: str, tree: Callable[[Path], dict[str, int]]
+    table: Any, made: Any, uri: str, tree: Callable[[Path], dict[str, int]]
 ) -> None:
-    rows, named = BAD_ROWS[case]
     table.put(made.rows(range(3)))
     before = tree(Path(uri))
-    with pytest.raises(memwal.Invalid) as refused:
-        table.put(rows)
-    assert len(str(refused.value).splitlines()) == 1
-    for name in named:
-        assert name in str(refused.value)
-    assert tree(Path(uri)) == before
-    assert by_id(table.scan()) == by_id(made.table(range(3)))
+    for case, (rows, named) in BAD_ROWS.items():
+        with pytest.raises(memwal.Invalid) as refused:
+            table.put(rows)
+        text = str(refused.value)
+        assert len(text.splitlines()) == 1, case
+        assert [name for name in named if name not in text] == [], (case, text)
+        assert tree(Path(uri)) == before, case
+        assert by_id(table.scan()) == by_id(made.table(range(3))), case
     table.put(made.rows([9]))
     assert table.count() == 4
 
@@ -316,22 +427,30 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "search width": (lambda table: table.search("vector", [0.0] * 5), ("vector", "5", "8")),
     "match column": (lambda table: table.match("bodi", "x"), ("bodi", "body")),
     "match without index": (lambda table: table.match("name", "x"), ("name", "fts")),
+    "hybrid width": (lambda table: table.hybrid([0.0] * 5, "x"), ("vector", "5", "8")),
+    "hybrid not finite": (lambda table: table.hybrid([float("nan")] * 8, "x"), ("vector", "nan")),
+    "hybrid column": (lambda table: table.hybrid([0.0] * 8, "x", text_column="bodi"), ("text_column", "bodi", "body")),
+    "hybrid without index": (lambda table: table.hybrid([0.0] * 8, "x", text_column="name"), ("name", "fts")),
+    "hybrid k": (lambda table: table.hybrid([0.0] * 8, "x", k=0), ("k is 0",)),
+    "hybrid candidates": (lambda table: table.hybrid([0.0] * 8, "x", candidates=0), ("candidates is 0",)),
+    "hybrid weights": (lambda table: table.hybrid([0.0] * 8, "x", weights=(1, -1)), ("weights", "-1")),
+    "hybrid filter": (lambda table: table.hybrid([0.0] * 8, "x", filter="prize > 3"), ("prize", "price")),
+    "hybrid text": (lambda table: table.hybrid([0.0] * 8, 7), ("body", "string")),
     "key type": (lambda table: table.get("seven"), ("id", "int64")),
     "key column": (lambda table: table.delete([{"idd": 1}]), ("idd", "id")),
     "token": (lambda table: table.put([{"id": 1}], token="loader"), ("loader", "name:number")),
 }
 
 
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_bad_calls_are_refused_in_one_line_that_names_what_is_wrong(case: str, table: Any, made: Any) -> None:
-    call, named = BAD_CALLS[case]
+def test_bad_calls_are_refused_in_one_line_that_names_what_is_wrong(table: Any, made: Any) -> None:
     table.put(made.rows(range(3)))
-    with pytest.raises(memwal.Invalid) as refused:
-        call(table)
-    assert len(str(refused.value).splitlines()) == 1
-    for name in named:
-        assert name in str(refused.value)
-    assert table.count() == 3
+    for case, (call, named) in BAD_CALLS.items():
+        with pytest.raises(memwal.Invalid) as refused:
+            call(table)
+        text = str(refused.value)
+        assert len(text.splitlines()) == 1, case
+        assert [name for name in named if name not in text] == [], (case, text)
+        assert table.count() == 3, case
 
 
 # ---- state ---------------------------------------------------------------------------------------------------------
