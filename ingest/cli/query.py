@@ -66,7 +66,7 @@ def _run(table: Readable, query: Query) -> pa.Table:
     if near:
         vector = _vector(table, *near, query.level)
         if match:
-            names = {"vector_column": near[0], "text_column": match[0]}
+            names: dict[str, Any] = {"vector_column": near[0], "text_column": match[0]}
             return table.hybrid(vector, match[1], query.limit, **common, **names)
         return table.search(near[0], vector, query.limit, **common)
     if match:

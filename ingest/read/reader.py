@@ -251,8 +251,8 @@ class Reader:
         relevance = _relevance("text_column", known, matching, text, filter)
         merged_view = self._merged_view(views, base, known, buckets, near, matching)
         self._check_filter(merged_view, filter, known)
-        arms = [merged_view.best(most, filter, out, ranking) for ranking in (nearness, relevance)]
-        return merge_arms(*arms, most, (DISTANCE, SCORE), _projected(known, out))
+        closest, fittest = (merged_view.best(most, filter, out, ranking) for ranking in (nearness, relevance))
+        return merge_arms(closest, fittest, most, (DISTANCE, SCORE), _projected(known, out))
 
     def raise_filter_error(self, filter: str | None) -> None:
         """Raise InvalidRows if `filter` fails on a row of the base; Lance has no error type for that.

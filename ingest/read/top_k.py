@@ -95,14 +95,20 @@ def merge_arms(
         _, common, again = np.intersect1d(ids, more, assume_unique=True, return_indices=True)
         alone = np.setdiff1d(np.arange(len(more)), again)
         rows = concatenate([one.candidates.take(first), other.candidates.take(second[alone])], schema)
-        distances, scores = np.ma.masked_all(rows.num_rows, np.float32), np.ma.masked_all(rows.num_rows, np.float32)
-        distances[: len(ids)] = one.candidates.scores[first]
-        matched = other.candidates.scores[second]
-        scores[common], scores[len(ids) :] = matched[again], matched[alone]
+        distances = _nullable(one.candidates.scores[first], np.arange(len(ids)), rows.num_rows)
+        at_rows = np.concatenate([common, np.arange(len(ids), rows.num_rows)])
+        scores = _nullable(other.candidates.scores[second[np.concatenate([again, alone])]], at_rows, rows.num_rows)
         for name, values in zip(names, (distances, scores), strict=True):
-            rows = rows.append_column(name, pa.array(values.data, mask=np.ma.getmaskarray(values)))
+            rows = rows.append_column(name, values)
         parts.append(rows)
     return pa.concat_tables(parts)
+
+
+def _nullable(values: Scores, at: npt.NDArray[np.int64], rows: int) -> pa.Array:
+    """Return float32[rows] with `values` at the places `at`, null elsewhere."""
+    whole, missing = np.zeros(rows, np.float32), np.ones(rows, np.bool_)
+    whole[at], missing[at] = values, False
+    return pa.array(whole, mask=missing)
 
 
 def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool) -> tuple[Scores, npt.NDArray[np.int64]]:
