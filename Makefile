@@ -12,8 +12,6 @@ SEEDS ?= 2000
 START ?= 1
 JOBS ?=
 
-ONE_MORE = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() + 1)')
-
 # Candidates are run, not looked up: a name on the PATH may be a shim of a version that is not there.
 PYTHON = $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
@@ -38,11 +36,10 @@ install: $(STAMP) ## the environment, in .venv
 run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
 	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
 
-# One process more than cores: a test's servers and Spark take a core each, but wait a lot for the disk and for one
-# another. Files in the order of
-# collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java $(STAMP) $(CLASSES) s3-server kafka ## every test, in JOBS processes: one more than cores, four at most
-	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),$(ONE_MORE)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+# A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
+# won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
+test: java $(STAMP) $(CLASSES) s3-server kafka ## every test, in JOBS processes: one for each core, four at most
+	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What needs a server, Spark, or a process to kill is in the other folders; the S3 adapter's own tests need MinIO.
 check: $(STAMP) lint ## lint, types, and every test without a server, Spark or a kill: minutes

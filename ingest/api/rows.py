@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.flush import WriteRules
 from memwal.ingest.api.keys import NO_KEY
 from memwal.ingest.api.python_values import NOT_TAKEN, column_of
 from memwal.ingest.errors import Invalid
@@ -142,16 +141,6 @@ def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:
     except NOT_TAKEN as error:
         return error
     return None
-
-
-def required_in_put(required: Sequence[str], columns: Sequence[str], rules: WriteRules) -> tuple[str, ...]:
-    """Return which of the columns `required` must be in a put with `columns`, without nulls.
-
-    All of them; with upsert = "merge" only those that the put has, and the version column.
-    """
-    if rules.upsert != "merge":
-        return tuple(required)
-    return tuple(name for name in required if name in columns or name == rules.version)
 
 
 def size_bound(rows: pa.Table) -> int:

@@ -16,12 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.flush import WriteRules
 from memwal.flush.base.sharding import Routing
 from memwal.ingest.api.fusion import best_of_arms
 from memwal.ingest.api.reads import ReadKind
-from memwal.ingest.api.rows import check_encoding, first_of_each_key
+from memwal.ingest.api.row_checker import RowChecker
+from memwal.ingest.api.rows import first_of_each_key
 from memwal.ingest.errors import BUSY, Unavailable
-from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema, tombstones, with_tombstone
+from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema
 
 _ROW, _AT = "_memwal_row", "_memwal_at"
 
@@ -97,9 +99,10 @@ class Splitter:
         """The region of bucket n at n."""
         self._key = tuple(key)
         self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
-        self._rows = row_schema(schema, key)
-        self._required = tuple(described["required"])
-        self._checker = MemTable(self._rows, key, [IndexSpec(**each) for each in described["indexes"]], generation=0)
+        indexes = [IndexSpec(**each) for each in described["indexes"]]
+        rules = WriteRules(described["upsert"], described["on_duplicate"], described["version"])
+        memtable = MemTable(row_schema(schema, key), key, indexes, generation=0)
+        self._checker = RowChecker(memtable, described["required"], rules)
         self._bucket = Routing.parse(described["routing"]).hash(schema)
 
     def checked(self, rows: pa.Table) -> pa.Table:
@@ -107,12 +110,7 @@ class Splitter:
 
         Raises: InvalidRows or Invalid, naming column and row.
         """
-        check_encoding(rows)
-        given, required = set(rows.column_names), self._required
-        if self._merges:
-            required = tuple(name for name in required if name in given)
-        whole = with_tombstone(rows, self._rows, required)
-        self._checker.check(whole)
+        whole, given = self._checker.check(rows), set(rows.column_names)
         left_out = [name for name in whole.column_names if self._merges and name not in given]
         conformed = whole.drop_columns([*{TOMBSTONE, *left_out}])
         if self._on_duplicate == "last":
@@ -122,8 +120,7 @@ class Splitter:
 
     def checked_keys(self, keys: pa.Table) -> pa.Table:
         """Check the keys of a delete and return them. Raises: InvalidRows or Invalid."""
-        check_encoding(keys)
-        self._checker.check(tombstones(keys, self._rows))
+        self._checker.check_keys(keys)
         return keys
 
     def buckets(self, rows: pa.Table) -> npt.NDArray[np.int32]:

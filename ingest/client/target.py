@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import pyarrow as pa
 from pydantic import SecretStr
 
 from memwal.flush import BaseTable
-from memwal.ingest.api.rows import required_in_put
+from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.secret_refs import resolve
 from memwal.memtable import MemTable, row_schema
@@ -19,16 +17,10 @@ from memwal.memtable import MemTable, row_schema
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table as a worker needs it to route rows. `checker`: a memtable without rows, which checks them."""
+    """A table as a worker needs it to route rows."""
 
     base: BaseTable
-    schema: pa.Schema
-    required: tuple[str, ...]
-    checker: MemTable
-
-    def required_of(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns that must have a value in rows with `columns`."""
-        return required_in_put(self.required, columns, self.base.rules)
+    checker: RowChecker
 
 
 @lru_cache(maxsize=8)
@@ -39,9 +31,8 @@ def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> 
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
     expect_routing(uri, routing, base.routing_version)
-    schema = row_schema(base.schema, base.key)
-    checker = MemTable(schema, base.key, base.indexes, generation=0)
-    return Target(base, schema, base.required, checker)
+    memtable = MemTable(row_schema(base.schema, base.key), base.key, base.indexes, generation=0)
+    return Target(base, RowChecker(memtable, base.required, base.rules))
 
 
 def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from memwal.ingest.api.python_times import python_values
 from memwal.ingest.client.target import Target
 from memwal.ingest.source.columns import PROBLEM, rows_and_deletes
-from memwal.memtable import InvalidRows, with_tombstone
+from memwal.memtable import InvalidRows
 
 T = TypeVar("T")
 
@@ -148,6 +148,6 @@ class BadRate:
 def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
     """Return the user's columns of a batch in the table's types. Raises: InvalidRows for what a region would refuse."""
     rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
-    conformed = with_tombstone(rows, target.schema, target.required_of(rows.column_names), deletes)
-    target.checker.check(conformed)
-    return conformed
+    whole = target.checker.whole(rows, False if deletes is None else deletes)
+    target.checker.checked(whole)
+    return whole

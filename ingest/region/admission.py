@@ -31,10 +31,11 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable, SstFormat
 from memwal.flush.base.shape import Shape
-from memwal.ingest.api.rows import Deletes, check_encoding, required_in_put
+from memwal.ingest.api.row_checker import RowChecker
+from memwal.ingest.api.rows import Deletes, check_encoding
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.write_queue import Write
-from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema, with_tombstone
+from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema
 from memwal.wal.codec.columns import EntryColumns
 
 _PUT = pa.array(np.zeros(1 << 14, dtype=np.bool_))
@@ -48,10 +49,10 @@ class Admission:
     """
 
     def __init__(self, context: RegionContext) -> None:
-        self._schema, self._required = context.schema, context.required
+        self._required = context.required
         self.context = context
         self._partial = context.rules.upsert == "merge"
-        self._checker = context.memtable(0)  # never holds rows: it refuses what a memtable would refuse
+        self._checker = RowChecker(context.memtable(0), context.required, context.rules)
         self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
         self._tombstone = context.schema.field(TOMBSTONE)
         self._nothing = self._columns.empty_table()
@@ -73,17 +74,14 @@ class Admission:
         if schema.names == self._columns.names and schema.types == self._columns.types:
             return pa.Table.from_arrays(given.columns, schema=self._columns)
         check_encoding(given)  # a cast reads the values
-        whole = with_tombstone(given, self._schema, self._required_of(given), among).drop_columns(TOMBSTONE)
+        whole = self._checker.whole(given, deletes if among is not None else False).drop_columns(TOMBSTONE)
         if self._partial and given.num_columns < whole.num_columns:
             return whole.select([name for name in whole.column_names if name in given.column_names])
         return whole
 
     def check(self, rows: pa.Table, *, deletes: Deletes) -> None:
         """Raise InvalidRows or Invalid, naming column and row, for conforming rows that a memtable would refuse."""
-        check_encoding(rows)
-        required = () if deletes is True else self._required_of(rows)
-        among = None if isinstance(deletes, bool) else deletes
-        self._checker.check(with_tombstone(rows, self._schema, required, among))
+        self._checker.check(rows, deletes)
 
     def gather(self, writes: Sequence[Write]) -> Checked:
         """Return the rows of one or more `writes` as one table in our own memory, in order, checked.
@@ -98,7 +96,7 @@ class Admission:
                 raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)
         owned = self._copied(rows, single=len(writes) == 1)
         size = owned.get_total_buffer_size() + len(rows)  # exact: the buffers are our own, cut to fit
-        return self._checker.check(owned.append_column(self._tombstone, _tombstones(writes)), size)
+        return self._checker.checked(owned.append_column(self._tombstone, _tombstones(writes)), size)
 
     def again(self, rows: pa.Table) -> Checked:
         """Check and copy rows of the row schema again, after values were filled in.
@@ -106,11 +104,7 @@ class Admission:
         Raises: InvalidRows if a filled-in value does not pass.
         """
         owned = rows.combine_chunks()
-        return self._checker.check(owned, owned.get_total_buffer_size() + len(owned))
-
-    def _required_of(self, rows: pa.Table) -> tuple[str, ...]:
-        """Return the columns that must have a value in `rows`."""
-        return required_in_put(self._required, rows.column_names, self.context.rules)
+        return self._checker.checked(owned, owned.get_total_buffer_size() + len(owned))
 
     def _whole(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with all columns of the table; missing ones are null."""

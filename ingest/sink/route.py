@@ -91,7 +91,7 @@ class RouteTask:
 
     def _target(self, columns: Sequence[str]) -> Target:
         target = opened(self.uri, self.options, self.routing)
-        if not set(columns) <= set(target.schema.names):
+        if not set(columns) <= set(target.base.schema.names):
             target = reopened(target, self.uri, self.options, self.routing)
         return target
 
