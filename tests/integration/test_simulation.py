@@ -18,9 +18,9 @@ from tests.simulation.planted import OF_LEASES, PLANTED, WITHOUT_A_KEY, found_by
 from tests.simulation.world import AppendWorld, SeedFailed, simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SEEDS = 40
-SEEDS_WITHOUT_A_KEY = 24
-SEEDS_OF_LEASES = 20
+SEEDS = 24
+SEEDS_WITHOUT_A_KEY = 16
+SEEDS_OF_LEASES = 12
 
 
 def test_no_seed_breaks_a_promise() -> None:
