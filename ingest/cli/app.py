@@ -11,17 +11,14 @@ import sys
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from memwal.ingest.cli.failure import lines_of, report
-from memwal.ingest.errors import Invalid
+from memwal.ingest.cli.failure import report
+from memwal.ingest.cli.groups import config_app, dlq_app, regions_app
+from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
 from memwal.ingest.ops.logs import silence_grpc
-
-if TYPE_CHECKING:
-    from memwal.ingest.settings.load import Settings
 
 app = typer.Typer(
     name="memwal",
@@ -30,15 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Check or print a configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-
-dlq_app = typer.Typer(
-    help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
-)
 app.add_typer(dlq_app, name="dlq")
-
-regions_app = typer.Typer(help="Change the number of regions of a table.", no_args_is_help=True)
 app.add_typer(regions_app, name="regions")
 
 
@@ -55,22 +45,8 @@ def versions(
         others = ", ".join(f"{name} {installed(name)}" for name in ("pylance", "pyarrow"))
         with suppress(PackageNotFoundError):  # an extra
             others += f", pyspark {installed('pyspark')}"
-        _console().out(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})", highlight=False)
+        console().out(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})", highlight=False)
         raise typer.Exit
-
-
-Config = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        help="TOML file (examples: configs/); FILE:NAME selects one of several pipelines",
-        show_default=False,
-    ),
-]
-Format = Annotated[Literal["table", "json", "csv"], typer.Option(help="output format")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
-Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 
 @app.command()
@@ -82,7 +58,7 @@ def run(
     from memwal.ingest.pipeline.run import run as run_pipelines
     from memwal.ingest.settings.load import load_every
 
-    return run_pipelines(load_every(config, os.environ), once=once, console=_console())
+    return run_pipelines(load_every(config, os.environ), once=once, console=console())
 
 
 @app.command()
@@ -106,10 +82,10 @@ def serve(
     from memwal.ingest.settings.load import load
 
     chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}
-    settings, console = load(config, os.environ | chosen), _console()
+    settings, screen = load(config, os.environ | chosen), console()
 
     def say(*endpoints: str) -> None:
-        console.out(f"serving {settings.table.uri} at {', '.join(endpoints)}", highlight=False)
+        screen.out(f"serving {settings.table.uri} at {', '.join(endpoints)}", highlight=False)
 
     if settings.daemon.on_spark:
         from memwal.ingest.fleet.driver import serve_on_spark
@@ -123,11 +99,11 @@ def serve(
             os.environ,
             lifeline=None,
             ready=say,
-            http_ready=lambda url: console.out(f"metrics, health and status at {url}", highlight=False),
+            http_ready=lambda url: screen.out(f"metrics, health and status at {url}", highlight=False),
             take_over=take_over,
         )
     if not code:
-        console.out("stopped; every acknowledged row is kept, and the next daemon continues from here", highlight=False)
+        screen.out("stopped; every acknowledged row is kept, and the next daemon continues from here", highlight=False)
     return code
 
 
@@ -136,11 +112,11 @@ def init(config: Config) -> int:
     """Create the table, or check that an existing table fits the configuration; print what was done."""
     from memwal.ingest.table.create import initialise
 
-    settings = _load(config)
+    settings = settings_of(config)
     base, done = initialise(settings, os.environ)
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
-    _console().out(
+    console().out(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
         f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
         f"(routing version {base.routing_version}), indexes: {indexes}{rules}",
@@ -158,7 +134,7 @@ def status(
     """Show regions, writer epochs, owners, WAL positions, SSTs, and rows that are not in the base table yet."""
     from memwal.ingest.cli.status import show
 
-    return show(_load(config), os.environ, _console(), as_json=as_json, watch=watch)
+    return show(settings_of(config), os.environ, console(), as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -186,8 +162,8 @@ def query(
     """Look up rows by key, filter, vector, text, or vector and text together."""
     from memwal.ingest.cli.query import Query, answer
 
-    asked = Query(tuple(key or ()), filter, near, match, _columns(columns), limit, level)
-    return answer(_load(config), os.environ, asked, format, _console())
+    asked = Query(tuple(key or ()), filter, near, match, names_in(columns), limit, level)
+    return answer(settings_of(config), os.environ, asked, format, console())
 
 
 @app.command()
@@ -195,7 +171,7 @@ def flush(config: Config) -> int:
     """Flush memtables to SSTs: through the daemon that owns the regions; if none answers, claim the regions briefly."""
     from memwal.ingest.cli.steps import flush_table
 
-    return flush_table(_load(config), os.environ, _console())
+    return flush_table(settings_of(config), os.environ, console())
 
 
 @app.command()
@@ -203,7 +179,7 @@ def commit(config: Config, as_json: AsJson = False) -> int:
     """Commit flushed rows to the base table, then maintain it; safe while writers run."""
     from memwal.ingest.cli.steps import commit as commit_table
 
-    return commit_table(_load(config), os.environ, _console(), as_json=as_json)
+    return commit_table(settings_of(config), os.environ, console(), as_json=as_json)
 
 
 @app.command()
@@ -215,7 +191,7 @@ def gc(
     """Delete WAL entries, SSTs and orphan files that are no longer needed; safe while writers run."""
     from memwal.ingest.cli.collect import show
 
-    return show(_load(config), os.environ, _console(), dry_run=dry_run, as_json=as_json)
+    return show(settings_of(config), os.environ, console(), dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -235,8 +211,8 @@ def log(
     from memwal.ingest.cli.log import show_diff, show_log
 
     if diff is None:
-        return show_log(_load(config), os.environ, _console(), limit=limit, as_json=as_json)
-    return show_diff(_load(config), os.environ, _console(), between=diff, keys=keys, as_json=as_json)
+        return show_log(settings_of(config), os.environ, console(), limit=limit, as_json=as_json)
+    return show_diff(settings_of(config), os.environ, console(), between=diff, keys=keys, as_json=as_json)
 
 
 @app.command()
@@ -248,7 +224,7 @@ def verify(
     """Check every invariant on storage; print problems with remedies; exit 1 if any. Safe while writers run."""
     from memwal.ingest.cli.verify import show
 
-    return show(_load(config), os.environ, _console(), deep=deep, as_json=as_json)
+    return show(settings_of(config), os.environ, console(), deep=deep, as_json=as_json)
 
 
 @app.command()
@@ -264,103 +240,9 @@ def inspect(
     """Print a stored object in readable form; reads only, safe while writers run."""
     from memwal.ingest.cli.dump.describe import describe
 
-    options = _load(config).storage_options(os.environ) if config is not None else None
-    _console().print(describe(path, options))
+    options = settings_of(config).storage_options(os.environ) if config is not None else None
+    console().print(describe(path, options))
     return 0
-
-
-@regions_app.command()
-def resize(
-    config: Config,
-    to: Annotated[int, typer.Option(help="new number of regions, from 1 to 4096", show_default=False)],
-    as_json: AsJson = False,
-) -> int:
-    """Change the number of regions; writes pause meanwhile. Also finishes an interrupted resize."""
-    from memwal.ingest.cli.resize import resize as resize_table
-
-    return resize_table(_load(config), os.environ, _console(), to=to, as_json=as_json)
-
-
-@config_app.command()
-def check(config: Config) -> int:
-    """Check a configuration, with all its pipelines, as `run` does; print every problem."""
-    from memwal.ingest.pipeline.checks import find_problems
-    from memwal.ingest.settings.load import load_every
-
-    lines, pipelines = [], load_every(config, os.environ)
-    for name, settings in pipelines.items():
-        _, problems = find_problems(settings, os.environ, starts=False)
-        lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
-    if lines:
-        raise Invalid.of(dict.fromkeys(lines))
-    for name in pipelines:
-        _console().out(f"{name}: ok", highlight=False)
-    return 0
-
-
-@config_app.command()
-def show(config: Config) -> int:
-    """Print the configuration with all defaults, secrets hidden."""
-    from memwal.ingest.settings.reference import render_settings
-
-    sys.stdout.write(render_settings(_load(config)))
-    return 0
-
-
-@dlq_app.command("list")
-def dlq_list(
-    config: Config,
-    stage: Stage = None,
-    limit: Annotated[int, typer.Option(min=1, help="maximum number of dead letters to list, newest first")] = 10,
-    format: Format = "table",
-) -> int:
-    """Count dead letters by stage and reason, and list the newest."""
-    from memwal.ingest.cli.dlq import list_letters
-
-    return list_letters(_load(config), os.environ, _console(), stage=stage, limit=limit, form=format)
-
-
-@dlq_app.command("show")
-def dlq_show(
-    config: Config,
-    id: Annotated[
-        str, typer.Argument(metavar="ID", help="id of a dead letter, or the beginning of the id", show_default=False)
-    ],
-    hex: Annotated[
-        bool, typer.Option("--hex", help="print raw bytes as hexadecimal digits, even if they are text")
-    ] = False,
-    as_json: AsJson = False,
-) -> int:
-    """Show everything about one dead letter, with its raw bytes."""
-    from memwal.ingest.cli.dlq import show_letter
-
-    return show_letter(_load(config), os.environ, _console(), id=id, in_hex=hex, as_json=as_json)
-
-
-@dlq_app.command("replay")
-def dlq_replay(
-    config: Config,
-    id: Annotated[list[str] | None, typer.Option(help="replay only the dead letter with this id; repeatable")] = None,
-    stage: Stage = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of dead letters, oldest first")] = None,
-) -> int:
-    """Put the dead letters that fit now into the table, each exactly once, and remove them."""
-    from memwal.ingest.cli.dlq import replay
-
-    return replay(_load(config), os.environ, _console(), ids=id or [], stage=stage, limit=limit)
-
-
-@dlq_app.command("purge")
-def dlq_purge(
-    config: Config,
-    older_than: Annotated[str | None, typer.Option(help='minimum age, such as "7d"; default: dlq.age_max')] = None,
-    stage: Stage = None,
-    dry_run: DryRun = False,
-) -> int:
-    """Delete old dead letters."""
-    from memwal.ingest.cli.dlq import purge
-
-    return purge(_load(config), os.environ, _console(), older_than=older_than, stage=stage, dry_run=dry_run)
 
 
 def main() -> None:
@@ -379,21 +261,6 @@ def main() -> None:
 
         code = report(as_exception(error))
     sys.exit(code or 0)
-
-
-def _console() -> Console:
-    """Return a console on standard output, without emoji: a path may contain `FILE:a:`."""
-    return Console(emoji=False)
-
-
-def _load(config: Path) -> Settings:
-    from memwal.ingest.settings.load import load
-
-    return load(config, os.environ)
-
-
-def _columns(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""The groups of commands: `memwal config`, `memwal dlq`, `memwal regions`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from memwal.ingest.cli.failure import lines_of
+from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, Stage, console, settings_of
+from memwal.ingest.errors import Invalid
+
+config_app = typer.Typer(help="Check or print a configuration.", no_args_is_help=True)
+
+dlq_app = typer.Typer(
+    help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
+)
+
+regions_app = typer.Typer(help="Change the number of regions of a table.", no_args_is_help=True)
+
+
+@regions_app.command()
+def resize(
+    config: Config,
+    to: Annotated[int, typer.Option(help="new number of regions, from 1 to 4096", show_default=False)],
+    as_json: AsJson = False,
+) -> int:
+    """Change the number of regions; writes pause meanwhile. Also finishes an interrupted resize."""
+    from memwal.ingest.cli.resize import resize as resize_table
+
+    return resize_table(settings_of(config), os.environ, console(), to=to, as_json=as_json)
+
+
+@config_app.command()
+def check(config: Config) -> int:
+    """Check a configuration, with all its pipelines, as `run` does; print every problem."""
+    from memwal.ingest.pipeline.checks import find_problems
+    from memwal.ingest.settings.load import load_every
+
+    lines, pipelines = [], load_every(config, os.environ)
+    for name, settings in pipelines.items():
+        _, problems = find_problems(settings, os.environ, starts=False)
+        lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
+    if lines:
+        raise Invalid.of(dict.fromkeys(lines))
+    for name in pipelines:
+        console().out(f"{name}: ok", highlight=False)
+    return 0
+
+
+@config_app.command()
+def show(config: Config) -> int:
+    """Print the configuration with all defaults, secrets hidden."""
+    from memwal.ingest.settings.reference import render_settings
+
+    sys.stdout.write(render_settings(settings_of(config)))
+    return 0
+
+
+@dlq_app.command("list")
+def dlq_list(
+    config: Config,
+    stage: Stage = None,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of dead letters to list, newest first")] = 10,
+    format: Format = "table",
+) -> int:
+    """Count dead letters by stage and reason, and list the newest."""
+    from memwal.ingest.cli.dlq import list_letters
+
+    return list_letters(settings_of(config), os.environ, console(), stage=stage, limit=limit, form=format)
+
+
+@dlq_app.command("show")
+def dlq_show(
+    config: Config,
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="id of a dead letter, or the beginning of the id", show_default=False)
+    ],
+    hex: Annotated[
+        bool, typer.Option("--hex", help="print raw bytes as hexadecimal digits, even if they are text")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show everything about one dead letter, with its raw bytes."""
+    from memwal.ingest.cli.dlq import show_letter
+
+    return show_letter(settings_of(config), os.environ, console(), id=id, in_hex=hex, as_json=as_json)
+
+
+@dlq_app.command("replay")
+def dlq_replay(
+    config: Config,
+    id: Annotated[list[str] | None, typer.Option(help="replay only the dead letter with this id; repeatable")] = None,
+    stage: Stage = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of dead letters, oldest first")] = None,
+) -> int:
+    """Put the dead letters that fit now into the table, each exactly once, and remove them."""
+    from memwal.ingest.cli.dlq import replay
+
+    return replay(settings_of(config), os.environ, console(), ids=id or [], stage=stage, limit=limit)
+
+
+@dlq_app.command("purge")
+def dlq_purge(
+    config: Config,
+    older_than: Annotated[str | None, typer.Option(help='minimum age, such as "7d"; default: dlq.age_max')] = None,
+    stage: Stage = None,
+    dry_run: DryRun = False,
+) -> int:
+    """Delete old dead letters."""
+    from memwal.ingest.cli.dlq import purge
+
+    return purge(settings_of(config), os.environ, console(), older_than=older_than, stage=stage, dry_run=dry_run)

@@ -1,0 +1,43 @@
+"""Arguments and options that several commands share, and what every command begins with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from memwal.ingest.settings.load import Settings
+
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="TOML file (examples: configs/); FILE:NAME selects one of several pipelines",
+        show_default=False,
+    ),
+]
+Format = Annotated[Literal["table", "json", "csv"], typer.Option(help="output format")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
+Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
+
+
+def console() -> Console:
+    """Return a console on standard output, without emoji: a path may contain `FILE:a:`."""
+    return Console(emoji=False)
+
+
+def settings_of(config: Path) -> Settings:
+    """Load a configuration. Raises: Invalid with every problem."""
+    from memwal.ingest.settings.load import load
+
+    return load(config, os.environ)
+
+
+def names_in(text: str | None) -> list[str] | None:
+    """Split names at commas."""
+    return None if text is None else [name.strip() for name in text.split(",")]
