@@ -20,12 +20,13 @@ from memwal.memtable.filter.conditions import AnyOf, Condition, Narrowing
 from memwal.memtable.filter.plan import plan
 from memwal.memtable.filter.predicate import evaluate
 from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
-from memwal.memtable.index_spec import nearest
+from memwal.memtable.index_spec import nearest, vector_width
 from memwal.memtable.key.index import KeyIndex
 from memwal.memtable.key.none import NoKeys, no_key
 from memwal.memtable.schema import TOMBSTONE
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import TextQuery
+from memwal.memtable.vector.exact import nearest_exactly
 from memwal.memtable.vector.index import VectorIndex
 
 # An index is used if it names less than this fraction of the rows: fetching one row costs as much as evaluating this
@@ -174,17 +175,32 @@ class Snapshot:
         ordered: Positions = rows[order.to_numpy()]
         return ordered[start:stop]
 
-    def search(self, column: str, vector: npt.ArrayLike, k: int, mask: Mask) -> tuple[Positions, Scores]:
+    def search(
+        self,
+        column: str,
+        vector: npt.ArrayLike,
+        k: int,
+        mask: Mask,
+        metric: str | None = None,
+        low: float | None = None,
+    ) -> tuple[Positions, Scores]:
         """The k rows of `mask` nearest to `vector`, ascending by exact distance (float32, as Lance counts).
 
-        Returns fewer than k only if the mask holds fewer vectors (null vectors, and zero vectors under cosine, do not
-        count). Raises InvalidRows if the column has no ivf_pq index, or for a query of another width, with
-        NaN or inf.
+        `metric`: None for the index's. `low`: nearer rows are left out. A column without an index or with one of
+        another metric is searched row by row, and so is any with `low`. Fewer than k rows are returned only if the mask
+        holds fewer vectors (null vectors, and zero vectors under cosine, do not count).
+        Raises InvalidRows for a column that holds no vectors, for one without an index if no metric is given, and for a
+        query of another width, with NaN or inf.
         """
         index = self._indexes.vectors.get(column)
-        if index is None:
+        metric = index.metric if index is not None and metric is None else metric
+        if index is not None and metric == index.metric and low is None:
+            return index.search(vector, k, mask)
+        self._check_column(column)
+        if metric is None or vector_width(self.schema.field(column).type) is None:
             raise self._not_indexed(column, "ivf_pq", "search")
-        return index.search(vector, k, mask)
+        chunks = (batch.column(column) for batch in self._rows.batches)
+        return nearest_exactly(chunks, column, vector, metric, k, mask, low)
 
     def match(self, column: str, text: str | TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """The k rows of `mask` that match `text` best, descending by BM25 score (float32).

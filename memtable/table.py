@@ -27,7 +27,7 @@ from memwal.memtable.key.none import NoKeys
 from memwal.memtable.schema import TOMBSTONE, is_key_type
 from memwal.memtable.snapshot import Indexes, Snapshot
 from memwal.memtable.text.index import TextIndex
-from memwal.memtable.vector.column import VectorBatch, read_vectors
+from memwal.memtable.vector.column import VectorBatch, read_vectors, usable_vectors
 from memwal.memtable.vector.index import VectorIndex
 from memwal.memtable.vector.model import VectorModel
 
@@ -104,16 +104,21 @@ class MemTable:
         Call it before the rows are appended to the WAL: an entry whose rows cannot be applied could not be replayed
         either.
         """
-        same = rows.schema.equals(self.schema, check_metadata=True)
-        if not same and not rows.schema.equals(self.schema, check_metadata=False):
-            raise InvalidRows(_schema_difference(rows.schema, self.schema))
-        for name in (*self.key, TOMBSTONE):
-            _check_not_null(rows, name)
-        if not same:  # one schema for all batches, metadata too
-            rows = pa.Table.from_arrays(rows.columns, schema=self.schema)
+        rows = self._conforming(rows)
         vectors = self._indexes.vectors.values()
         read = {v.column: read_vectors(rows.column(v.column), v.column, v.metric) for v in vectors}
         return Checked(rows, read, int(rows.nbytes) if size is None else size)
+
+    def restore(self, rows: pa.Table) -> None:
+        """Put rows that storage holds already: as apply(), but no vector is refused.
+
+        A vector that an index cannot take was put before its column had that index, and acknowledged. It is left out of
+        the index, as Lance leaves it out of its own.
+        """
+        rows = self._conforming(rows)
+        vectors = self._indexes.vectors.values()
+        read = {v.column: usable_vectors(rows.column(v.column), v.metric) for v in vectors}
+        self.apply(Checked(rows, read, int(rows.nbytes)))
 
     def apply(self, rows: pa.Table | Checked) -> None:
         """Put rows of the row schema, checked before or not; every snapshot taken after the return sees them all.
@@ -171,6 +176,16 @@ class MemTable:
             "text": sum(index.bytes for index in held.texts.values()),
             "scalar": sum(index.bytes for index in held.scalars.values()),
         }
+
+    def _conforming(self, rows: pa.Table) -> pa.Table:
+        """Check the schema and the columns that are never null; return the rows with the memtable's own schema."""
+        same = rows.schema.equals(self.schema, check_metadata=True)
+        if not same and not rows.schema.equals(self.schema, check_metadata=False):
+            raise InvalidRows(_schema_difference(rows.schema, self.schema))
+        for name in (*self.key, TOMBSTONE):
+            _check_not_null(rows, name)
+        # One schema for all batches, metadata too.
+        return rows if same else pa.Table.from_arrays(rows.columns, schema=self.schema)
 
     def _put(self, checked: Checked) -> None:
         rows, held, first = checked.rows, self._indexes, self.rows

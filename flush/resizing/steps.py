@@ -266,7 +266,7 @@ class _Run:
         table = MemTable(row_schema(base.schema, base.key), base.key, (), generation)
         for entry in entries:
             if entry.rows.num_rows:
-                table.apply(entry.rows)
+                table.restore(entry.rows)
         if not table.rows:
             return 0
         self._wait_for_readers([claimed])

@@ -5,6 +5,7 @@ A wrong argument raises Invalid like any other wrong request, never an error tha
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -41,10 +42,35 @@ def text(name: str, value: Any, such: str) -> str:
 
 
 def at_least_one(value: Any, name: str = "k") -> int:
-    """Return a number of rows, called `name`. Raises: Invalid unless it is a whole number of at least 1."""
+    """Return an argument, called `name`. Raises: Invalid unless it is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise Invalid(f"{name} is {value!r}; ask for a whole number of rows, at least 1")
+        raise Invalid(f"{name} is {value!r}; write a whole number, at least 1")
     return int(value)
+
+
+def not_negative(name: str, value: Any) -> int:
+    """Return an argument, called `name`. Raises: Invalid unless it is a whole number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise Invalid(f"{name} is {value!r}; write a whole number, at least 0")
+    return int(value)
+
+
+def distance_range(given: Any) -> tuple[float | None, float | None] | None:
+    """Return the lowest distance and the one to stay below, None for no limit. Raises: Invalid."""
+    if given is None:
+        return None
+    try:
+        low, high = (None if end is None else float(end) for end in given)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if any(end is not None and math.isnan(end) for end in (low, high)):
+        raise Invalid(
+            f"distance_range = {_shown(given)}: write the lowest distance and the one to stay below, None for no "
+            "limit, such as distance_range=(None, 0.5)"
+        )
+    if low is not None and high is not None and low >= high:
+        raise Invalid(f"distance_range = {_shown(given)}: no distance is at least {low:g} and below {high:g}")
+    return low, high
 
 
 def address(uri: Any) -> str:

@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import at_least_one, listed, sql
+from memwal.ingest.api.arguments import at_least_one, distance_range, listed, not_negative, sql
 from memwal.ingest.api.arguments import text as a_text
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
+from memwal.ingest.api.ordering import checked_order
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 
@@ -79,11 +80,25 @@ class Reads(ABC):
         filter: str | None = None,
         limit: int | None = None,
         *,
+        order_by: Any = None,
+        offset: int = 0,
         level: str = "latest",
     ) -> pa.Table:
-        """Return rows whose newest version passes `filter` (SQL), at most `limit`."""
-        rows: pa.Table = self._answer("scan", level, columns=listed(columns), filter=sql(filter), limit=limit)
-        return rows
+        """Return rows whose newest version passes `filter` (SQL), at most `limit`, after the first `offset`.
+
+        `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"): nulls last, NaN
+        above infinity, text by its bytes. Without it rows come in no order.
+        """
+        wanted, order, skipped = listed(columns), checked_order(order_by), not_negative("offset", offset)
+        request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": limit}
+        if order is not None:
+            request["order_by"] = order
+            if wanted is not None:
+                request["columns"] = list(dict.fromkeys([*wanted, *(name for name, _ in order)]))
+        if skipped and limit is not None:
+            request["limit"] = not_negative("limit", limit) + skipped
+        rows: pa.Table = self._answer("scan", level, **request)
+        return (rows if wanted is None or order is None else rows.select(wanted)).slice(skipped)
 
     @translate_errors
     def count(self, filter: str | None = None, *, level: str = "latest") -> int:
@@ -99,13 +114,26 @@ class Reads(ABC):
         filter: str | None = None,
         columns: Sequence[str] | None = None,
         *,
+        metric: str | None = None,
+        nprobes: int | None = None,
+        refine_factor: int | None = None,
+        distance_range: tuple[float | None, float | None] | None = None,
+        offset: int = 0,
         level: str = "latest",
     ) -> pa.Table:
-        """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending)."""
-        request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector, "k": k}
-        request |= {"filter": sql(filter), "columns": listed(columns)}
-        rows: pa.Table = self._answer("search", level, **request)
-        return rows
+        """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
+
+        A column without an index, or a `metric` ("l2", "cosine" or "dot") other than its index's, is searched row by
+        row. Distances are exact. `nprobes`: partitions of the base table's index that are searched. `refine_factor`:
+        so many times `k` rows of it are compared exactly. More of both finds more of the nearest rows, in more time.
+        `distance_range`: the lowest distance and the one to stay below; None for no limit. `offset`: nearest rows that
+        are left out before the first.
+        """
+        request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector}
+        request |= {"k": at_least_one(k) + not_negative("offset", offset), "filter": sql(filter)}
+        request |= _how(metric, nprobes, refine_factor, distance_range)
+        rows: pa.Table = self._answer("search", level, **request, columns=listed(columns))
+        return rows.slice(offset)
 
     @translate_errors
     def match(
@@ -116,13 +144,17 @@ class Reads(ABC):
         filter: str | None = None,
         columns: Sequence[str] | None = None,
         *,
+        offset: int = 0,
         level: str = "latest",
     ) -> pa.Table:
-        """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending)."""
-        request: dict[str, Any] = {"column": a_text("column", column, "body"), "text": text, "k": k}
-        request |= {"filter": sql(filter), "columns": listed(columns)}
-        rows: pa.Table = self._answer("match", level, **request)
-        return rows
+        """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
+
+        `offset`: best rows that are left out before the first.
+        """
+        request: dict[str, Any] = {"column": a_text("column", column, "body"), "text": text}
+        request |= {"k": at_least_one(k) + not_negative("offset", offset), "filter": sql(filter)}
+        rows: pa.Table = self._answer("match", level, **request, columns=listed(columns))
+        return rows.slice(offset)
 
     @translate_errors
     def hybrid(
@@ -138,6 +170,11 @@ class Reads(ABC):
         weights: tuple[float, float] = (1.0, 1.0),
         candidates: int | None = None,
         rerank: Rerank | None = None,
+        metric: str | None = None,
+        nprobes: int | None = None,
+        refine_factor: int | None = None,
+        distance_range: tuple[float | None, float | None] | None = None,
+        offset: int = 0,
         level: str = "latest",
     ) -> pa.Table:
         """Return the `k` rows that are best by `vector` and by `text` together and pass `filter`, best first.
@@ -149,13 +186,15 @@ class Reads(ABC):
         `weights`: of the two rankings. `rerank`: a function of all candidates (an Arrow table as above, best first)
         that returns a relevance for each, by which they are ranked instead; -inf leaves a row out;
         `memwal.lancedb_reranker` makes one of a reranker of LanceDB.
+        `metric` to `distance_range`: as for `search`, of the nearest rows. `offset`: best rows that are left out before
+        the first.
         """
-        most, both = at_least_one(k), checked_weights(weights)
+        most, both = at_least_one(k) + not_negative("offset", offset), checked_weights(weights)
         depth = max(5 * most, 50) if candidates is None else at_least_one(candidates, "candidates")
-        found = self.candidates(
-            vector, text, depth, filter, columns, vector_column=vector_column, text_column=text_column, level=level
-        )
-        return fused(found, most, both, rerank)
+        how = _how(metric, nprobes, refine_factor, distance_range)
+        of: dict[str, Any] = {"vector_column": vector_column, "text_column": text_column}
+        found = self.candidates(vector, text, depth, filter, columns, **of, **how, level=level)
+        return fused(found, most, both, rerank).slice(offset)
 
     @translate_errors
     def candidates(
@@ -168,6 +207,10 @@ class Reads(ABC):
         *,
         vector_column: str | None = None,
         text_column: str | None = None,
+        metric: str | None = None,
+        nprobes: int | None = None,
+        refine_factor: int | None = None,
+        distance_range: tuple[float | None, float | None] | None = None,
         level: str = "latest",
     ) -> pa.Table:
         """Return the `n` nearest rows and the `n` best matches of one moment, each row once, in no order: what `hybrid`
@@ -176,8 +219,20 @@ class Reads(ABC):
         request: dict[str, Any] = {"vector": vector, "text": text, "n": n}
         for name, column, such in (("vector_column", vector_column, "embedding"), ("text_column", text_column, "body")):
             request[name] = None if column is None else a_text(name, column, such)
+        request |= _how(metric, nprobes, refine_factor, distance_range)
         rows: pa.Table = self._answer("candidates", level, **request, filter=sql(filter), columns=listed(columns))
         return rows
+
+
+def _how(metric: Any, nprobes: Any, refine_factor: Any, within: Any) -> dict[str, Any]:
+    """Return the given ones of the arguments that say how to search, checked. Raises: Invalid."""
+    counts = {"nprobes": nprobes, "refine_factor": refine_factor}
+    how: dict[str, Any] = {name: at_least_one(value, name) for name, value in counts.items() if value is not None}
+    if metric is not None:
+        how["metric"] = a_text("metric", metric, "cosine")
+    if within is not None:
+        how["distance_range"] = distance_range(within)
+    return how
 
 
 def check_level(level: str) -> Level:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from memwal.flush import WriteRules
 from memwal.flush.base.sharding import Routing
 from memwal.ingest.api.fusion import best_of_arms
+from memwal.ingest.api.ordering import first_rows
 from memwal.ingest.api.reads import ReadKind
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import first_of_each_key
@@ -36,7 +37,10 @@ def merged(kind: ReadKind, answers: Sequence[pa.Table], request: dict[str, Any])
     rows = pa.concat_tables(parts)
     if kind.arms:
         return best_of_arms(rows, request["n"])
-    return rows if request["limit"] is None else rows.slice(0, request["limit"])
+    limit = request["limit"]
+    if order := request.get("order_by"):
+        return rows.take(first_rows(rows, order, limit))
+    return rows if limit is None else rows.slice(0, limit)
 
 
 def _alike(answers: Sequence[pa.Table]) -> Sequence[pa.Table]:

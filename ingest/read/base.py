@@ -24,9 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.dataset import ColumnOrdering
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
 from memwal.flush import BaseTable
+from memwal.ingest.api.ordering import Order
+from memwal.ingest.read.request import VectorQuery
 from memwal.memtable.filter.predicate import evaluate, referenced, translate
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import Clause, TextQuery
@@ -92,23 +95,23 @@ class BaseReads:
         for batch in scanner.to_batches():
             yield pa.Table.from_batches([batch])
 
-    def search(
-        self,
-        column: str,
-        vector: npt.NDArray[np.float32],
-        metric: str,
-        k: int,
-        filter: str | None,
-        columns: Sequence[str],
-    ) -> pa.Table:
-        """Return the `k` rows nearest to `vector` that pass `filter`, with `columns` and exact `_distance`, ascending.
+    def ordered(self, order: Order, limit: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """Return the first `limit` rows in `order` that pass `filter`, with `columns` and `_rowid`."""
+        by: list[ColumnOrdering | str] = [ColumnOrdering(name, ascending=ascending) for name, ascending in order]
+        wanted = list(dict.fromkeys([*columns, *(name for name, _ in order)]))  # Lance fetches no others after a sort
+        scanner = self._dataset.scanner(columns=wanted, filter=filter, order_by=by, limit=limit, with_row_id=True)
+        return scanner.to_table().select([*columns, ROW_ID])
 
-        Fewer than `k` only if fewer rows pass: when the index finds too few, an exact scan follows.
+    def search(self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """Return the `k` rows nearest to `query` that pass `filter`, with `columns` and exact `_distance`, ascending.
+
+        Fewer than `k` only if fewer rows pass: when the index finds too few, an exact scan follows. Vectors that no
+        index could take (with NaN or inf) are not found.
         """
-        rows = self._nearest(column, vector, metric, k, filter, columns, use_index=True)
-        if rows.num_rows < min(k, self._dataset.count_rows()) and self._is_approximate(column):
-            rows = self._nearest(column, vector, metric, k, filter, columns, use_index=False)
-        return rows
+        rows = self._nearest(query, k, filter, columns, use_index=not query.exact)
+        if not query.exact and rows.num_rows < min(k, self._dataset.count_rows()) and self._is_built(query.column):
+            rows = self._nearest(query, k, filter, columns, use_index=False)
+        return picked_rows(rows, query.within(rows.column(DISTANCE).to_numpy()))
 
     def match(self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """Return the `k` rows that match `query` best and pass `filter`, with `columns` and BM25 `_score`, descending.
@@ -162,7 +165,7 @@ class BaseReads:
             best = best.take(pa.array(order))
         return best
 
-    def _is_approximate(self, column: str) -> bool:
+    def _is_built(self, column: str) -> bool:
         """Whether `column` has an index yet; a vector index is built once the table has enough rows."""
         return self._specs[column].name in {index.name for index in self._dataset.describe_indices()}
 
@@ -182,28 +185,19 @@ class BaseReads:
         return self._dataset.take(rows.tolist(), columns=list(columns)), positions
 
     def _nearest(
-        self,
-        column: str,
-        vector: npt.NDArray[np.float32],
-        metric: str,
-        k: int,
-        filter: str | None,
-        columns: Sequence[str],
-        *,
-        use_index: bool,
+        self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str], *, use_index: bool
     ) -> pa.Table:
-        query: dict[str, Any] = {
-            "column": column,
-            "q": vector,
-            "k": k,
-            "metric": metric,
-            "use_index": use_index,
-        }
+        nearest: dict[str, Any] = {"column": query.column, "q": query.vector, "k": k, "metric": query.metric}
+        nearest["use_index"] = use_index
         if use_index:
-            query |= {"minimum_nprobes": PROBES, "refine_factor": REFINE}
+            nearest |= {"minimum_nprobes": query.probes or PROBES, "refine_factor": query.refine or REFINE}
+            if query.probes is not None:
+                nearest["maximum_nprobes"] = query.probes
+        elif query.low is not None:
+            nearest["distance_range"] = (query.low, query.high)
         return self._dataset.scanner(
             columns=[*columns, DISTANCE],
-            nearest=query,
+            nearest=nearest,
             filter=filter,
             prefilter=True,
             disable_scoring_autoprojection=True,
@@ -240,6 +234,11 @@ def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]
     right = keys.cast(left.select(names).schema).append_column("_at", pa.array(np.arange(keys.num_rows)))
     pairs = left.join(right, keys=names, join_type="inner").select(["_row", "_at"]).sort_by("_row")
     return pairs.column("_row").to_numpy(), pairs.column("_at").to_numpy()
+
+
+def picked_rows(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
+    """Return the rows of `mask`; all of them, the usual case, costs nothing."""
+    return rows if mask.all() else rows.filter(pa.array(mask))
 
 
 def among(keys: pa.Table) -> str:

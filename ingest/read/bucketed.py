@@ -14,7 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush import BaseTable
+from memwal.ingest.api.ordering import Order
 from memwal.ingest.read.base import BaseReads, Positions
+from memwal.ingest.read.request import VectorQuery
 from memwal.memtable.text.query import TextQuery
 
 MARGIN = 1.5
@@ -59,19 +61,20 @@ class BucketReads(BaseReads):
             if left == 0:
                 return
 
-    def search(
-        self,
-        column: str,
-        vector: npt.NDArray[np.float32],
-        metric: str,
-        k: int,
-        filter: str | None,
-        columns: Sequence[str],
-    ) -> pa.Table:
+    def ordered(self, order: Order, limit: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """As `BaseReads.ordered`."""
+        wanted = self._first(limit)
+        while True:
+            rows = super().ordered(order, wanted, filter, self._with_routing(columns))
+            if (kept := self._best(rows, limit, wanted, columns)) is not None:
+                return kept
+            wanted *= 4
+
+    def search(self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """As `BaseReads.search`."""
         wanted = self._first(k)
         while True:
-            rows = super().search(column, vector, metric, wanted, filter, self._with_routing(columns))
+            rows = super().search(query, wanted, filter, self._with_routing(columns))
             if (kept := self._best(rows, k, wanted, columns)) is not None:
                 return kept
             wanted *= 4
@@ -95,8 +98,8 @@ class BucketReads(BaseReads):
         ours = np.flatnonzero(self._ours(found))
         if len(ours) < k and found.num_rows >= asked:
             return None
-        score = found.column_names[-1]
-        return found.take(pa.array(ours[:k])).select([*columns, score])
+        last = found.column_names[-1]  # the score, or the row id
+        return found.take(pa.array(ours[:k])).select([*columns, last])
 
     def _bare(self, rows: pa.Table) -> pa.Table:
         """Return the rows of our buckets with any one column: only their number is used."""

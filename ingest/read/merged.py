@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.ingest.read.base import ROW_ID, BaseReads
+from memwal.ingest.api.ordering import Order, first_rows
+from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.read.top_k import Candidates, Visible, best_visible, concatenate
 from memwal.memtable import TOMBSTONE, Snapshot
@@ -77,7 +78,7 @@ class MergedView:
                 # Tombstones are fetched with the rows: a mask over all rows of the level would take time with its size.
                 rows = level.take(at[held], [*columns, TOMBSTONE])
                 live = ~rows.column(TOMBSTONE).to_numpy() | tombstones
-                yield filtered(rows if tombstones else rows.select(columns), live), wanted[held][live]
+                yield picked_rows(rows if tombstones else rows.select(columns), live), wanted[held][live]
                 wanted = wanted[~held]
         if len(wanted):
             rows, at = self.base.get(picked(keys, wanted), columns)
@@ -102,7 +103,33 @@ class MergedView:
                 yield rows.select(columns)
                 continue
             seen = ~hidden(self.stacks, rows.select(self.key))
-            yield filtered(rows.select(columns), seen)
+            yield picked_rows(rows.select(columns), seen)
+
+    def first_rows(self, columns: list[str], filter: str | None, limit: int | None, order: Order) -> pa.Table:
+        """Return the first `limit` visible rows (None: all) in `order` that pass `filter`, read into memory.
+
+        `columns` has those of `order`.
+        """
+        by = [name for name, _ in order]
+        parts = []
+        for level, positions in self._visible_above(filter):
+            first = first_rows(level.take(positions, by), order, limit)
+            parts.append(level.take(positions[first.to_numpy()], columns))
+        most = self.base.count(None) if limit is None else limit
+
+        def fetch(n: int) -> Candidates:
+            rows = self.base.ordered(order, n, filter, self._with_key(columns))
+            ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
+            none = np.zeros(len(ids), np.float32)  # rows stand in order; they have no score
+            return Candidates(
+                ids, none, lambda: rows.select(self.key), lambda at: rows.select(columns).take(pa.array(at))
+            )
+
+        found = best_visible(fetch, lambda keys: hidden(self.stacks, keys), most, self.rows_above)
+        parts.append(found.candidates.take(found.positions))
+        schema = parts[-1].schema
+        rows = concatenate(parts, schema)
+        return rows.take(first_rows(rows, order, limit))
 
     def keys_above(self) -> pa.Table | None:
         """Return every key in the levels above the base, once; None without levels or without a key."""
@@ -110,7 +137,7 @@ class MergedView:
         for stack in self.stacks if self.key else ():
             for below, level in enumerate(stack.levels):
                 keys = level.keys(level.newest())
-                parts.append(filtered(keys, ~stack.hides(keys, below)))
+                parts.append(picked_rows(keys, ~stack.hides(keys, below)))
         return concatenate(parts, parts[0].schema) if parts else None
 
     def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
@@ -166,8 +193,3 @@ class MergedView:
 
     def _with_key(self, columns: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*columns, *self.key]))
-
-
-def filtered(rows: pa.Table, mask: Mask) -> pa.Table:
-    """Return the rows of `mask`; all of them, the usual case, costs nothing."""
-    return rows if mask.all() else rows.filter(pa.array(mask))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -17,54 +16,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.flush import BaseTable
-from memwal.flush.base.shape import Shape, version_without
+from memwal.flush.base.shape import Shape
 from memwal.ingest.api.arguments import at_least_one
 from memwal.ingest.api.keys import normalise_keys
+from memwal.ingest.api.ordering import Order, check_orderable
 from memwal.ingest.errors import Invalid
 from memwal.ingest.read.base import DISTANCE, SCORE, BaseReads
 from memwal.ingest.read.bucketed import BucketReads
+from memwal.ingest.read.known import KnownColumns
 from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped, Stack
-from memwal.ingest.read.merged import MergedView, Ranking
+from memwal.ingest.read.merged import MergedView
+from memwal.ingest.read.rankings import Nearness, relevance
 from memwal.ingest.read.request import (
     checked_columns,
     checked_limit,
-    checked_text,
-    checked_vector,
-    indexed,
     only_indexed,
+    only_vectors,
     unknown_column,
 )
 from memwal.ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
 from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
 from memwal.ingest.refusals import expect_routing
-from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
-from memwal.memtable.text.query import TextParser
+from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.wal import Corrupt, ObjectStore, SsTable
 from memwal.wal.errors import first_line
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Columns, key and indexes of all base versions of one shape. `version`: the first such version that was read."""
-
-    version: int
-    shape: Shape
-    key: list[str]
-    schema: pa.Schema
-    """Base columns as results have them: key columns not null, others nullable."""
-    indexes: tuple[IndexSpec, ...]
-    parsers: Mapping[str, TextParser]
-    gone: Mapping[str, str]
-    """Error texts for reads of columns that earlier shapes had, by column."""
-
-    @staticmethod
-    def of(base: BaseTable, gone: Mapping[str, str] | None = None) -> _Columns:
-        schema = pa.schema([pa.field(f.name, f.type, f.name not in base.key) for f in base.schema])
-        parsers = {spec.column: TextParser(spec) for spec in base.indexes if spec.kind == "fts"}
-        return _Columns(base.version, base.shape, list(base.key), schema, base.indexes, parsers, gone or {})
 
 
 class Reader:
@@ -86,8 +64,9 @@ class Reader:
         self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
         self._lock = threading.Lock()
         self._base = base
-        self._columns = _Columns.of(base)
+        self._columns = KnownColumns.of(base)
         self._planned: set[tuple[int, str]] = set()
+        self._nearness = Nearness()
 
     def base(self) -> BaseTable:
         """Open and return the latest version of the base table."""
@@ -136,7 +115,7 @@ class Reader:
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
         parts = list(self._merged_view(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
-        schema = _projected(known, out)
+        schema = known.projected(out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
         rows = concatenate([rows for rows, _ in parts], schema)
         return in_order(rows, np.concatenate([at for _, at in parts] or [_NONE]))
@@ -147,21 +126,30 @@ class Reader:
         columns: Sequence[str] | None = None,
         filter: str | None = None,
         limit: int | None = None,
+        order_by: Order | None = None,
         *,
         buckets: Collection[int] | None = None,
     ) -> pa.Table:
-        """Return rows whose newest version passes `filter` (SQL), at most `limit`, newest levels first."""
+        """Return rows whose newest version passes `filter` (SQL), at most `limit`, newest levels first.
+
+        `order_by`: the order of the rows, of which `columns` has every column.
+        """
         base, known = self._known()
         out, left = checked_columns(columns, known.schema, known.gone), checked_limit(limit)
+        if order_by is not None:
+            checked_columns([name for name, _ in order_by], known.schema, known.gone, "order_by")
+            check_orderable(order_by, known.schema)
         merged_view = self._merged_view(views, base, known, buckets)
         self._check_filter(merged_view, filter, known)
+        if order_by is not None and left != 0:  # Lance fails to sort for no rows
+            return concatenate([merged_view.first_rows(out, filter, left, order_by)], known.projected(out))
         parts: list[pa.Table] = []
         for rows in merged_view.visible_rows(out, filter, left):
             parts.append(rows if left is None else rows.slice(0, left))
             left = None if left is None else left - parts[-1].num_rows
             if left == 0:
                 break
-        return concatenate(parts, _projected(known, out))
+        return concatenate(parts, known.projected(out))
 
     def count(
         self, views: Sequence[RegionView], filter: str | None = None, *, buckets: Collection[int] | None = None
@@ -187,19 +175,21 @@ class Reader:
         columns: Sequence[str] | None = None,
         *,
         buckets: Collection[int] | None = None,
+        **how: Any,
     ) -> pa.Table:
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
 
         Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. Fewer than `k`
         rows are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width.
+        `how`: as `ingest.read.request.vector_query`. Without an index every row is compared.
         """
         base, known = self._known()
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
-        ranking = _nearness("search", known, column, vector, filter)
+        ranking = self._nearness.ranking("search", base, known, column, vector, filter, how)
         merged_view = self._merged_view(views, base, known, buckets, column)
         self._check_filter(merged_view, filter, known)
         best = merged_view.best(most, filter, out, ranking)
-        return merge(best, most, ascending=True, name=DISTANCE, schema=_projected(known, out))
+        return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out))
 
     def match(
         self,
@@ -219,11 +209,11 @@ class Reader:
         """
         base, known = self._known()
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
-        ranking = _relevance("match", known, column, text, filter)
+        ranking = relevance("match", known, column, text, filter)
         merged_view = self._merged_view(views, base, known, buckets, column)
         self._check_filter(merged_view, filter, known)
         best = merged_view.best(most, filter, out, ranking)
-        return merge(best, most, ascending=False, name=SCORE, schema=_projected(known, out))
+        return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out))
 
     def candidates(
         self,
@@ -237,22 +227,24 @@ class Reader:
         text_column: str | None = None,
         *,
         buckets: Collection[int] | None = None,
+        **how: Any,
     ) -> pa.Table:
         """Return the `n` rows nearest to `vector` and the `n` that match `text` best, of one moment, each row once.
 
         The last two columns are `_distance` and `_score`, as of `search` and `match`, null where the row is not among
-        the `n` best by it. `vector_column`, `text_column`: None where the table has one such index only.
+        the `n` best by it. `vector_column`, `text_column`: None where the table has one such index only. `how`: as for
+        `search`.
         """
         base, known = self._known()
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(n, "n")
-        near = vector_column or only_indexed("vector_column", "ivf_pq", known.indexes)
+        near = vector_column or only_vectors("vector_column", known.schema, known.indexes)
         matching = text_column or only_indexed("text_column", "fts", known.indexes)
-        nearness = _nearness("vector_column", known, near, vector, filter)
-        relevance = _relevance("text_column", known, matching, text, filter)
+        by_vector = self._nearness.ranking("vector_column", base, known, near, vector, filter, how)
+        by_text = relevance("text_column", known, matching, text, filter)
         merged_view = self._merged_view(views, base, known, buckets, near, matching)
         self._check_filter(merged_view, filter, known)
-        closest, fittest = (merged_view.best(most, filter, out, ranking) for ranking in (nearness, relevance))
-        return merge_arms(closest, fittest, most, (DISTANCE, SCORE), _projected(known, out))
+        closest, fittest = (merged_view.best(most, filter, out, ranking) for ranking in (by_vector, by_text))
+        return merge_arms(closest, fittest, most, (DISTANCE, SCORE), known.projected(out))
 
     def raise_filter_error(self, filter: str | None) -> None:
         """Raise InvalidRows if `filter` fails on a row of the base; Lance has no error type for that.
@@ -268,18 +260,13 @@ class Reader:
 
     # ---- levels --------------------------------------------------------------------------------------------------
 
-    def _known(self) -> tuple[BaseTable, _Columns]:
+    def _known(self) -> tuple[BaseTable, KnownColumns]:
         """Return the latest base and its columns. Raises: UnsupportedTable if it lost its key."""
         base = self.base()
         known = self._columns
         if base.shape == known.shape:
             return base, known
-        gone, ids = known.shape.gone(base.shape), known.shape.ids
-        texts = dict(known.gone)
-        for name, now in gone.items():
-            texts[name] = _gone_text(name, now, version_without(base.dataset, name, ids[name], known.version))
-        texts = {name: text for name, text in texts.items() if name not in base.shape.rows.names}
-        columns = _Columns.of(base, texts)
+        columns = known.after(base)
         with self._lock:
             # Otherwise another read saw a newer version; this read keeps its own.
             if columns.version > self._columns.version:
@@ -290,7 +277,7 @@ class Reader:
         self,
         views: Sequence[RegionView],
         base: BaseTable,
-        known: _Columns,
+        known: KnownColumns,
         buckets: Collection[int] | None,
         *ranked: str,
     ) -> MergedView:
@@ -304,7 +291,7 @@ class Reader:
         below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
         return MergedView(below, stacks, known.key)
 
-    def _stack(self, view: RegionView, base: BaseTable, known: _Columns, ranked: frozenset[str]) -> Stack:
+    def _stack(self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str]) -> Stack:
         if any(shape != known.shape for shape in view.shapes):
             raise Reshaped
         committed = base.committed.get(view.region, 0)
@@ -318,7 +305,9 @@ class Reader:
         levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
         return Stack(levels, keyed=bool(known.key))
 
-    def _loaded(self, base: BaseTable, known: _Columns, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
+    def _loaded(
+        self, base: BaseTable, known: KnownColumns, region: UUID, sst: SsTable, ranked: frozenset[str]
+    ) -> Snapshot:
         load = partial(load_sst, base, self._store, region, sst)
         try:
             return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
@@ -330,7 +319,7 @@ class Reader:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def _check_filter(self, merged_view: MergedView, filter: str | None, known: _Columns) -> None:
+    def _check_filter(self, merged_view: MergedView, filter: str | None, known: KnownColumns) -> None:
         """Let Lance plan `filter`, once per text; Lance decides for every level if it is valid. Raises: Invalid."""
         if filter is None or (known.version, filter) in self._planned:
             return
@@ -345,33 +334,6 @@ class Reader:
             if len(self._planned) >= _FILTERS_REMEMBERED:
                 self._planned.clear()
             self._planned.add((known.version, filter))
-
-
-def _nearness(what: str, known: _Columns, column: str, vector: Any, filter: str | None) -> Ranking:
-    """Rank by distance. `what`: the read or its argument, for messages. Raises: Invalid."""
-    spec = indexed(column, "ivf_pq", what, known.schema, known.indexes, known.gone)
-    query = checked_vector(vector, column, known.schema.field(column).type)
-    metric = str(spec.parameters.get("metric", "l2"))
-    return Ranking(
-        lambda level, n, mask: level.search(column, query, n, mask),
-        lambda base, n, names: base.search(column, query, metric, n, filter, names),
-        DISTANCE,
-    )
-
-
-def _relevance(what: str, known: _Columns, column: str, text: str, filter: str | None) -> Ranking:
-    """Rank by BM25. `what`: as for `_nearness`. Raises: Invalid."""
-    indexed(column, "fts", what, known.schema, known.indexes, known.gone)
-    query = checked_text(text, known.parsers[column])
-    return Ranking(
-        lambda level, n, mask: level.match(column, query, n, mask),
-        lambda base, n, names: base.match(column, query, n, filter, names),
-        SCORE,
-    )
-
-
-def _projected(known: _Columns, columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([known.schema.field(name) for name in columns])
 
 
 def _distinct(keys: pa.Table) -> pa.Table:
@@ -389,10 +351,3 @@ def _distinct(keys: pa.Table) -> pa.Table:
 def _first_line(error: BaseException) -> str:
     """Return Lance's message without prefix and source location."""
     return first_line(error).removeprefix("Invalid user input: ")
-
-
-def _gone_text(name: str, now: str | None, version: int) -> str:
-    """Return the error text for the column `name`, called `now` since the base version `version`; None: dropped."""
-    if now is None:
-        return f"column '{name}' was dropped from the table in version {version}"
-    return f"column '{name}' is called '{now}' since version {version} of the table"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,15 @@ import pyarrow as pa
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
+from memwal.memtable.index_spec import METRICS, vector_width
 from memwal.memtable.text.query import TextParser, TextQuery
-
-_ADD = {"ivf_pq": '"ivf_pq"', "fts": '"fts"'}
 
 
 def checked_columns(
-    columns: Sequence[str] | None, schema: pa.Schema, gone: Mapping[str, str] | None = None
+    columns: Sequence[str] | None, schema: pa.Schema, gone: Mapping[str, str] | None = None, what: str = "columns"
 ) -> list[str]:
     """Return the columns to read, each once; all for None. `gone`: error texts by columns that the table had before.
+    `what`: the argument, for messages.
 
     Raises: Invalid for an unknown column or an empty list.
     """
@@ -35,7 +36,7 @@ def checked_columns(
         raise Invalid("columns: the list is empty; name at least one column, or omit it for all")
     for name in wanted:
         if name not in schema.names:
-            raise _unknown("columns", name, schema, gone)
+            raise _unknown(what, name, schema, gone)
     return wanted
 
 
@@ -74,7 +75,7 @@ def indexed(
     others = f"; columns with one: {', '.join(fit)}" if fit else ""
     raise Invalid(
         f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{others}; "
-        f"a table gets its indexes when it is created: indexes = {{{column} = {_ADD[kind]}}}"
+        f'add one: table.create_index("{column}", "{kind}") or memwal index add CONFIG {column} {kind}'
     )
 
 
@@ -85,8 +86,86 @@ def only_indexed(argument: str, kind: str, specs: Sequence[IndexSpec]) -> str:
         return columns[0]
     if columns:
         raise Invalid(f"{argument}: several columns have an {kind} index: {', '.join(columns)}; name one")
-    such = f"indexes = {{COLUMN = {_ADD[kind]}}}"
-    raise Invalid(f"{argument}: no column has an {kind} index; a table gets its indexes when it is created: {such}")
+    raise Invalid(f'{argument}: no column has an {kind} index; add one: table.create_index(COLUMN, "{kind}")')
+
+
+def only_vectors(argument: str, schema: pa.Schema, specs: Sequence[IndexSpec]) -> str:
+    """Return the one column with a vector index, or the one vector column of a table without such an index.
+
+    Raises: Invalid, naming `argument`, for none or several.
+    """
+    if any(spec.kind == "ivf_pq" for spec in specs):
+        return only_indexed(argument, "ivf_pq", specs)
+    columns = [field.name for field in schema if vector_width(field.type) is not None]
+    if len(columns) == 1:
+        return str(columns[0])
+    if columns:
+        raise Invalid(f"{argument}: several columns hold vectors: {', '.join(columns)}; name one")
+    raise Invalid(f"{argument}: no column of the table holds vectors")
+
+
+@dataclass(frozen=True, eq=False)
+class VectorQuery:
+    """A checked vector search. `probes`, `refine`: None for the defaults; they matter for the base table's index."""
+
+    column: str
+    vector: npt.NDArray[np.float32]
+    metric: str
+    indexed: bool
+    """Whether the column has an index of this metric; otherwise every row is compared."""
+    probes: int | None = None
+    refine: int | None = None
+    low: float | None = None
+    """Rows nearer than this are left out."""
+    high: float | None = None
+    """Rows at this distance or farther away are left out."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every row must be compared: an index names the nearest rows, not those beyond a distance."""
+        return not self.indexed or self.low is not None
+
+    def within(self, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Return which distances are in the range; NaN and inf, of vectors that have no distance, never are."""
+        mask: npt.NDArray[np.bool_] = np.isfinite(scores)
+        if self.low is not None:
+            mask &= scores >= np.float32(self.low)
+        if self.high is not None:
+            mask &= scores < np.float32(self.high)
+        return mask
+
+
+def vector_query(
+    what: str,
+    column: str,
+    vector: Any,
+    schema: pa.Schema,
+    specs: Sequence[IndexSpec],
+    gone: Mapping[str, str] | None = None,
+    *,
+    metric: str | None = None,
+    nprobes: int | None = None,
+    refine_factor: int | None = None,
+    distance_range: Sequence[float | None] | None = None,
+) -> VectorQuery:
+    """Check a vector search of `column`. `what`: the read or its argument, for messages. `gone`: as `checked_columns`.
+
+    The other arguments: as `Reads.search` has checked them.
+    Raises: Invalid for an unknown column, one without vectors, an unknown metric and a vector that does not fit.
+    """
+    if column not in schema.names:
+        raise _unknown(what, column, schema, gone)
+    kind = schema.field(column).type
+    if vector_width(kind) is None:
+        fit = [field.name for field in schema if vector_width(field.type) is not None]
+        others = f"; columns of vectors: {', '.join(fit)}" if fit else ""
+        raise Invalid(f"{what}: column '{column}' ({kind}) holds no vectors of a fixed size{others}")
+    if metric is not None and metric not in METRICS:
+        raise Invalid(f"metric '{metric}' is unknown{suggestion(metric, METRICS)}")
+    own = next((str(s.parameters.get("metric", "l2")) for s in specs if (s.column, s.kind) == (column, "ivf_pq")), None)
+    chosen = metric or own or "l2"
+    query = checked_vector(vector, column, kind)
+    return VectorQuery(column, query, chosen, chosen == own, nprobes, refine_factor, *(distance_range or (None, None)))
 
 
 def checked_text(text: Any, parser: TextParser) -> TextQuery:

@@ -144,6 +144,6 @@ def load_sst(base: BaseTable, store: ObjectStore, region: UUID, sst: SsTable, co
     specs = [spec for spec in base.indexes if spec.kind == "btree" or spec.column in columns]
     rows = row_schema(base.schema, base.key)
     table = MemTable(rows, base.key, specs, sst.generation)
-    table.apply(flush.read_sst(store, region, sst, base.shape.rows).cast(rows))
+    table.restore(flush.read_sst(store, region, sst, base.shape.rows).cast(rows))
     table.freeze()
     return table

@@ -65,7 +65,7 @@ def _tail(base: BaseTable, store: wal.ObjectStore, region: UUID, after: int) -> 
 def _replayed(entries: Iterable[wal.Entry], table: MemTable) -> Iterable[Snapshot]:
     for entry in entries:
         if entry.rows.num_rows:
-            table.apply(entry.rows)
+            table.restore(entry.rows)
     table.freeze()
     if table.rows:
         yield table.snapshot()

@@ -150,7 +150,8 @@ class RegionGenerations:
         if not self._levels.active.rows:
             self._active_since = self._context.clock.monotonic()
             self._ages.began(self._levels.active.generation)
-        self._levels.active.apply(rows)
+        active = self._levels.active
+        active.apply(rows) if isinstance(rows, Checked) else active.restore(rows)
         self._levels.applied()
 
     def _index(self) -> None:

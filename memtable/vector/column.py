@@ -41,20 +41,33 @@ def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch
     width = vector_width(column.type)
     assert width is not None, "check_indexes lets only vector columns through"
     present = column.is_valid().to_numpy()
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf and is refused below
-        vectors = _numbers(column, name, width, present).reshape(-1, width).astype(np.float32, copy=False)
-    if len(vectors) < len(column):
-        there, vectors = vectors, np.zeros((len(column), width), dtype=np.float32)
-        vectors[present] = there
+    numbers = _numbers(column)
+    if numbers.null_count:
+        raise _null_inside(numbers, name, width, present)
+    vectors = _matrix(numbers, width, present)
     squared = _squared_lengths(vectors)
     refused = ~(squared <= MAX_SQUARED_LENGTH)  # not "squared > ...": NaN must count as refused
     if refused.any():
         row = int(np.flatnonzero(refused)[0])
         raise _refusal(name, row, bool(np.isfinite(vectors[row]).all()))
-    if metric == "cosine":
-        present = present & (squared > 0)
-        vectors = unit_length(vectors)
-    return VectorBatch(vectors, present)
+    return _batch(vectors, present, squared, metric)
+
+
+def usable_vectors(column: pa.ChunkedArray | pa.Array, metric: str) -> VectorBatch:
+    """As read_vectors, for rows that are stored already: a vector that it would refuse is not indexed.
+
+    Rows were put without the check while their column had no index of this metric.
+    """
+    width = vector_width(column.type)
+    assert width is not None, "check_indexes lets only vector columns through"
+    present = column.is_valid().to_numpy() if isinstance(column, pa.ChunkedArray) else np.asarray(column.is_valid())
+    numbers = _numbers(column)
+    vectors = _matrix(numbers.fill_null(float("nan")) if numbers.null_count else numbers, width, present)
+    squared = _squared_lengths(vectors)
+    usable = squared <= MAX_SQUARED_LENGTH
+    if not usable.all():
+        vectors = np.where(usable[:, None], vectors, np.float32(0))
+    return _batch(vectors, present & usable, np.where(usable, squared, np.float32(0)), metric)
 
 
 def unit_length(vectors: Vectors) -> Vectors:
@@ -105,20 +118,37 @@ def query_vector(vector: npt.ArrayLike, name: str, width: int, metric: str) -> V
     return unit_length(query[None, :])[0] if metric == "cosine" else query
 
 
-def _numbers(column: pa.ChunkedArray, name: str, width: int, present: Mask) -> npt.NDArray[np.floating]:
+def _numbers(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """All numbers of the vectors that are not null, flat."""
-    parts = [chunk.flatten() for chunk in column.chunks]
-    flat = pa.concat_arrays(parts) if parts else pa.array([], column.type.value_type)
-    if flat.null_count:
-        place = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0]) // width
-        row = int(np.flatnonzero(present)[place])
-        raise InvalidRows(
-            f"column {name!r}: the vector in row {row} holds a null: fill it or make the vector null",
-            column=name,
-            row=row,
-        )
-    numbers: npt.NDArray[np.floating] = flat.to_numpy(zero_copy_only=False)
-    return numbers
+    parts = [chunk.flatten() for chunk in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
+    return pa.concat_arrays(parts) if parts else pa.array([], column.type.value_type)
+
+
+def _matrix(numbers: pa.Array, width: int, present: Mask) -> Vectors:
+    """The vectors as float32 [rows, width], zeros where `present` is false; not copied if they are that already."""
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is never indexed
+        vectors: Vectors = numbers.to_numpy(zero_copy_only=False).reshape(-1, width).astype(np.float32, copy=False)
+    if len(vectors) == len(present):
+        return vectors
+    every: Vectors = np.zeros((len(present), width), dtype=np.float32)
+    every[present] = vectors
+    return every
+
+
+def _batch(vectors: Vectors, present: Mask, squared: Scores, metric: str) -> VectorBatch:
+    if metric != "cosine":
+        return VectorBatch(vectors, present)
+    return VectorBatch(unit_length(vectors), present & (squared > 0))
+
+
+def _null_inside(numbers: pa.Array, name: str, width: int, present: Mask) -> InvalidRows:
+    place = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0]) // width
+    row = int(np.flatnonzero(present)[place])
+    return InvalidRows(
+        f"column {name!r}: the vector in row {row} holds a null: fill it or make the vector null",
+        column=name,
+        row=row,
+    )
 
 
 def _refusal(name: str, row: int, finite: bool) -> InvalidRows:

@@ -16,12 +16,13 @@ import typer.main
 import memwal
 from memwal.ingest.cli.app import app
 
+HOW = ["metric", "nprobes", "refine_factor", "distance_range"]
 READS = {
     "get": ["keys", "columns", "level"],
-    "scan": ["columns", "filter", "limit", "level"],
+    "scan": ["columns", "filter", "limit", "order_by", "offset", "level"],
     "count": ["filter", "level"],
-    "search": ["column", "vector", "k", "filter", "columns", "level"],
-    "match": ["column", "text", "k", "filter", "columns", "level"],
+    "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level"],
+    "match": ["column", "text", "k", "filter", "columns", "offset", "level"],
 }
 WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "durable", "token", "timeout"]}
 STEPS: dict[str, list[str]] = {"flush": [], "commit": [], "close": [], "status": []}

@@ -1,0 +1,87 @@
+"""The order of rows by columns: how callers write it, and the sort that every level and every owner uses. Pure.
+
+One order for all: as Lance sorts, so that rows of the base table and those above it agree. Nulls come last whatever the
+direction. Numbers: -0.0 before 0.0, NaN above infinity. Text and bytes: by their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal.ingest.errors import Invalid
+
+Order = list[tuple[str, bool]]
+"""Columns, the most significant first; true: ascending."""
+_DIRECTIONS = {"ascending": True, "asc": True, "descending": False, "desc": False}
+_NAN = np.iinfo(np.int64).max
+
+
+def checked_order(order_by: Any) -> Order | None:
+    """Return `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending").
+
+    Raises: Invalid for any other form; whether the columns exist is checked where the table is read.
+    """
+    if order_by is None:
+        return None
+    if isinstance(order_by, str):
+        return [(order_by, True)]
+    parts = order_by if isinstance(order_by, Iterable) and not isinstance(order_by, Mapping) else [None]
+    order = [_part(part, order_by) for part in ([order_by] if _is_pair(order_by) else parts)]
+    if not order:
+        raise Invalid("order_by: the list is empty; name at least one column, or omit it")
+    return order
+
+
+def check_orderable(order: Order, schema: pa.Schema) -> None:
+    """Raise Invalid for a column (all are in `schema`) whose values have no order."""
+    for name, _ in order:
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_dictionary(kind):
+            raise Invalid(f"order_by: column '{name}' is of type {kind}, whose values have no order")
+
+
+def first_rows(rows: pa.Table, order: Order, limit: int | None) -> pa.Array:
+    """Return the positions of the first `limit` rows (None: all) in `order`; equal rows keep their order."""
+    keys = pa.table({f"{at}": _sortable(rows.column(name)) for at, (name, _) in enumerate(order)})
+    # The position last makes the sort stable.
+    keys = keys.append_column("row", pa.array(np.arange(rows.num_rows)))
+    by = [(f"{at}", "ascending" if ascending else "descending") for at, (_, ascending) in enumerate(order)]
+    by.append(("row", "ascending"))
+    if limit is None or limit >= rows.num_rows:
+        return pc.sort_indices(keys, sort_keys=by)
+    # A selection sorts less, but places nulls of a descending column first.
+    if any(keys.column(at).null_count for at in range(len(order))):
+        return pc.sort_indices(keys, sort_keys=by).slice(0, limit)
+    return pc.select_k_unstable(keys, limit, by)
+
+
+def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Return floats as integers of the same order, a total one; other values as they are."""
+    if not pa.types.is_floating(column.type):
+        return column
+    values = column.cast(pa.float64()).combine_chunks()
+    bits = values.fill_null(0.0).to_numpy(zero_copy_only=False).view(np.int64)
+    keys = bits ^ ((bits >> 63) & _NAN)
+    keys = np.where(np.isnan(bits.view(np.float64)), _NAN, keys)
+    return pa.array(keys, mask=np.asarray(values.is_null()))
+
+
+def _is_pair(part: Any) -> bool:
+    two = isinstance(part, Sequence) and not isinstance(part, str) and len(part) == 2
+    return two and isinstance(part[0], str) and (isinstance(part[1], bool) or part[1] in _DIRECTIONS)
+
+
+def _part(part: Any, whole: Any) -> tuple[str, bool]:
+    if isinstance(part, str):
+        return part, True
+    if not _is_pair(part):
+        raise Invalid(
+            f"order_by = {whole!r}: write a column, or a list of columns and of pairs such as ('price', 'descending')"
+        )
+    column, direction = part
+    return column, direction if isinstance(direction, bool) else _DIRECTIONS[direction]

@@ -1,0 +1,75 @@
+"""How the best rows of each level are found: the nearest to a vector, the best matches of a text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from memwal.flush import BaseTable
+from memwal.ingest.read.base import DISTANCE, SCORE
+from memwal.ingest.read.known import KnownColumns
+from memwal.ingest.read.levels import Mask
+from memwal.ingest.read.merged import Positions, Ranking, Scores
+from memwal.ingest.read.request import VectorQuery, checked_text, indexed, vector_query
+from memwal.memtable import Snapshot
+
+_LOG = logging.getLogger("memwal.read")
+EXACT_ROWS_QUIET = 100_000
+"""Rows of the base table up to which a search without an index is not worth a warning: about 0.1 s on a local disk."""
+
+
+class Nearness:
+    """Makes rankings by distance, and warns once per column of searches that no index serves.
+
+    Thread safety. Any thread; two that begin at once may both warn.
+    """
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def ranking(
+        self,
+        what: str,
+        base: BaseTable,
+        known: KnownColumns,
+        column: str,
+        vector: Any,
+        filter: str | None,
+        how: Mapping[str, Any],
+    ) -> Ranking:
+        """Rank by distance. `what`: the read or its argument, for messages. `how`: see `vector_query`.
+
+        Raises: Invalid.
+        """
+        query = vector_query(what, column, vector, known.schema, known.indexes, known.gone, **how)
+        if query.exact:
+            self._warn(base, query)
+
+        def above(level: Snapshot, n: int, mask: Mask) -> tuple[Positions, Scores]:
+            rows, scores = level.search(column, query.vector, n, mask, query.metric, query.low)
+            near = query.within(scores)
+            return rows[near], scores[near]
+
+        return Ranking(above, lambda rows, n, names: rows.search(query, n, filter, names), DISTANCE)
+
+    def _warn(self, base: BaseTable, query: VectorQuery) -> None:
+        if query.column in self._warned or (rows := base.dataset.count_rows()) < EXACT_ROWS_QUIET:
+            return
+        self._warned.add(query.column)
+        reason = f"it has no index of the metric {query.metric}; table.create_index or `memwal index add` makes one"
+        if query.indexed:
+            reason = "no index serves a lower limit of distance_range"
+        where = (base.uri, query.column, rows, reason)
+        _LOG.warning("%s: a search of column %s compares all %d rows of the base table: %s", *where)
+
+
+def relevance(what: str, known: KnownColumns, column: str, text: str, filter: str | None) -> Ranking:
+    """Rank by BM25. `what`: the read or its argument, for messages. Raises: Invalid."""
+    indexed(column, "fts", what, known.schema, known.indexes, known.gone)
+    query = checked_text(text, known.parsers[column])
+    return Ranking(
+        lambda level, n, mask: level.match(column, query, n, mask),
+        lambda base, n, names: base.match(column, query, n, filter, names),
+        SCORE,
+    )

@@ -1,0 +1,248 @@
+"""Reads in an order, from an offset, and by vector without an index, at every level and by every way into a table.
+
+The oracle is a dict per level, sorted and measured with NumPy.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import memwal
+from memwal.ingest.api.reads import READS, Reads
+from memwal.ingest.client.scatter import merged
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.read import rankings
+
+LEVELS = ("committed", "flushed", "durable", "latest")
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), False),
+        ("x", pa.float64()),
+        ("word", pa.string()),
+        ("plain", pa.list_(pa.float32(), 4)),
+        ("body", pa.string()),
+    ]
+)
+ODD = [None, math.nan, -0.0, 0.0, math.inf, -math.inf, 1.5, -2.5]
+Model = dict[int, dict[str, Any]]
+
+
+def row(id: int, version: int) -> dict[str, Any]:
+    draw = np.random.default_rng([id, version])
+    x = ODD[int(draw.integers(len(ODD)))] if id % 2 else float(draw.integers(-3, 3))
+    return {
+        "id": id,
+        "x": x,
+        "word": None if id % 11 == 0 else f"word{draw.integers(5)}",
+        "plain": None if id % 13 == 0 else draw.normal(size=4).astype(np.float32).tolist(),
+        "body": " ".join(draw.choice(["harbor", "violet", "zebra"], 3).tolist()),
+    }
+
+
+class _Shares(Reads):
+    """Each region read by itself, as daemons that own one each would, and merged as a client does."""
+
+    def __init__(self, table: Any) -> None:
+        self._table, self.schema, self.key = table, table.schema, table.key
+
+    def _answer(self, read: str, level: str, /, **request: Any) -> Any:
+        answers = [
+            getattr(self._table.only([region]), read)(**request, level=level) for region in self._table.base.regions
+        ]
+        return sum(answers) if READS[read].counts else merged(READS[read], answers, request)
+
+
+@pytest.fixture(params=["embedded", "flight", "storage", "shares"])
+def layered(request: pytest.FixtureRequest, uri: str) -> Iterator[tuple[Any, dict[str, Model]]]:
+    """A table with rows at every level, newer versions and deletes above older ones, and what each level holds."""
+    settings = {"commit": {"interval": "0s"}}
+    with ExitStack() as opened:
+        table = opened.enter_context(
+            memwal.open(uri, schema=SCHEMA, key="id", regions=3, indexes={"body": "fts"}, settings=settings)
+        )
+        levels, model = dict[str, Model](), Model()
+
+        def change(puts: range, version: int, *deletes: int) -> None:
+            rows = [row(id, version) for id in puts]
+            table.put(pa.Table.from_pylist(rows, SCHEMA))
+            model.update((each["id"], each) for each in rows)
+            if deletes:
+                table.delete(list(deletes))
+            for id in deletes:
+                model.pop(id)
+
+        change(range(60), 0)
+        table.flush()
+        table.commit()
+        levels["committed"] = dict(model)
+        change(range(20, 70), 1, 3, 25)
+        table.flush()
+        levels["flushed"] = dict(model)
+        change(range(40, 80), 2, 4, 50, 61)
+        levels["durable"] = levels["latest"] = dict(model)
+        way = request.param
+        if way == "storage":
+            yield opened.enter_context(memwal.open(uri, read_only=True)), levels
+        elif way == "flight":
+            service = FlightService(table, "grpc://127.0.0.1:0")
+            opened.callback(service.shutdown)
+            yield opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}")), levels
+        else:
+            yield _Shares(table) if way == "shares" else table, levels
+
+
+# ---- order and offset ----------------------------------------------------------------------------------------------
+
+
+def place(value: Any, ascending: bool) -> tuple[int, Any]:
+    """A sort key: nulls last, NaN above infinity, -0.0 before 0.0, each way."""
+    if value is None:
+        return (2, 0)
+    if isinstance(value, str):
+        return (1, value if ascending else tuple(-ord(letter) for letter in value))
+    rank = (1, 0.0, 0.0) if math.isnan(value) else (0, value, math.copysign(1, value))
+    return (1, rank if ascending else tuple(-part for part in rank))
+
+
+def test_rows_come_in_the_order_that_was_asked_for(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    orders: list[tuple[Any, list[tuple[str, bool]]]] = [
+        ("id", [("id", True)]),
+        (("id", "descending"), [("id", False)]),
+        (["x", "id"], [("x", True), ("id", True)]),
+        ([("x", "descending"), "id"], [("x", False), ("id", True)]),
+        (["word", ("x", "desc"), ("id", "desc")], [("word", True), ("x", False), ("id", False)]),
+        ([("word", "desc"), "id"], [("word", False), ("id", True)]),
+    ]
+    for level in LEVELS:
+        for order_by, by in orders:
+            for predicate, kept in ((None, lambda _: True), ("id % 3 = 0", lambda each: each["id"] % 3 == 0)):
+                rows = [each for each in levels[level].values() if kept(each)]
+                rows.sort(key=lambda each: [place(each[name], ascending) for name, ascending in by])
+                expected = [each["id"] for each in rows]
+                for limit, offset in ((None, 0), (7, 0), (5, 9), (1000, 3), (0, 0)):
+                    end = None if limit is None else offset + limit
+                    found = table.scan(
+                        ["id"], filter=predicate, limit=limit, order_by=order_by, offset=offset, level=level
+                    )
+                    assert found.column_names == ["id"]
+                    assert found["id"].to_pylist() == expected[offset:end], (level, order_by, predicate, limit, offset)
+
+
+def test_an_offset_leaves_out_the_best_rows(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    for level in LEVELS:
+        near = table.search("plain", [0.0] * 4, 20, level=level)["id"].to_pylist()
+        assert table.search("plain", [0.0] * 4, 12, offset=8, level=level)["id"].to_pylist() == near[8:]
+        scores = table.match("body", "zebra", 20, level=level)["_score"].to_pylist()
+        assert table.match("body", "zebra", 15, offset=5, level=level)["_score"].to_pylist() == scores[5:]
+        both = table.hybrid([0.0] * 4, "zebra", 20, level=level)["_relevance_score"].to_pylist()
+        assert table.hybrid([0.0] * 4, "zebra", 10, offset=10, candidates=100, level=level).num_rows == 10
+        assert len(both) == 20
+        assert table.scan(limit=10_000, offset=5, level=level).num_rows == len(levels[level]) - 5
+
+
+# ---- vectors without an index --------------------------------------------------------------------------------------
+
+
+def distances(model: Model, query: np.ndarray[Any, Any], metric: str) -> dict[int, float]:
+    found = {}
+    for id, each in model.items():
+        if each["plain"] is not None:
+            vector = np.array(each["plain"])
+            lengths = float(np.linalg.norm(vector) * np.linalg.norm(query))
+            measures = {"l2": np.sum((vector - query) ** 2), "dot": 1 - vector @ query}
+            found[id] = float(measures[metric] if metric in measures else 1 - vector @ query / lengths)
+    return found
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
+def test_a_column_without_an_index_is_searched_row_by_row(layered: tuple[Any, dict[str, Model]], metric: str) -> None:
+    table, levels = layered
+    query = np.array([0.5, -1.0, 0.25, 2.0])
+    for level in LEVELS:
+        expected = distances(levels[level], query, metric)
+        order = sorted(expected, key=lambda id: expected[id])
+        found = table.search("plain", query, 1000, metric=metric, level=level)
+        assert found["id"].to_pylist() == order, level
+        assert found["_distance"].to_pylist() == pytest.approx([expected[id] for id in order], rel=1e-5, abs=1e-6)
+        assert table.search("plain", query, 7, metric=metric, level=level)["id"].to_pylist() == order[:7]
+        even = table.search("plain", query, 7, "id % 2 = 0", metric=metric, level=level)
+        assert even["id"].to_pylist() == [id for id in order if id % 2 == 0][:7]
+
+
+def test_a_range_of_distances_has_its_lower_end_and_not_its_upper(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, _ = layered
+    query = np.array([0.5, -1.0, 0.25, 2.0])
+    for level in LEVELS:
+        everything = table.search("plain", query, 1000, level=level)
+        scores, ids = everything["_distance"].to_numpy(), everything["id"].to_numpy()
+        ends = [float(score) for score in (scores[3], scores[-5])]
+        for low, high in ((None, ends[1]), (ends[0], None), (ends[0], ends[1]), (0, 0.000001)):
+            inside = ids[(scores >= (low or 0)) & (scores < (high or math.inf))]
+            for k in (4, 1000):
+                found = table.search("plain", query, k, distance_range=(low, high), level=level)
+                assert found["id"].to_pylist() == inside[:k].tolist(), (level, low, high, k)
+
+
+def test_a_hybrid_search_takes_the_only_vector_column_without_an_index(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    found = table.hybrid([0.5, -1.0, 0.25, 2.0], "zebra", 1000, candidates=1000, metric="cosine")
+    expected = distances(levels["latest"], np.array([0.5, -1.0, 0.25, 2.0]), "cosine")
+    measured = dict(zip(found["id"].to_pylist(), found["_distance"].to_pylist(), strict=True))
+    assert {id: score for id, score in measured.items() if score is not None} == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda t: t.search("plain", [0.0] * 4, metric="cosin"), "metric 'cosin' is unknown; did you mean 'cosine'?"),
+        (lambda t: t.search("plain", [0.0] * 4, nprobes=0), "nprobes is 0; write a whole number, at least 1"),
+        (lambda t: t.search("plain", [0.0] * 4, refine_factor=1.5), "refine_factor is 1.5; write a whole number"),
+        (lambda t: t.search("plain", [0.0] * 4, distance_range=(2, 1)), "no distance is at least 2 and below 1"),
+        (lambda t: t.search("plain", [0.0] * 4, distance_range=(math.nan, 1)), "distance_range = "),
+        (lambda t: t.search("plain", [0.0] * 4, distance_range=5), "distance_range = int 5: write the lowest"),
+        (lambda t: t.search("plain", [0.0] * 4, offset=-1), "offset is -1; write a whole number, at least 0"),
+        (
+            lambda t: t.search("body", [0.0] * 4),
+            r"'body' \(string\) holds no vectors of a fixed size; columns of vectors: plain",
+        ),
+        (lambda t: t.match("word", "zebra"), "'word' .string. has no fts index; columns with one: body; add one"),
+        (lambda t: t.scan(order_by="plain"), "order_by: column 'plain' is of type .*, whose values have no order"),
+        (lambda t: t.scan(order_by="wrod"), "order_by: column 'wrod' does not exist; did you mean 'word'?"),
+        (lambda t: t.scan(order_by=[]), "order_by: the list is empty"),
+        (lambda t: t.scan(order_by=[("x", "up")]), "write a column, or a list of columns and of pairs"),
+        (lambda t: t.scan(limit=3, offset=2.0), "offset is 2.0; write a whole number, at least 0"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_line(
+    layered: tuple[Any, dict[str, Model]], read: Callable[[Any], Any], said: str
+) -> None:
+    with pytest.raises(memwal.Invalid, match=said) as refused:
+        read(layered[0])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
+    uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rankings, "EXACT_ROWS_QUIET", 50)
+    caplog.set_level(logging.WARNING, "memwal.read")
+    with memwal.open(uri, schema=SCHEMA, key="id", settings={"commit": {"interval": "0s"}}) as table:
+        table.put(pa.Table.from_pylist([row(id, 0) for id in range(60)], SCHEMA))
+        table.search("plain", [0.0] * 4)
+        assert caplog.messages == []
+        table.flush()
+        table.commit()
+        table.search("plain", [0.0] * 4)
+        table.search("plain", [0.0] * 4)
+    assert len(caplog.messages) == 1
+    assert "a search of column plain compares all 60 rows of the base table" in caplog.messages[0]
