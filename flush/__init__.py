@@ -4,6 +4,9 @@ from memwal.flush.base.setup import OnDuplicate, Upsert, WriteRules
 from memwal.flush.base.swap import append_if_unchanged, as_new_fragments
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.committer import commit, prune
+from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
+from memwal.flush.commits.index_changes import add_index, drop_index
+from memwal.flush.commits.index_listing import list_indexes, undeclared
 from memwal.flush.commits.report import CommitReport
 from memwal.flush.errors import (
     CommitConflict,
@@ -34,6 +37,7 @@ from memwal.flush.sst.key_sidecar import write_key_sidecar
 __all__ = [
     "BUCKETS_MAX",
     "PLANS_MIN",
+    "PQ_ROWS_MIN",
     "BaseNeeds",
     "BaseTable",
     "CommitConflict",
@@ -61,6 +65,7 @@ __all__ = [
     "UnsupportedTable",
     "Upsert",
     "WriteRules",
+    "add_index",
     "append_if_unchanged",
     "as_new_fragments",
     "base_needs",
@@ -68,13 +73,16 @@ __all__ = [
     "collect_orphans",
     "commit",
     "contains",
+    "drop_index",
     "finish_resize",
     "flush",
     "is_being_resized",
+    "list_indexes",
     "needed_for_tags",
     "prune",
     "read_sst",
     "resize",
+    "undeclared",
     "verify",
     "write_key_sidecar",
     "write_sst",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 from memwal.memtable.errors import InvalidRows
 
 IndexKind = Literal["ivf_pq", "fts", "btree"]
+INDEX_KINDS: tuple[IndexKind, ...] = get_args(IndexKind)
 METRICS = ("l2", "cosine", "dot")
 TRAIN_ROWS = 1024
 NGRAM_LENGTHS: Mapping[str, int] = {"min_ngram_length": 3, "max_ngram_length": 3}

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from memwal.flush.base.adoptable import expect_fit, expect_key
 from memwal.flush.base.definition import check_definition
-from memwal.flush.base.existing_indexes import with_existing_indexes
+from memwal.flush.base.existing_indexes import all_existing_indexes
 from memwal.flush.base.field_ids import column_ids, field_id, first_ids
 from memwal.flush.base.manifest import COMMITTED
 from memwal.flush.base.open import open_dataset
@@ -78,7 +78,7 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
     """
     expect_fit(uri, dataset)
     key, schema = _key_of(uri, dataset, key, appends=setup.append_by is not None), dataset.schema
-    setup = setup._replace(indexes=with_existing_indexes(uri, dataset, setup.indexes))
+    setup = setup._replace(indexes=all_existing_indexes(uri, dataset, setup.indexes))
     details = dataset.mem_wal_index_details()
     if details is None:
         schema = _keyed_schema(schema, key)

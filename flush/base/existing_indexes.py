@@ -12,9 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import lance
+import pyarrow as pa
 
-from memwal.flush.base.field_ids import field_id
-from memwal.memtable import IndexSpec, InvalidRows
+from memwal.flush.base.field_ids import column_ids, field_id
+from memwal.memtable import IndexSpec, InvalidRows, check_indexes
+from memwal.memtable.index_spec import INDEX_KINDS
 
 _FTS: Mapping[str, Any] = {
     "with_position": False,
@@ -31,6 +33,8 @@ _FTS: Mapping[str, Any] = {
     "ascii_folding": True,
 }
 """Parameters that our index has too, with their defaults."""
+DEFAULTS: Mapping[str, Any] = {**_FTS, "metric": "l2"}
+"""Values of parameters that an index does not name; of those that are missing here Lance decides."""
 _FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
     "lance_tokenizer": (None, "text"),
     "split_identifiers": (False,),
@@ -42,6 +46,22 @@ _FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
 """Parameters that only Lance's index has, with the values under which both indexes find the same rows."""
 
 
+LANCES_OWN = "__lance"
+"""Beginning of the names of indexes that Lance keeps for itself."""
+
+
+def all_existing_indexes(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
+    """Return `with_existing_indexes`, and the existing indexes on other columns that rows can be searched by.
+
+    Of two on one column the one of vectors or text.
+    """
+    specs = {spec.column: spec for spec in with_existing_indexes(uri, dataset, wanted)}
+    found = (adoptable(uri, dataset, index)[0] for index in dataset.describe_indices())
+    for spec in sorted((spec for spec in found if spec is not None), key=lambda spec: spec.kind == "btree"):
+        specs.setdefault(spec.column, spec)
+    return tuple(specs.values())
+
+
 def with_existing_indexes(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
     """Return `wanted`, each spec with the name and parameters of the existing index of its kind on its column.
 
@@ -50,6 +70,26 @@ def with_existing_indexes(uri: str, dataset: lance.LanceDataset, wanted: Sequenc
     """
     built = list(dataset.describe_indices())
     return tuple(_with_existing_index(uri, dataset, spec, built) for spec in wanted)
+
+
+def adoptable(uri: str, dataset: lance.LanceDataset, index: Any) -> tuple[IndexSpec | None, str]:
+    """Return an index that another program built as one of ours, and "", or None and why rows cannot be searched by it.
+
+    `index`: of `describe_indices`.
+    """
+    names = {number: name for name, number in column_ids(dataset).items()}
+    column, kind = names.get(index.fields[0]) if len(index.fields) == 1 else None, _kind(index)
+    if column is None:
+        return None, "it is on several columns, or on a field of a column"
+    ours = next((known for known in INDEX_KINDS if known == kind), None)
+    if ours is None:
+        return None, f"memwal keeps no indexes of the kind {kind}"
+    try:
+        spec = _with_existing_index(uri, dataset, IndexSpec(column, ours), [index])
+        check_indexes(pa.schema(list(dataset.schema)), [spec])
+    except InvalidRows as error:
+        return None, str(error).removeprefix(f"{uri}: ")
+    return spec, ""
 
 
 def has_files(segment: Any) -> bool:

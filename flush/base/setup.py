@@ -13,6 +13,9 @@
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
     memwal:version     only where late rows are left out: JSON {"id": field id of the version column}
 
+Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config, which
+counts more than its schema metadata: entries of a log in arrow format carry the schema metadata of their time.
+
 Where another program initialised Lance's MemWAL index first, the same keys are in the table's config instead: Lance's
 ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key there would cut it off from
 the entries it wrote itself.
@@ -21,7 +24,7 @@ the entries it wrote itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -76,7 +79,6 @@ class Setup(NamedTuple):
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
     """Return the set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
-    listed = [_listed(spec) for spec in setup.indexes]
     by = setup.append_by
     routed = {"columns": by, "ids": [ids[name] for name in by or ids]}
     append = {} if by is None else {APPEND_BY.decode(): json.dumps(routed)}
@@ -86,11 +88,18 @@ def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
         **({VERSION.decode(): json.dumps({"id": ids[version]})} if version else {}),
         TABLE.decode(): SystemIds().entry_id(),
         REGIONS.decode(): str(setup.buckets),
-        INDEXES.decode(): json.dumps(listed),
-        INDEX_IDS.decode(): json.dumps({s.column: ids[s.column] for s in setup.indexes if s.column in ids}),
+        **index_settings(setup.indexes, ids),
         FORMAT.decode(): setup.wal_format,
         UPSERT.decode(): setup.rules.upsert,
         ON_DUPLICATE.decode(): setup.rules.on_duplicate,
+    }
+
+
+def index_settings(indexes: Sequence[IndexSpec], ids: Mapping[str, int]) -> dict[str, str]:
+    """Return the part of the set-up that names the indexes. `ids`: field ids by column."""
+    return {
+        INDEXES.decode(): json.dumps([_listed(spec) for spec in indexes]),
+        INDEX_IDS.decode(): json.dumps({spec.column: ids[spec.column] for spec in indexes if spec.column in ids}),
     }
 
 
@@ -102,9 +111,10 @@ def _listed(spec: IndexSpec) -> dict[str, Any]:
 def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
     """Return the metadata that holds the table's set-up: of its schema, else its config (which may lack it too)."""
     metadata: Mapping[bytes, bytes] = dataset.schema.metadata or {}
-    if REGIONS in metadata:
-        return metadata
-    return {key.encode(): value.encode() for key, value in dataset.config().items()}
+    config = {key.encode(): value.encode() for key, value in dataset.config().items()}
+    if REGIONS not in metadata:
+        return config
+    return {**metadata, **{key: config[key] for key in (INDEXES, INDEX_IDS) if key in config}}
 
 
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:

@@ -60,6 +60,7 @@ from memwal.flush.commits.append_pass import mark, unmarked
 from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.index_catchup import catch_up
+from memwal.flush.commits.index_changes import drop_undeclared
 from memwal.flush.commits.report import CommitReport, CommitTotals
 from memwal.flush.commits.rounds import Rounds
 from memwal.wal import Clock, Ids, ManifestStore, ObjectStore, RegionManifest, SystemIds, WalOptions, regions
@@ -191,6 +192,8 @@ def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: Commi
         try:
             with panics_as_errors:
                 moved = catch_up(base.dataset, base.indexes)
+                newest = _opened_again(base) if moved else base
+                dropped = moved and drop_undeclared(base, newest)
         except (OSError, RuntimeError, ValueError) as error:
             _expect_conflict(base.dataset, error)
             conflict_retries.wait(error)
@@ -199,7 +202,7 @@ def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: Commi
         if not moved:
             return base
         totals.versions += base.dataset.version - before
-        return _opened_again(base)
+        return _opened_again(base) if dropped else newest
 
 
 def _opened_again(base: BaseTable) -> BaseTable:

@@ -49,15 +49,20 @@ def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
         _attempted(dataset, spec.name, partial(create_scalar_indexes, dataset, [spec]))
     present = {index.name: index for index in dataset.describe_indices()}
     for spec in indexes:
-        if spec.kind == "ivf_pq" and spec.name not in present and _enough_vectors(dataset, spec.column):
-            parameters = ivf_pq_parameters(spec, dataset.schema)
-            build = partial(dataset.create_index, spec.column, "IVF_PQ", name=spec.name, **parameters)
-            _attempted(dataset, spec.name, build)
+        if spec.kind == "ivf_pq" and spec.name not in present:
+            _attempted(dataset, spec.name, partial(build_vector_index, dataset, spec))
     lagging = [spec.name for spec in indexes if spec.name in present and _lags(dataset, present[spec.name])]
     if lagging and not _attempted(dataset, ", ".join(lagging), partial(_extend, dataset, lagging)) and len(lagging) > 1:
         for name in lagging:
             _attempted(dataset, name, partial(_extend, dataset, [name]))
     return bool(dataset.version != before)
+
+
+def build_vector_index(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
+    """Build the vector index `spec`, if PQ_ROWS_MIN rows have a vector. Raises what Lance raises."""
+    if _enough_vectors(dataset, spec.column):
+        parameters = ivf_pq_parameters(spec, dataset.schema)
+        dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **parameters)
 
 
 def _extend(dataset: lance.LanceDataset, names: list[str]) -> None:

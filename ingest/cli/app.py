@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from memwal.ingest.cli.failure import report
-from memwal.ingest.cli.groups import config_app, dlq_app, regions_app
+from memwal.ingest.cli.groups import config_app, dlq_app, index_app, regions_app
 from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
 from memwal.ingest.ops.logs import silence_grpc
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(index_app, name="index")
 app.add_typer(regions_app, name="regions")
 
 
@@ -110,6 +111,7 @@ def serve(
 @app.command()
 def init(config: Config) -> int:
     """Create the table, or check that an existing table fits the configuration; print what was done."""
+    from memwal.ingest.cli import index
     from memwal.ingest.table.create import initialise
 
     settings = settings_of(config)
@@ -122,6 +124,8 @@ def init(config: Config) -> int:
         f"(routing version {base.routing_version}), indexes: {indexes}{rules}",
         highlight=False,
     )
+    for line in index.not_kept(base):
+        console().out(line, highlight=False)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The groups of commands: `memwal config`, `memwal dlq`, `memwal regions`."""
+"""The groups of commands: `memwal config`, `memwal dlq`, `memwal index`, `memwal regions`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ dlq_app = typer.Typer(
     help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
 )
 
+index_app = typer.Typer(help="List, add or drop indexes of a table, while it is written too.", no_args_is_help=True)
+
 regions_app = typer.Typer(help="Change the number of regions of a table.", no_args_is_help=True)
 
 
@@ -31,6 +33,41 @@ def resize(
     from memwal.ingest.cli.resize import resize as resize_table
 
     return resize_table(settings_of(config), os.environ, console(), to=to, as_json=as_json)
+
+
+@index_app.command("list")
+def index_list(config: Config, as_json: AsJson = False) -> int:
+    """Show the indexes, and how many rows of the base table each covers."""
+    from memwal.ingest.cli.index import show
+
+    return show(settings_of(config), os.environ, console(), as_json=as_json)
+
+
+@index_app.command("add")
+def index_add(
+    config: Config,
+    column: Annotated[str, typer.Argument(metavar="COLUMN", help="column to index", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="ivf_pq, fts or btree", show_default=False)],
+    set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="parameter of the index, such as metric=cosine; repeatable"),
+    ] = None,
+) -> int:
+    """Index a column, or take over the index that another program built on it."""
+    from memwal.ingest.cli.index import add
+
+    return add(settings_of(config), os.environ, console(), column, kind, set or [])
+
+
+@index_app.command("drop")
+def index_drop(
+    config: Config,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the index", show_default=False)],
+) -> int:
+    """Drop an index, of the base table too."""
+    from memwal.ingest.cli.index import drop
+
+    return drop(settings_of(config), os.environ, console(), name)
 
 
 @config_app.command()

@@ -166,7 +166,27 @@ class RemoteTable(Reads):
     @translate_errors
     def commit(self) -> CommitReport:
         """As `Table.commit`, by the owner of bucket 0, which commits for all; no rows pass through the client."""
-        return CommitReport(**self._patiently(self._commit, STEP_TIMEOUT))
+        return CommitReport(**self._patiently(partial(self._of_first, "commit", {}), STEP_TIMEOUT))
+
+    @translate_errors
+    def create_index(self, column: str, kind: str, **parameters: Any) -> str:
+        """As `Table.create_index`, by the owner of bucket 0; other owners follow at their next read or commit."""
+        request = {"column": column, "kind": kind, "parameters": parameters}
+        name: str = self._patiently(partial(self._of_first, "create_index", request), STEP_TIMEOUT)
+        self.refresh()
+        return name
+
+    @translate_errors
+    def drop_index(self, name: str) -> None:
+        """As `Table.drop_index`, by the owner of bucket 0."""
+        self._patiently(partial(self._of_first, "drop_index", {"name": name}), STEP_TIMEOUT, repeatable=False)
+        self.refresh()
+
+    @translate_errors
+    def list_indexes(self) -> list[dict[str, Any]]:
+        """As `Table.list_indexes`."""
+        listed: list[dict[str, Any]] = self._patiently(partial(self._of_first, "indexes", {}), READ_TIMEOUT)
+        return listed
 
     @translate_errors
     def status(self) -> dict[str, Any]:
@@ -300,11 +320,11 @@ class RemoteTable(Reads):
             calls.append(Call(to, regions, partial(make, timeout=within)))
         return self._all_of(calls)
 
-    def _commit(self, within: float) -> dict[str, Any]:
+    def _of_first(self, action: str, request: dict[str, Any], within: float) -> Any:
+        """Return the answer of the owner of bucket 0, which acts for all."""
         first = self.router.regions[0]
         to = self.router.owner(first)
-        done: dict[str, Any] = self._all_of([Call(to, [first], partial(to.act, "commit", timeout=within))])[0]
-        return done
+        return self._all_of([Call(to, [first], partial(to.act, action, request, within))])[0]
 
     def _all_of(self, calls: Sequence[Call[T]]) -> list[T]:
         answers = self.router.answers(calls)

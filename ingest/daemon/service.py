@@ -6,6 +6,7 @@ DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  s
            "routing" too where the sender has split them itself
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
 DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
+           "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
            "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
@@ -162,6 +163,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "status": lambda _: self.table.status(),
             "flush": lambda _: self.table.flush(),
             "commit": lambda _: asdict(self.table.commit()),
+            "indexes": lambda _: self.table.list_indexes(),
+            "create_index": self._create_index,
+            "drop_index": lambda request: self.table.drop_index(request["name"]),
             "schema": self._schema,
             "regions": self._looked_at,
             "look": lambda request: self._place.look(request.get("from", "")),
@@ -178,6 +182,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         table = self.table
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
         return table.applied(request["producer"], map(UUID, request["regions"]))
+
+    def _create_index(self, request: dict[str, Any]) -> str:
+        return self.table.create_index(request["column"], request["kind"], **request["parameters"])
 
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has rows with unknown columns

@@ -50,6 +50,13 @@ class LevelReads(Reads):
         """Make one request to storage. Raises: its error, as Unavailable or Invalid."""
         self._reader.ask_storage()
 
+    @translate_errors
+    def list_indexes(self) -> list[dict[str, Any]]:
+        """Return the indexes: name, column, kind, parameters, whether the base table has it built, the base rows that
+        it covers and those that wait, bytes.
+        """
+        return flush.list_indexes(self._reader.base())
+
     @abstractmethod
     def _views(self, level: Level, *, again: bool) -> list[RegionView]:
         """Capture the levels above the base, newest first; the reader opens the base only after this.

@@ -118,33 +118,29 @@ def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
 
 
 def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
-    """Raise Invalid for other indexes than the table's: indexes belong to its set-up, other ones would be ignored."""
+    """Raise Invalid for an index that the table does not have, which would be ignored. It may have more: indexes are
+    added and dropped at any time.
+    """
     if "indexes" not in settings.table.model_fields_set:
         return
-    there, remedy = {spec.column: spec for spec in base.indexes}, "correct the setting, or leave [table] indexes out"
+    there = {spec.column: spec for spec in base.indexes}
+    remedy = "change it with `memwal index add` and `drop`, or correct the setting"
     asked = settings.table.indexes
     for spec in settings.index_specs():
         found = there.get(spec.column)
         if found is None or found.kind != spec.kind:
             has = "none on this column" if found is None else f"{found.kind} on it"
             raise Invalid(
-                f"[table] indexes.{spec.column} is {spec.kind}, but the table at {base.uri} has {has}, which is fixed "
-                f"when a table is set up; {remedy}"
+                f"[table] indexes.{spec.column} is {spec.kind}, but the table at {base.uri} has {has}; {remedy}"
             )
         index = asked[spec.column]
         for name, value in ({} if isinstance(index, str) else index).items():
             has = found.parameters.get(name, value)
             if name != "type" and has != value:
                 raise Invalid(
-                    f"[table] indexes.{spec.column}: {name} = {value!r}, but {has!r} in the table at {base.uri}, which "
-                    f"is fixed when a table is set up; {remedy}"
+                    f"[table] indexes.{spec.column}: {name} = {value!r}, but {has!r} in the table at {base.uri}; "
+                    f"{remedy}"
                 )
-    for column in there if asked else ():
-        if column not in asked:
-            raise Invalid(
-                f"[table] indexes does not name {column}, on which the table at {base.uri} has {there[column].kind}; "
-                f"name it too, or leave [table] indexes out"
-            )
 
 
 def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:

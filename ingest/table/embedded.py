@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -35,10 +35,12 @@ from memwal.ingest.refusals import expect_routing
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.write_queue import Ack, Write
 from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.table import indexes
 from memwal.ingest.table.columns import TableColumns
 from memwal.ingest.table.commit_loop import CommitLoop
 from memwal.ingest.table.regions import BeforeClaim, RegionSet
 from memwal.ingest.table.resize import Resizing
+from memwal.ingest.table.share import RegionReads
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.table.writes import TableWrites
 from memwal.ingest.threads import Periodic
@@ -175,6 +177,26 @@ class Table(LevelReads):
         return report
 
     @translate_errors
+    def create_index(self, column: str, kind: str, **parameters: Any) -> str:
+        """Index `column` and return the index's name; rows of every level are searched by it when this returns.
+
+        `kind`: "ivf_pq" (vectors), "fts" (text) or "btree". `parameters`: as in `open(indexes=…)`. Puts and reads go
+        on meanwhile. An index that another program built is taken over; the same index again changes nothing.
+        Raises: Invalid for an index that the column cannot have; Unavailable.
+        """
+        self._refuse_if_closed()
+        name = indexes.added(self._reader.base(), column, kind, parameters, self._context.clock)
+        self.follow()
+        return name
+
+    @translate_errors
+    def drop_index(self, name: str) -> None:
+        """Drop the index called `name`, of the base table too. Raises: Invalid if there is none; Unavailable."""
+        self._refuse_if_closed()
+        indexes.dropped(self._reader.base(), name, self._context.clock)
+        self.follow()
+
+    @translate_errors
     def status(self) -> dict[str, Any]:
         """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`: the rows are those of the
         base table, the failures those of the last commit of this process (`TableUpkeep.failures`).
@@ -272,7 +294,13 @@ class Table(LevelReads):
         if len(buckets) != len(set(regions)):
             raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
         every = len(buckets) == len(self.regions.order)
-        return RegionReads(self, self._reader, regions, None if every else buckets)
+        return RegionReads(
+            self.base,
+            self._reader,
+            None if every else buckets,
+            lambda level, again: self.views(level, regions, again=again),
+            self.follow,
+        )
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -370,21 +398,3 @@ class Table(LevelReads):
             raise Invalid("the table is closed; open it again")
         if os.getpid() != self._process:
             raise Invalid("the table was opened in another process, and a fork copies no threads; open it here")
-
-
-class RegionReads(LevelReads):
-    """Reads over the levels of `regions`, all owned by this process.
-
-    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) if a region is not here.
-    """
-
-    def __init__(self, table: Table, reader: Reader, regions: Sequence[UUID], buckets: Collection[int] | None) -> None:
-        """Use `Table.only`. `buckets`: those of the regions; None if these are all of the table's."""
-        super().__init__(table.base, reader)
-        self._table, self._regions, self._buckets = table, regions, buckets
-
-    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
-        return self._table.views(level, self._regions, again=again)
-
-    def follow(self) -> None:
-        self._table.follow()

@@ -265,9 +265,14 @@ def _check_arguments(
     if regions not in (None, base.buckets):
         raise Invalid(f"regions = {regions}, but the table at {base.uri} has {base.buckets}; leave the argument out")
     kinds = {spec.column: spec.kind for spec in base.indexes}
-    if indexes and kinds != {spec.column: spec.kind for spec in settings.index_specs()}:
-        there = ", ".join(f"{column} ({kind})" for column, kind in kinds.items()) or "none"
-        raise Invalid(f"indexes: the table at {base.uri} has other indexes, {there}; leave the argument out")
+    wanted = {spec.column: spec.kind for spec in settings.index_specs()} if indexes else {}
+    for column, kind in wanted.items():
+        if kinds.get(column) != kind:
+            there = ", ".join(f"{column} ({kind})" for column, kind in kinds.items()) or "none"
+            raise Invalid(
+                f"indexes: the table at {base.uri} has no {kind} index on {column}, but {there}; use "
+                f"create_index({column!r}, {kind!r}), or leave the argument out"
+            )
     if schema is not None and [(f.name, f.type) for f in schema] != [(f.name, f.type) for f in base.schema]:
         raise Invalid(
             f"schema: the table at {base.uri} has another one ({_columns(base.schema)}); leave the argument out"

@@ -69,6 +69,18 @@ class StoredTable(LevelReads):
         """Raises: Invalid."""
         self._refuse("commit")
 
+    @translate_errors
+    def create_index(self, column: str, kind: str, **parameters: Any) -> NoReturn:
+        """Raises: Invalid."""
+        del column, kind, parameters
+        self._refuse("create_index")
+
+    @translate_errors
+    def drop_index(self, name: str) -> NoReturn:
+        """Raises: Invalid."""
+        del name
+        self._refuse("drop_index")
+
     def close(self) -> None:
         """Do nothing: a stored table holds no resources."""
 

@@ -25,7 +25,15 @@ READS = {
     "match": ["column", "text", "k", "filter", "columns", "offset", "level"],
 }
 WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "durable", "token", "timeout"]}
-STEPS: dict[str, list[str]] = {"flush": [], "commit": [], "close": [], "status": []}
+STEPS: dict[str, list[str]] = {
+    "create_index": ["column", "kind", "parameters"],
+    "drop_index": ["name"],
+    "list_indexes": [],
+    "flush": [],
+    "commit": [],
+    "close": [],
+    "status": [],
+}
 COMMANDS = {
     "run": {"config", "once"},
     "serve": {"config", "on-spark", "take-over"},
@@ -42,6 +50,9 @@ COMMANDS = {
     "dlq show": {"config", "id", "hex", "json"},
     "dlq replay": {"config", "id", "stage", "limit"},
     "dlq purge": {"config", "older-than", "stage", "dry-run"},
+    "index list": {"config", "json"},
+    "index add": {"config", "column", "kind", "set"},
+    "index drop": {"config", "name"},
     "regions resize": {"config", "to", "json"},
     "config check": {"config"},
     "config show": {"config"},
@@ -135,7 +146,7 @@ def test_distribution_and_command(texts: Mapping[str, str]) -> None:
 def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
     missing = [name for name in commands() if f"`memwal {name}" not in texts["ingest/cli/README.md"]]
     assert missing == []
-    options = {option for name, found in commands().items() for option in found - {"config", "path"}}
+    options = {option for name, found in commands().items() for option in found - {"config", "path", "column", "kind", "name"}}
     assert [option for option in options if f"--{option}" not in texts["ingest/cli/README.md"]] == []
 
 

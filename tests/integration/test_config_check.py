@@ -108,7 +108,6 @@ def test_what_spark_or_a_plugin_may_know_is_no_slip(source: dict[str, Any]) -> N
             {"vector": "ivf_pq", "body": "fts", "price": "btree", "name": "btree"},
             "indexes.name .* has none on this col",
         ),
-        ({"vector": "ivf_pq", "body": "fts"}, "indexes does not name price"),
         (
             {"vector": {"type": "ivf_pq", "metric": "cosine"}, "body": "fts", "price": "btree"},
             "indexes.vector: metric = 'cosine', but 'l2' in the table",
@@ -122,6 +121,8 @@ def test_changed_indexes_are_refused(
     config = small_config()
     for _ in range(2):
         assert cli("init", config, env={"MEMWAL__TABLE__INDEXES": json.dumps(first)}).code == 0
+    fewer = {"vector": "ivf_pq"}  # indexes may have been added later
+    assert cli("init", config, env={"MEMWAL__TABLE__INDEXES": json.dumps(fewer)}).code == 0
     for command in (("init",), ("config", "check")):
         ran = cli(*command, config, env={"MEMWAL__TABLE__INDEXES": json.dumps(indexes)})
         assert ran.code == 2

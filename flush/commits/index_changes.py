@@ -1,0 +1,165 @@
+"""Adds an index to a table, or drops one, while the table is written.
+
+To add an index:
+
+ 1. Read the newest version; check the column, the parameters, and the index that the column may have. An index of that
+    kind that another program built is taken over as it is.
+ 2. Build it in the base table. A vector index of too few rows is left to the commit that brings enough. *Crash here:
+    Lance has an index that the set-up does not name. Adding it again takes it over, dropping it drops it.*
+ 3. Name it in the set-up (flush.base.setup), in one version of the table, which Lance refuses if somebody else changed
+    the indexes since 1: then from 1 again.
+
+Built before it is named: a match on a column whose index is named but not built would fail. From 3 on the table has
+another shape. Its owners notice at the next version of the base that they open, and their next memtables have the index
+(ingest.region.admission); SSTs and the log's tail are indexed as they are read, by the set-up of that moment.
+
+To drop one:
+
+ 1. Take it out of the set-up, as in 3. *Crash here: as in 2.*
+ 2. Drop it in the base table. A commit that read the set-up before 1 may build it again; it looks at the newest set-up
+    when it has done that, and drops it (`drop_undeclared`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import lance
+
+from memwal.flush.base.create import create_scalar_indexes
+from memwal.flush.base.existing_indexes import DEFAULTS, LANCES_OWN, with_existing_indexes
+from memwal.flush.base.field_ids import column_ids
+from memwal.flush.base.setup import index_settings
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.conflict_retries import ConflictRetries
+from memwal.flush.commits.index_catchup import build_vector_index
+from memwal.memtable import IndexSpec, InvalidRows, check_indexes
+from memwal.memtable.index_spec import nearest
+from memwal.wal import Clock
+from memwal.wal.errors import first_line
+from memwal.wal.panics import RustPanic, panics_as_errors
+
+T = TypeVar("T")
+_RETRIES = 20
+"""Conflicts with other writers in a row. Commits come every few seconds, and building starts again from nothing."""
+
+
+def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
+    """Add `spec` to the table of `base`, any of its versions; return it with the name and parameters that it has.
+
+    Returns at once what is there already if the table has the same index.
+    Raises InvalidRows for an index that the table cannot have, or a column that has another one; CommitConflict; errors
+    of storage.
+    """
+
+    def attempt(newest: BaseTable, dataset: lance.LanceDataset) -> IndexSpec:
+        declared = next((one for one in newest.indexes if one.column == spec.column), None)
+        if declared is not None:
+            return _same(spec, declared)
+        check_indexes(newest.schema, [spec])
+        (whole,) = with_existing_indexes(newest.uri, dataset, [spec])
+        _expect_free_name(newest, whole)
+        check_indexes(newest.schema, [*newest.indexes, whole])
+        _build(dataset, whole)
+        _declare(newest, [*newest.indexes, whole])
+        return whole
+
+    return _retried(base, clock, attempt)
+
+
+def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
+    """Drop the index called `name` from the table of `base`, any of its versions.
+
+    Raises InvalidRows if there is none; CommitConflict; errors of storage.
+    """
+    done: list[str] = []
+
+    def attempt(newest: BaseTable, dataset: lance.LanceDataset) -> None:
+        built = {index.name for index in dataset.describe_indices() if not index.name.startswith(LANCES_OWN)}
+        if name in (spec.name for spec in newest.indexes):
+            _declare(newest, [spec for spec in newest.indexes if spec.name != name])
+            done.append(name)
+            dataset.checkout_latest()  # type: ignore[no-untyped-call]
+        elif name not in built and not done:
+            known = sorted(built | {spec.name for spec in newest.indexes})
+            hint = nearest(name, known).replace("the columns are", "its indexes are") if known else "; it has none"
+            raise InvalidRows(f"{newest.uri}: no index is called {name!r}{hint}")
+        if name in built:
+            dataset.drop_index(name)
+
+    _retried(base, clock, attempt)
+
+
+def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
+    """Drop what was built by the set-up of `before` and is not in that of `newest`; return whether a version was made.
+
+    Raises what Lance raises on a conflict.
+    """
+    gone = {spec.name for spec in before.indexes} - {spec.name for spec in newest.indexes}
+    built = {index.name for index in newest.dataset.describe_indices()} if gone else set()
+    dataset = newest.dataset.checkout_version(newest.version) if gone & built else newest.dataset
+    for name in sorted(gone & built):
+        dataset.drop_index(name)
+    return bool(gone & built)
+
+
+def _retried(base: BaseTable, clock: Clock, attempt: Callable[[BaseTable, lance.LanceDataset], T]) -> T:
+    """Return what `attempt` returns for the newest version; it is called again if a newer one appeared meanwhile."""
+    retries = ConflictRetries(base.uri, clock, _RETRIES)
+    while True:
+        newest = base.latest()
+        dataset = newest.dataset.checkout_version(newest.version)  # views are not written through
+        try:
+            with panics_as_errors:
+                return attempt(newest, dataset)
+        except (OSError, RuntimeError, ValueError, RustPanic) as error:
+            if isinstance(error, InvalidRows) or newest.dataset.latest_version == newest.version:
+                raise
+            retries.wait(error)
+
+
+def _same(wanted: IndexSpec, declared: IndexSpec) -> IndexSpec:
+    """Return `declared` if it is what is wanted. Raises InvalidRows."""
+    has = {**DEFAULTS, **declared.parameters}
+    differs = any(has.get(name) != value for name, value in wanted.parameters.items())
+    if wanted.kind != declared.kind or differs:
+        listed = "".join(f", {name} = {value!r}" for name, value in declared.parameters.items())
+        raise InvalidRows(
+            f"column {wanted.column!r} has the index {declared.name} ({declared.kind}{listed}); drop that one first",
+            column=wanted.column,
+        )
+    return declared
+
+
+def _expect_free_name(base: BaseTable, spec: IndexSpec) -> None:
+    """Raise InvalidRows if another index, of a column that was renamed, has the name."""
+    for other in base.indexes:
+        if other.name == spec.name:
+            raise InvalidRows(
+                f"the index on {other.column!r} is called {spec.name}; drop that one first", column=spec.column
+            )
+
+
+def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
+    """Step 2. Raises InvalidRows where Lance cannot build it, which no newer version would change."""
+    try:
+        if spec.kind == "ivf_pq":
+            if spec.name not in {index.name for index in dataset.describe_indices()}:
+                build_vector_index(dataset, spec)
+        else:
+            create_scalar_indexes(dataset, [spec])
+    except (RuntimeError, ValueError, RustPanic) as error:
+        if dataset.latest_version != dataset.version:
+            raise
+        raise InvalidRows(
+            f"Lance cannot build {spec.kind} on column {spec.column!r}: {first_line(error)}; correct the rows, or make "
+            "their values null",
+            column=spec.column,
+        ) from error
+
+
+def _declare(base: BaseTable, indexes: Iterable[IndexSpec]) -> None:
+    """Step 3: set the indexes of the table, if nobody changed them since the version of `base`."""
+    settings: Mapping[str, Any] = index_settings(list(indexes), column_ids(base.dataset))
+    base.dataset.checkout_version(base.version).update_config(dict(settings))

@@ -1,0 +1,89 @@
+"""`memwal index`: the indexes of a table, listed, added and dropped, whoever serves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from memwal import flush, wal
+from memwal.ingest.cli.open import open_base
+from memwal.ingest.cli.print import columns, count, write_json
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.table import indexes
+
+
+def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
+    """Print the indexes that memwal keeps, and the others that the base table has. Raises: Invalid if it is absent."""
+    base, _ = open_base(settings, environ)
+    listed, others = flush.list_indexes(base), flush.undeclared(base)
+    if as_json:
+        write_json({"indexes": listed, "others": others})
+        return 0
+    names = ("name", "column", "kind", "parameters", "base rows", "waiting", "size")
+    rows = [
+        (
+            each["name"],
+            each["column"],
+            each["kind"],
+            ", ".join(f"{name} = {value}" for name, value in each["parameters"].items()),
+            each["rows"],
+            each["rows_waiting"],
+            decimal(each["bytes"]) if each["built"] else "not built yet",
+        )
+        for each in listed
+    ]
+    console.print(columns(f"indexes of {base.uri}, version {base.version}", names, rows, "the table has no index"))
+    for line in not_kept(base):
+        console.out(line, highlight=False)
+    return 0
+
+
+def not_kept(base: flush.BaseTable) -> list[str]:
+    """Return a line for each index that only Lance keeps, so that rows above the base table are searched without it."""
+    can = "`memwal index add` on its column takes it over"
+    return [f"not kept by memwal: {name}: {reason or can}" for name, reason in flush.undeclared(base).items()]
+
+
+def add(
+    settings: Settings, environ: Mapping[str, str], console: Console, column: str, kind: str, given: Sequence[str]
+) -> int:
+    """Add an index; `given`: parameters as NAME=VALUE. Raises: Invalid; flush errors."""
+    base, _ = open_base(settings, environ)
+    with console.status(f"building {kind} on {column}"):
+        name = indexes.added(base, column, kind, _parameters(given), wal.SystemClock())
+    done = next(each for each in flush.list_indexes(base.latest()) if each["name"] == name)
+    covers = f"covers {count(done['rows'], 'row')} of the base table"
+    if not done["built"]:
+        covers = f"is built by the first commit that brings {flush.PQ_ROWS_MIN} vectors; until then searches are exact"
+    console.out(f"index {name} ({kind} on {column}) of {base.uri} {covers}", highlight=False)
+    return 0
+
+
+def drop(settings: Settings, environ: Mapping[str, str], console: Console, name: str) -> int:
+    """Drop an index. Raises: Invalid if there is none; flush errors."""
+    base, _ = open_base(settings, environ)
+    column = next((spec.column for spec in base.indexes if spec.name == name), None)
+    indexes.dropped(base, name, wal.SystemClock())
+    console.out(f"dropped the index {name} of {base.uri}", highlight=False)
+    if column in settings.table.indexes:
+        text = f"[table] indexes still names {column}: remove it there, or the next start will refuse the setting"
+        console.out(text, highlight=False)
+    return 0
+
+
+def _parameters(given: Sequence[str]) -> dict[str, Any]:
+    parameters = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise Invalid(f"--set {text!r}: write NAME=VALUE, such as --set metric=cosine")
+        try:
+            parameters[name] = json.loads(value)
+        except ValueError:
+            parameters[name] = value
+    return parameters

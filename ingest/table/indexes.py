@@ -1,0 +1,32 @@
+"""The arguments of `create_index` and `drop_index`.
+
+The protocol is in `flush.commits.index_changes`. What a change means for the regions of this process: their memtables
+follow as they follow a change of columns (`ingest.region.admission`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memwal import flush
+from memwal.ingest.api import arguments
+from memwal.ingest.errors import Invalid
+from memwal.ingest.suggest import suggestion
+from memwal.memtable import IndexSpec
+from memwal.memtable.index_spec import INDEX_KINDS
+from memwal.wal import Clock
+
+
+def added(base: flush.BaseTable, column: Any, kind: Any, parameters: Mapping[str, Any], clock: Clock) -> str:
+    """Add an index and return its name, as `Table.create_index`. Raises: as that."""
+    column, kind = arguments.text("column", column, "embedding"), arguments.text("kind", kind, "ivf_pq")
+    for known in INDEX_KINDS:
+        if kind == known:
+            return flush.add_index(base, IndexSpec(column, known, dict(parameters)), clock).name
+    raise Invalid(f"kind '{kind}' is unknown{suggestion(kind, INDEX_KINDS)}")
+
+
+def dropped(base: flush.BaseTable, name: Any, clock: Clock) -> None:
+    """Drop an index, as `Table.drop_index`. Raises: as that."""
+    flush.drop_index(base, arguments.text("name", name, "embedding_idx"), clock)
