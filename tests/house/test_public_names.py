@@ -146,7 +146,9 @@ def test_distribution_and_command(texts: Mapping[str, str]) -> None:
 def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
     missing = [name for name in commands() if f"`memwal {name}" not in texts["ingest/cli/README.md"]]
     assert missing == []
-    options = {option for name, found in commands().items() for option in found - {"config", "path", "column", "kind", "name"}}
+    options = {
+        option for name, found in commands().items() for option in found - {"config", "path", "column", "kind", "name"}
+    }
     assert [option for option in options if f"--{option}" not in texts["ingest/cli/README.md"]] == []
 
 
