@@ -24,6 +24,7 @@ from memwal.memtable.index_spec import nearest, vector_width
 from memwal.memtable.key.index import KeyIndex
 from memwal.memtable.key.none import NoKeys, no_key
 from memwal.memtable.schema import TOMBSTONE
+from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import TextQuery
 from memwal.memtable.vector.exact import nearest_exactly
@@ -205,17 +206,29 @@ class Snapshot:
     def match(self, column: str, text: str | TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """The k rows of `mask` that match `text` best, descending by BM25 score (float32).
 
-        `text`: words, phrases and prefixes as `memtable.text.query` parses them, or the parsed query. Raises
-        InvalidRows if the column has no fts index, and for a text that cannot be answered.
+        `text`: in the notation of `memtable.text.query`, or the parsed query. Raises InvalidRows if the column has no
+        fts index, and for a text that cannot be answered.
         """
+        index, searcher = self._searched(column)
+        query = text if isinstance(text, TextQuery) else index.parser.parse(text)
+        return index.match(searcher, query, k, mask)
+
+    def match_columns(self, query: ColumnsQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
+        """The k rows of `mask` that match a query of several columns best, descending by score (float32).
+
+        Raises InvalidRows if one of the columns has no fts index.
+        """
+        return best_rows(query, {column: self._searched(column) for column in query.boosts}, k, mask)
+
+    def _searched(self, column: str) -> tuple[TextIndex, Any]:
+        """The text index of a column, and the searcher that all matches of this snapshot use."""
         index = self._indexes.texts.get(column)
         if index is None:
             raise self._not_indexed(column, "fts", "match")
-        query = text if isinstance(text, TextQuery) else index.parser.parse(text)
         searcher = self._searchers.get(column)
         if searcher is None:
             searcher = self._searchers.setdefault(column, index.searcher())
-        return index.match(searcher, query, k, mask)
+        return index, searcher
 
     def _narrowed(self, narrowing: Narrowing | None, mask: Mask) -> Positions | None:
         """The rows of `mask` that may pass, ascending; None if no index names few enough to be worth using."""

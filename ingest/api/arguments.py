@@ -16,6 +16,8 @@ import pyarrow as pa
 from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping.type_names import parse_type
 
+MIN_BOOST, MAX_BOOST = 0.001, 1000
+
 
 def listed(columns: Any, name: str = "columns") -> list[str] | None:
     """Return names of columns as a list; one name may stand alone. Raises: Invalid."""
@@ -39,6 +41,38 @@ def text(name: str, value: Any, such: str) -> str:
     if isinstance(value, str):
         return value
     raise Invalid(f"{name} = {_shown(value)}: write a text, such as {name}={such!r}")
+
+
+def text_columns(name: str, value: Any) -> dict[str, float]:
+    """Return the columns of a match, each with its boost: one column, a list of them, or a dict of boosts.
+
+    A boost is a number from MIN_BOOST to MAX_BOOST; scores are float32, in which a smaller part of a sum is lost.
+    Raises: Invalid.
+    """
+    if isinstance(value, str):
+        return {value: 1.0}
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        pairs = [] if isinstance(value, bytes) or not isinstance(value, Iterable) else [(each, 1.0) for each in value]
+    columns = [column for column, _ in pairs]
+    if not columns or not all(isinstance(column, str) for column in columns):
+        raise Invalid(
+            f"{name} = {_shown(value)}: write a column, a list of columns, or a boost for each, such as"
+            f" {name}={{'title': 3.0, 'body': 1.0}}"
+        )
+    if twice := next((column for at, column in enumerate(columns) if column in columns[:at]), None):
+        raise Invalid(f"{name}: column '{twice}' is named twice; name it once")
+    return {column: _boost(name, column, boost) for column, boost in pairs}
+
+
+def _boost(name: str, column: str, value: Any) -> float:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not MIN_BOOST <= value <= MAX_BOOST:  # false for NaN
+        raise Invalid(
+            f"{name}: the boost of column '{column}' is {value!r}; give a number from {MIN_BOOST} to {MAX_BOOST}"
+        )
+    return float(value)
 
 
 def at_least_one(value: Any, name: str = "k") -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import at_least_one, distance_range, listed, not_negative, sql
+from memwal.ingest.api.arguments import at_least_one, distance_range, listed, not_negative, sql, text_columns
 from memwal.ingest.api.arguments import text as a_text
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.api.ordering import checked_order
@@ -138,7 +138,7 @@ class Reads(ABC):
     @translate_errors
     def match(
         self,
-        column: str,
+        column: str | Sequence[str] | Mapping[str, float],
         text: str,
         k: int = 10,
         filter: str | None = None,
@@ -149,9 +149,15 @@ class Reads(ABC):
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
+        `text`: `web server` any of the words; `+web -server` with, without; `"web server"` a phrase; `serv*` words
+        that begin so; `serch~` words within one edit (a letter inserted, deleted or replaced), `serch~2` within two. A
+        fuzzy word is analysed first, like the words of the table: with stemming, edits are those between stems.
+        `column`: a column with an fts index, a list of them, or a dict with the boost of each (0.001 to 1000), such as
+        `{"title": 3.0, "body": 1.0}`. Each part of `text` counts in any of the columns: `+web +server` finds a row with
+        web in one and server in the other. `_score` is the sum of boost times BM25 over the columns.
         `offset`: best rows that are left out before the first.
         """
-        request: dict[str, Any] = {"column": a_text("column", column, "body"), "text": text}
+        request: dict[str, Any] = {"column": _sent("column", column), "text": text}
         request |= {"k": at_least_one(k) + not_negative("offset", offset), "filter": sql(filter)}
         rows: pa.Table = self._answer("match", level, **request, columns=listed(columns))
         return rows.slice(offset)
@@ -166,7 +172,7 @@ class Reads(ABC):
         columns: Sequence[str] | None = None,
         *,
         vector_column: str | None = None,
-        text_column: str | None = None,
+        text_column: str | Sequence[str] | Mapping[str, float] | None = None,
         weights: tuple[float, float] = (1.0, 1.0),
         candidates: int | None = None,
         rerank: Rerank | None = None,
@@ -182,7 +188,8 @@ class Reads(ABC):
         Reciprocal rank fusion of the `candidates` (None: 5 `k`, at least 50) nearest rows and best matches, which are
         of one moment. The last columns are `_distance` and `_score`, as of `search` and `match`, null where the row is
         no candidate by it, and `_relevance_score` (float32, descending).
-        `vector_column`, `text_column`: may be left out where the table has one vector and one text index.
+        `text`, `text_column`: as `text` and `column` of `match`. `vector_column`, `text_column`: may be left out where
+        the table has one vector and one text index.
         `weights`: of the two rankings. `rerank`: a function of all candidates (an Arrow table as above, best first)
         that returns a relevance for each, by which they are ranked instead; -inf leaves a row out;
         `memwal.lancedb_reranker` makes one of a reranker of LanceDB.
@@ -206,7 +213,7 @@ class Reads(ABC):
         columns: Sequence[str] | None = None,
         *,
         vector_column: str | None = None,
-        text_column: str | None = None,
+        text_column: str | Sequence[str] | Mapping[str, float] | None = None,
         metric: str | None = None,
         nprobes: int | None = None,
         refine_factor: int | None = None,
@@ -217,11 +224,19 @@ class Reads(ABC):
         ranks, for a ranking of your own. Columns as there, without `_relevance_score`.
         """
         request: dict[str, Any] = {"vector": vector, "text": text, "n": n}
-        for name, column, such in (("vector_column", vector_column, "embedding"), ("text_column", text_column, "body")):
-            request[name] = None if column is None else a_text(name, column, such)
+        request["vector_column"] = (
+            None if vector_column is None else a_text("vector_column", vector_column, "embedding")
+        )
+        request["text_column"] = None if text_column is None else _sent("text_column", text_column)
         request |= _how(metric, nprobes, refine_factor, distance_range)
         rows: pa.Table = self._answer("candidates", level, **request, filter=sql(filter), columns=listed(columns))
         return rows
+
+
+def _sent(name: str, columns: Any) -> str | dict[str, float]:
+    """Return the columns of a match as they travel: one without a boost by its name alone. Raises: Invalid."""
+    boosts = text_columns(name, columns)
+    return next(iter(boosts)) if list(boosts.values()) == [1.0] else boosts
 
 
 def _how(metric: Any, nprobes: Any, refine_factor: Any, within: Any) -> dict[str, Any]:

@@ -155,7 +155,8 @@ def query(
     match: Annotated[
         str | None,
         typer.Option(
-            help='COLUMN=words; +required -excluded "a phrase" prefix*; together with --near: a hybrid search'
+            help='COLUMN=words or COLUMN^BOOST,COLUMN=words; +required -excluded "a phrase" prefix* fuzzy~ fuzzy~2; '
+            "together with --near: a hybrid search"
         ),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="columns to print, separated by commas")] = None,

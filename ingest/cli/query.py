@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from memwal.ingest.cli.open import Readable, open_for_reading
 from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
+
+_SEVERAL = "COLUMN^BOOST,COLUMN=words, such as --match 'title^3,body=web server'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def _run(table: Readable, query: Query) -> pa.Table:
         keys = [parse_key(text, table.key) for text in query.keys]
         return table.get(keys if len(table.key) > 1 else [key[0] for key in keys], query.columns, level=query.level)
     near = _column_and_text("--near", query.near) if query.near else None
-    match = _column_and_text("--match", query.match) if query.match else None
+    match = _columns_and_text(query.match, table.schema.names) if query.match else None
     common: dict[str, Any] = {"filter": query.filter, "columns": query.columns, "level": query.level}
     if near:
         vector = _vector(table, *near, query.level)
@@ -80,6 +82,24 @@ def _column_and_text(option: str, text: str) -> tuple[str, str]:
         such = "embedding=[0.1, 0.2, …] or embedding=key:17" if option == "--near" else "description='web server'"
         raise Invalid(f"{option} {text!r}: write COLUMN=…, such as {option} {such}")
     return column, rest
+
+
+def _columns_and_text(text: str, known: Sequence[str]) -> tuple[str | dict[str, float], str]:
+    """Return the columns of --match, with their boosts, and the words. `known`: the columns of the table."""
+    named, words = _column_and_text("--match", text)
+    if named in known:  # the name of a column may have commas
+        return named, words
+    boosts: dict[str, float] = {}
+    for part in named.split(","):
+        column, sign, boost = part.partition("^")
+        if not column or column in boosts:
+            wrong = f"column '{column}' is named twice" if column else "a column has no name"
+            raise Invalid(f"--match {text!r}: {wrong}; write {_SEVERAL}")
+        try:
+            boosts[column] = float(boost) if sign else 1.0
+        except ValueError:
+            raise Invalid(f"--match {text!r}: the boost '{boost}' is no number; write {_SEVERAL}") from None
+    return boosts, words
 
 
 def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:

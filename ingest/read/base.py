@@ -25,17 +25,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.dataset import ColumnOrdering
-from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
 from memwal.flush import BaseTable
 from memwal.ingest.api.ordering import Order
+from memwal.ingest.read.base_match import BaseMatch
 from memwal.ingest.read.request import VectorQuery
 from memwal.memtable.filter.predicate import evaluate, referenced, translate
-from memwal.memtable.text.index import TextIndex
-from memwal.memtable.text.query import Clause, TextQuery
+from memwal.memtable.text.columns import ColumnsQuery
 
 DISTANCE = "_distance"
-SCORE = "_score"
 ROW_ID = "_rowid"
 """Lance's own, one for each row of a version; `search` and `match` take it as a column."""
 ROWS_PER_KEY = 100
@@ -43,9 +41,6 @@ KEYS_PER_FILTER = 1000
 INT64_MIN = -(2**63)
 PROBES = 20
 REFINE = 20
-ROWS_PER_INDEX = 16_384
-"""Rows that are indexed in memory at a time for a prefix query: about 25 MB beside their texts."""
-_OCCUR = {"should": Occur.SHOULD, "must": Occur.MUST, "must_not": Occur.MUST_NOT}
 Positions = npt.NDArray[np.int64]
 
 
@@ -113,22 +108,12 @@ class BaseReads:
             rows = self._nearest(query, k, filter, columns, use_index=False)
         return picked_rows(rows, query.within(rows.column(DISTANCE).to_numpy()))
 
-    def match(self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+    def match(self, query: ColumnsQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """Return the `k` rows that match `query` best and pass `filter`, with `columns` and BM25 `_score`, descending.
 
-        Rows that the index does not cover yet are searched too. Lance has no prefix queries: for a query with a
-        prefix, the rows that pass `filter` are read and indexed in memory, 60,000 to 100,000 per second.
+        Rows that the index does not cover yet are searched too.
         """
-        if query.has_prefix:
-            return self._match_by_scan(column, query, k, filter, columns)
-        return self._dataset.scanner(
-            columns=[*columns, SCORE],
-            full_text_query=_for_lance(query, column),
-            limit=k,
-            filter=filter,
-            prefilter=True,
-            disable_scoring_autoprojection=True,
-        ).to_table()
+        return BaseMatch(self._dataset, self._base.indexes).best(query, k, filter, columns)
 
     def check(self, filter: str) -> None:
         """Plan a scan with `filter`. Raises: ValueError or OSError of Lance if it does not parse or fit the schema."""
@@ -143,27 +128,6 @@ class BaseReads:
                 evaluate(filter, sql, pa.Table.from_batches([batch]), np.arange(len(batch)), len(batch))
 
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _match_by_scan(
-        self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]
-    ) -> pa.Table:
-        """Match by the memtable's text index; scores of words use the statistics of ROWS_PER_INDEX rows."""
-        wanted = list(dict.fromkeys([*columns, column]))
-        score = pa.field(SCORE, pa.float32())
-        scanner = self._dataset.scanner(columns=wanted, filter=filter, batch_size=ROWS_PER_INDEX)
-        schema = pa.schema([*(scanner.projected_schema.field(name) for name in columns), score])
-        best = schema.empty_table()
-        for batch in scanner.to_batches():
-            rows = pa.Table.from_batches([batch])
-            index = TextIndex(self._specs[column])
-            index.add(rows.column(column), 0)
-            index.close_writer()
-            at, scores = index.match(index.searcher(), query, k, np.ones(rows.num_rows, dtype=np.bool_))
-            matched = rows.select(list(columns)).take(pa.array(at)).append_column(score, pa.array(scores))
-            best = pa.concat_tables([best, matched.cast(schema)])
-            order = np.argsort(-best.column(SCORE).to_numpy(), kind="stable")[:k]
-            best = best.take(pa.array(order))
-        return best
 
     def _is_built(self, column: str) -> bool:
         """Whether `column` has an index yet; a vector index is built once the table has enough rows."""
@@ -202,21 +166,6 @@ class BaseReads:
             prefilter=True,
             disable_scoring_autoprojection=True,
         ).to_table()
-
-
-def _for_lance(query: TextQuery, column: str) -> FullTextQuery:
-    """Convert a query to Lance's form; Lance's index makes the same tokens of a text."""
-
-    def part(clause: Clause) -> FullTextQuery:
-        if clause.kind == "phrase":
-            return PhraseQuery(clause.text, column)
-        every = FullTextOperator.OR if clause.kind == "any" else FullTextOperator.AND
-        return MatchQuery(clause.text, column, operator=every)
-
-    parts = [(_OCCUR[clause.occur], part(clause)) for clause in query.clauses]
-    if not parts:
-        return MatchQuery("", column)
-    return parts[0][1] if len(parts) == 1 else BooleanQuery(parts)
 
 
 def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]:

@@ -17,7 +17,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.api.ordering import Order
 from memwal.ingest.read.base import BaseReads, Positions
 from memwal.ingest.read.request import VectorQuery
-from memwal.memtable.text.query import TextQuery
+from memwal.memtable.text.columns import ColumnsQuery
 
 MARGIN = 1.5
 """Factor for the rows of the first attempt, above the number that an even spread over buckets would need."""
@@ -79,11 +79,11 @@ class BucketReads(BaseReads):
                 return kept
             wanted *= 4
 
-    def match(self, column: str, query: TextQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+    def match(self, query: ColumnsQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """As `BaseReads.match`."""
         wanted = self._first(k)
         while True:
-            rows = super().match(column, query, wanted, filter, self._with_routing(columns))
+            rows = super().match(query, wanted, filter, self._with_routing(columns))
             if (kept := self._best(rows, k, wanted, columns)) is not None:
                 return kept
             wanted *= 4

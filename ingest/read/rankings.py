@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memwal.flush import BaseTable
-from memwal.ingest.read.base import DISTANCE, SCORE
+from memwal.ingest.read.base import DISTANCE
+from memwal.ingest.read.base_match import SCORE
 from memwal.ingest.read.known import KnownColumns
 from memwal.ingest.read.levels import Mask
 from memwal.ingest.read.merged import Positions, Ranking, Scores
@@ -64,12 +65,13 @@ class Nearness:
         _LOG.warning("%s: a search of column %s compares all %d rows of the base table: %s", *where)
 
 
-def relevance(what: str, known: KnownColumns, column: str, text: str, filter: str | None) -> Ranking:
-    """Rank by BM25. `what`: the read or its argument, for messages. Raises: Invalid."""
-    indexed(column, "fts", what, known.schema, known.indexes, known.gone)
-    query = checked_text(text, known.parsers[column])
+def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text: str, filter: str | None) -> Ranking:
+    """Rank by BM25, summed over the columns. `what`: the read or its argument, for messages. Raises: Invalid."""
+    for column in boosts:
+        indexed(column, "fts", what, known.schema, known.indexes, known.gone)
+    query = checked_text(text, boosts, known.parsers)
     return Ranking(
-        lambda level, n, mask: level.match(column, query, n, mask),
-        lambda base, n, names: base.match(column, query, n, filter, names),
+        lambda level, n, mask: level.match_columns(query, n, mask),
+        lambda base, n, names: base.match(query, n, filter, names),
         SCORE,
     )

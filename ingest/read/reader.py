@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 
 from memwal.flush import BaseTable
 from memwal.flush.base.shape import Shape
-from memwal.ingest.api.arguments import at_least_one
+from memwal.ingest.api.arguments import at_least_one, text_columns
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.ordering import Order, check_orderable
 from memwal.ingest.errors import Invalid
-from memwal.ingest.read.base import DISTANCE, SCORE, BaseReads
+from memwal.ingest.read.base import DISTANCE, BaseReads
+from memwal.ingest.read.base_match import SCORE
 from memwal.ingest.read.bucketed import BucketReads
 from memwal.ingest.read.known import KnownColumns
 from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped, Stack
@@ -194,7 +195,7 @@ class Reader:
     def match(
         self,
         views: Sequence[RegionView],
-        column: str,
+        column: str | Sequence[str] | Mapping[str, float],
         text: str,
         k: int = 10,
         filter: str | None = None,
@@ -204,13 +205,14 @@ class Reader:
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
-        `text`: `web server` any of the words; `+web -server` with, without; `"web server"` a phrase; `serv*` a prefix
-        (`memtable.text.query`). Scores are BM25 with the statistics of the row's level.
+        `text`: in the notation of `memtable.text.query`. `column`: one, several, or several with a boost for each.
+        Scores are BM25 with the statistics of the row's level, times the boost, summed over the columns.
         """
         base, known = self._known()
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
-        ranking = relevance("match", known, column, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, column)
+        boosts = text_columns("column", column)
+        ranking = relevance("match", known, boosts, text, filter)
+        merged_view = self._merged_view(views, base, known, buckets, *boosts)
         self._check_filter(merged_view, filter, known)
         best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out))
@@ -224,7 +226,7 @@ class Reader:
         filter: str | None = None,
         columns: Sequence[str] | None = None,
         vector_column: str | None = None,
-        text_column: str | None = None,
+        text_column: str | Sequence[str] | Mapping[str, float] | None = None,
         *,
         buckets: Collection[int] | None = None,
         **how: Any,
@@ -238,10 +240,11 @@ class Reader:
         base, known = self._known()
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(n, "n")
         near = vector_column or only_vectors("vector_column", known.schema, known.indexes)
-        matching = text_column or only_indexed("text_column", "fts", known.indexes)
+        matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
+        boosts = text_columns("text_column", matching)
         by_vector = self._nearness.ranking("vector_column", base, known, near, vector, filter, how)
-        by_text = relevance("text_column", known, matching, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, near, matching)
+        by_text = relevance("text_column", known, boosts, text, filter)
+        merged_view = self._merged_view(views, base, known, buckets, near, *boosts)
         self._check_filter(merged_view, filter, known)
         closest, fittest = (merged_view.best(most, filter, out, ranking) for ranking in (by_vector, by_text))
         return merge_arms(closest, fittest, most, (DISTANCE, SCORE), known.projected(out))

@@ -18,7 +18,8 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
 from memwal.memtable.index_spec import METRICS, vector_width
-from memwal.memtable.text.query import TextParser, TextQuery
+from memwal.memtable.text.columns import ColumnsQuery
+from memwal.memtable.text.query import TextParser
 
 
 def checked_columns(
@@ -168,10 +169,11 @@ def vector_query(
     return VectorQuery(column, query, chosen, chosen == own, nprobes, refine_factor, *(distance_range or (None, None)))
 
 
-def checked_text(text: Any, parser: TextParser) -> TextQuery:
-    """Parse `text`. Raises: Invalid if it is not a string, or needs what the index does not store."""
+def checked_text(text: Any, boosts: Mapping[str, float], parsers: Mapping[str, TextParser]) -> ColumnsQuery:
+    """Parse `text` for the columns of `boosts`. Raises: Invalid if it is not a string, or needs what an index does not
+    store."""
     try:
-        return parser.parse(text)
+        return ColumnsQuery.of(text, boosts, parsers)
     except InvalidRows as error:
         raise Invalid(str(error)) from None
 

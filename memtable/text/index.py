@@ -9,21 +9,23 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tantivy
-from tantivy import Occur, Query
+from tantivy import Query
 
 from memwal.memtable.arrays import Mask, Positions, Scores
 from memwal.memtable.index_spec import IndexSpec
 from memwal.memtable.text.analysis import analyzer
-from memwal.memtable.text.query import Clause, TextParser, TextQuery
+from memwal.memtable.text.query import Clause, Occur, TextParser, TextQuery
+from memwal.memtable.text.similar import Terms
 from memwal.memtable.threads import uninterrupted
 
 _TEXT, _ROW, _TOKENIZER = "text", "row", "memtable"
-_OCCUR = {"should": Occur.Should, "must": Occur.Must, "must_not": Occur.MustNot}
+_OCCUR = {"should": tantivy.Occur.Should, "must": tantivy.Occur.Must, "must_not": tantivy.Occur.MustNot}
 HEAP_BYTES = 15_000_000  # tantivy's minimum for one thread; it starts a segment when it is used up
 BLOCK_ROWS = 256
 """Texts handed over in one step: 1 ms in which the GIL is held."""
@@ -129,6 +131,7 @@ class TextIndex:
         self._text_bytes = 0
         self._commits = 0
         self._vocabulary = Vocabulary()
+        self._terms: tuple[int, Terms] | None = None
 
     def add(self, texts: pa.ChunkedArray, first: int) -> None:
         """Note the texts of the rows first, first+1, ..."""
@@ -181,9 +184,7 @@ class TextIndex:
         documents, allowed = searcher.num_docs, int(np.count_nonzero(mask))
         if not query.clauses or k < 1 or not documents or not allowed:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        built = self._boolean([(clause.occur, self._clause(clause)) for clause in query.clauses])
-        if allowed * SPARSE < documents:
-            built = self._within(built, mask)
+        built = self._built(searcher, [(clause.occur, clause) for clause in query.clauses], mask)
         limit = k * documents // allowed + FETCH_SLACK
         while True:
             hits = searcher.search(built, limit=min(limit, documents), count=False).hits
@@ -192,6 +193,22 @@ class TextIndex:
                 order = np.lexsort((rows, -scores))[:k]
                 return rows[order], scores[order]
             limit *= 8
+
+    def every(self, searcher: Any, clauses: Sequence[Clause], mask: Mask) -> tuple[Positions, Scores]:
+        """All rows of `mask` that match any of `clauses` (at least one), in no order, and their scores.
+
+        mask: bool [n]. Returns (int64 [m], float32 [m]).
+        """
+        if not searcher.num_docs or not mask.any():
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        built = self._built(searcher, [("should", clause) for clause in clauses], mask)
+        return _allowed(searcher, searcher.search(built, limit=searcher.num_docs, count=False).hits, mask)
+
+    def _built(self, searcher: Any, clauses: Sequence[tuple[Occur, Clause]], mask: Mask) -> Query:
+        """tantivy's query of some clauses, restricted to the rows of the mask where that is faster."""
+        built = self._boolean([(occur, self._clause(searcher, clause)) for occur, clause in clauses])
+        few = int(np.count_nonzero(mask)) * SPARSE < searcher.num_docs
+        return self._within(built, mask) if few else built
 
     def _within(self, query: Query, mask: Mask) -> Query:
         """`query` restricted to the rows of the mask, if these are few runs."""
@@ -202,7 +219,7 @@ class TextIndex:
         spans = [("should", Query.range_query(self._schema, _ROW, kind, low, end - 1)) for low, end in runs]
         return self._boolean([("must", query), ("must", Query.const_score_query(self._boolean(spans), 0.0))])
 
-    def _clause(self, clause: Clause) -> Query:
+    def _clause(self, searcher: Any, clause: Clause) -> Query:
         if clause.kind == "phrase":
             # Lance scores a phrase as its words, wherever in the text they are.
             phrase = Query.phrase_query(self._schema, _TEXT, list(clause.tokens))
@@ -213,8 +230,19 @@ class TextIndex:
             beginning = Query.fuzzy_term_query(self._schema, _TEXT, begin, distance=0, prefix=True)
             parts = [("should", beginning), *(("should", self._term(token)) for _, token in whole)]
             return Query.const_score_query(self._boolean(parts), 1.0)
+        if clause.kind == "fuzzy":
+            # tantivy's own fuzzy query scores 1; Lance scores each similar term as a word.
+            terms = self._terms_of(searcher).similar(clause.text, clause.edits)
+            return self._boolean([("should", self._term(term)) for term in terms])
         occur = "should" if clause.kind == "any" else "must"
         return self._boolean([(occur, self._term(token)) for _, token in clause.tokens])
+
+    def _terms_of(self, searcher: Any) -> Terms:
+        """The terms of a searcher's documents. tantivy lists 1,000 in a millisecond, so the last list is kept."""
+        documents, kept = searcher.num_docs, self._terms
+        if kept is None or kept[0] != documents:  # documents are only added, so their number tells the lists apart
+            kept = self._terms = documents, Terms([term for term, _ in searcher.terms_with_prefix(_TEXT, "")])
+        return kept[1]
 
     def _term(self, token: str) -> Query:
         return Query.term_query(self._schema, _TEXT, token, self._option)
@@ -276,6 +304,8 @@ class TextIndex:
         kept = INDEX_BYTES + SEGMENT_BYTES * min(segments, MOST_ARENAS)
         kept += COMMIT_BYTES * min(self._commits, MOST_COMMITS)
         kept += BYTES_PER_TEXT_BYTE[self._option] * self._text_bytes + BYTES_PER_WORD * words
+        listed = self._terms
+        kept += 0 if listed is None else listed[1].bytes
         return int(kept) + (0 if self._finished else WRITER_BYTES)
 
 

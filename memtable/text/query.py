@@ -4,46 +4,61 @@
     +web -server    a required word; an excluded word
     "web server"    these words in this order (an index with positions)
     serv*           words that begin with "serv"
+    serch~ serch~2  words within one edit, or two: a letter inserted, deleted or replaced
 
-`+` and `-` may precede a phrase or a prefix too. Prose is no syntax error: a sign counts only at the start of a word
-and directly before a letter, a digit or a phrase; a quote only where a word starts and another quote closes it; `*`
-only at the end of one word. Elsewhere they are punctuation, like all other characters: no AND, no OR, no field, no
-bracket.
+`+` and `-` may precede a phrase, a prefix and a fuzzy word too. Prose is no syntax error: a sign counts only at the
+start of a word and directly before a letter, a digit or a phrase; a quote only where a word starts and another quote
+closes it; `*`, `~`, `~1` and `~2` only at the end of one word, and `~` only of a word that has more letters than
+edits. Elsewhere they are punctuation, like all other characters: no AND, no OR, no field, no bracket.
+
+A query of several columns: each part (the plain words together, and every other one) may be satisfied by any of the
+columns, an excluded one by none.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import tantivy
 
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import IndexSpec
 from memwal.memtable.text.analysis import analyzer, begins
 
 Occur = Literal["should", "must", "must_not"]
-Kind = Literal["any", "all", "phrase", "prefix"]
+Kind = Literal["any", "all", "phrase", "prefix", "fuzzy"]
 MAX_WORDS = 1024
 """Words after analysis; Lucene's limit. With ten times as many Lance takes over a second on rows its index lacks."""
 MAX_CHARACTERS = 1 << 16
 """Bounds the time to parse a text, which may hold any amount of punctuation besides words."""
+MAX_FUZZY_WORDS = 32
+"""Each may stand for a thousand terms."""
+MAX_FUZZY = 40
+"""Letters of a fuzzy word. Lance's automaton for two edits has 10,000 states at most; words of 60 letters exceed it."""
 
 _OCCUR: dict[str, Occur] = {"": "should", "+": "must", "-": "must_not"}
 _PARTS = re.compile(r"""(?<!\S)([+-]?)"([^"]+)"|(?<!\S)([+-]?)(\w\S*)|(\S+)""")
+_FUZZY = re.compile(r"(.+)~([12]?)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One part of a query.
+    """One part of a query, for one column.
 
     `tokens`: the terms to look up, with their places; of a prefix, first beginnings of terms, then whole terms.
-    `text`: its source, for Lance, which makes the same tokens of it.
+    `text`: its source, for Lance, which makes the same tokens of it; of a fuzzy word the token, which Lance does not
+    analyse. `edits`: of a fuzzy word, at most so many. `in_lance`: whether Lance can answer it.
     """
 
     occur: Occur
     kind: Kind
     text: str
     tokens: tuple[tuple[int, str], ...]
+    edits: int = 0
+    in_lance: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +70,6 @@ class TextQuery:
 
     clauses: tuple[Clause, ...]
 
-    @property
-    def has_prefix(self) -> bool:
-        """Whether any clause is a prefix, for which Lance has no query."""
-        return any(clause.kind == "prefix" for clause in self.clauses)
-
 
 class TextParser:
     """Queries on one column.
@@ -69,67 +79,123 @@ class TextParser:
     """
 
     def __init__(self, spec: IndexSpec) -> None:
-        self._column = spec.column
+        self.column = spec.column
         self._analyzer = analyzer(spec)
         self._begins = begins(spec)
         positions = spec.parameters.get("with_position", False)
-        self._phrases = positions and spec.parameters.get("base_tokenizer") != "ngram"
+        self._words = spec.parameters.get("base_tokenizer") != "ngram"
+        self._phrases = positions and self._words
 
     def parse(self, text: Any) -> TextQuery:
         """Parse a text. Raises InvalidRows if it is no string or not Unicode, for a phrase without positions, and for
         too many words."""
-        if not isinstance(text, str):
-            raise InvalidRows(
-                f"match: the text for column {self._column!r} is a {type(text).__name__}; give a string of words"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRows(f"match: the text has half a surrogate pair at {error.start}; correct it") from None
-        if len(text) > MAX_CHARACTERS:
-            raise self._too_much(len(text), "characters", MAX_CHARACTERS)
-        plain: list[str] = []
-        clauses: list[Clause] = []
-        for sign, phrase, word_sign, word, other in _PARTS.findall(text):
-            if phrase:
-                clauses.append(self._phrase(_OCCUR[sign], phrase))
-            elif word.endswith("*") and (begin := self._begins.analyze(word[:-1])) and len(begin) == 1:
-                clauses.append(self._prefix(_OCCUR[word_sign], word[:-1], begin[0]))
-            elif word_sign:
-                clauses.append(Clause(_OCCUR[word_sign], "all", word, self._tokens(word)))
-            else:
-                plain.append(word or other)
-        words = " ".join(plain) if clauses else text  # a raw tokenizer keeps every space
-        clauses.append(Clause("should", "any", words, self._tokens(words)))
-        return self._checked([clause for clause in clauses if clause.tokens])
+        return TextQuery(tuple(by_column[self.column] for by_column in parse([self], text)))
 
-    def _phrase(self, occur: Occur, text: str) -> Clause:
+    def plain(self, occur: Occur, text: str) -> Clause:
+        """The clause of plain words; without tokens if the index keeps none of them."""
+        return Clause(occur, "any", text, self._tokens(text))
+
+    def phrase(self, occur: Occur, text: str) -> Clause:
+        """The clause of words in quotes. Raises InvalidRows for several of them without positions."""
         tokens = self._tokens(text)
         if len(tokens) < 2:
             return Clause(occur, "all", text, tokens)
         if not self._phrases:
             raise InvalidRows(
-                f'match: "{text[:40]}" is a phrase, and the fts index on column {self._column!r} keeps no positions'
+                f'match: "{text[:40]}" is a phrase, and the fts index on column {self.column!r} keeps no positions'
                 " of words; leave out the quotes, or create the table with with_position = true",
-                column=self._column,
+                column=self.column,
             )
         return Clause(occur, "phrase", text, tokens)
 
-    def _prefix(self, occur: Occur, text: str, begin: str) -> Clause:
-        # Terms are stems, and "library" does not begin its stem "librari": so the stem of the prefix counts too.
-        return Clause(occur, "prefix", text, ((0, begin), *self._tokens(text)))
+    def marked(self, occur: Occur, word: str, *, signed: bool) -> Clause | None:
+        """The clause of a word that has a sign before it or behind it; None if it has none that counts."""
+        if word.endswith("*") and (begin := self._begins.analyze(word[:-1])) and len(begin) == 1:
+            # Terms are stems, and "library" does not begin its stem "librari": so the stem of the prefix counts too.
+            tokens = ((0, begin[0]), *self._tokens(word[:-1]))
+            return Clause(occur, "prefix", word[:-1], tokens, in_lance=False)
+        if (found := _FUZZY.fullmatch(word)) and (clause := self._fuzzy(occur, found[1], int(found[2] or 1))):
+            return clause
+        return Clause(occur, "all", word, self._tokens(word)) if signed else None
+
+    def _fuzzy(self, occur: Occur, word: str, edits: int) -> Clause | None:
+        tokens = self._tokens(word) if self._words else ()
+        if len(tokens) != 1 or len(token := tokens[0][1]) <= edits:
+            return None
+        if len(token) > MAX_FUZZY:
+            raise self.too_much(len(token), f"letters in the fuzzy word {token[:20]}…", MAX_FUZZY)
+        # Lance splits a fuzzy word where this tokenizer does, whatever the tokenizer of the index.
+        return Clause(occur, "fuzzy", token, tokens, edits, in_lance=_SIMPLE.analyze(token) == [token])
 
     def _tokens(self, text: str) -> tuple[tuple[int, str], ...]:
         tokens = self._analyzer.pre_tokenize(text).tokens
         # A repeated word counts twice, as in Lance; an ngram does not, since all ngrams have one place.
         return tuple(dict.fromkeys((token.position, token.text) for token in tokens))
 
-    def _checked(self, clauses: list[Clause]) -> TextQuery:
-        words = sum(len(clause.tokens) for clause in clauses)
-        if words > MAX_WORDS:
-            raise self._too_much(words, "words", MAX_WORDS)
-        positive = any(clause.occur != "must_not" for clause in clauses)
-        return TextQuery(tuple(clauses) if positive else ())
+    def too_much(self, found: int, what: str, most: int) -> InvalidRows:
+        """The error for a text that has too much of something."""
+        return InvalidRows(f"match: the text has {found} {what}; ask for at most {most}", column=self.column)
 
-    def _too_much(self, found: int, what: str, most: int) -> InvalidRows:
-        return InvalidRows(f"match: the text has {found} {what}; ask for at most {most}", column=self._column)
+
+_SIMPLE = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).build()
+
+
+def parse(parsers: Sequence[TextParser], text: Any) -> list[dict[str, Clause]]:
+    """Parse a text for several columns: for each part of it one clause per column, all with one `occur`.
+
+    A part lacks the columns whose index keeps none of its words. Parts and columns have the invariants of `TextQuery`.
+    Raises: as `TextParser.parse`.
+    """
+    _check(text, parsers)
+    plain: list[str] = []
+    parts: list[dict[str, Clause]] = []
+    for sign, phrase, word_sign, word, other in _PARTS.findall(text):
+        occur = _OCCUR[sign or word_sign]
+        if phrase:
+            parts.append({parser.column: parser.phrase(occur, phrase) for parser in parsers})
+            continue
+        may_be = word and (word_sign or word.endswith("*") or "~" in word)
+        marked = [parser.marked(occur, word, signed=bool(word_sign)) for parser in parsers] if may_be else []
+        if any(marked):
+            # A tokenizer may see no prefix or fuzzy word where that of another column sees one.
+            clauses = (clause or parser.plain(occur, word) for parser, clause in zip(parsers, marked, strict=True))
+            parts.append({parser.column: clause for parser, clause in zip(parsers, clauses, strict=True)})
+        else:
+            plain.append(word or other)
+    words = " ".join(plain) if parts else text  # a raw tokenizer keeps every space
+    parts.append({parser.column: parser.plain("should", words) for parser in parsers})
+    return _checked(parts, parsers)
+
+
+def _check(text: Any, parsers: Sequence[TextParser]) -> None:
+    """Raise InvalidRows unless `text` is a string of characters, and not too many."""
+    if not isinstance(text, str):
+        columns = ", ".join(repr(parser.column) for parser in parsers)
+        plural = "s" if len(parsers) > 1 else ""
+        raise InvalidRows(
+            f"match: the text for column{plural} {columns} is a {type(text).__name__}; give a string of words"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRows(f"match: the text has half a surrogate pair at {error.start}; correct it") from None
+    if len(text) > MAX_CHARACTERS:
+        raise parsers[0].too_much(len(text), "characters", MAX_CHARACTERS)
+
+
+def _checked(parts: list[dict[str, Clause]], parsers: Sequence[TextParser]) -> list[dict[str, Clause]]:
+    """Leave out clauses without tokens. Raises InvalidRows if a column gets too many words."""
+    kept = [{column: clause for column, clause in part.items() if clause.tokens} for part in parts]
+    kept = [part for part in kept if part]
+    for parser in parsers:
+        clauses = [part[parser.column] for part in kept if parser.column in part]
+        if (words := sum(len(clause.tokens) for clause in clauses)) > MAX_WORDS:
+            raise parser.too_much(words, "words", MAX_WORDS)
+        if (fuzzy := sum(clause.kind == "fuzzy" for clause in clauses)) > MAX_FUZZY_WORDS:
+            raise parser.too_much(fuzzy, "fuzzy words", MAX_FUZZY_WORDS)
+    return kept if any(occur_of(part) != "must_not" for part in kept) else []
+
+
+def occur_of(part: Mapping[str, Clause]) -> Occur:
+    """How a part counts, which is the same in each of its columns."""
+    return next(iter(part.values())).occur

@@ -155,6 +155,34 @@ def test_query_by_words(query: Callable[..., Any], filled: tuple[Path, dict[int,
     assert [row["_score"] for row in found] == sorted((row["_score"] for row in found), reverse=True)
 
 
+def test_query_by_several_columns_with_boosts_and_fuzzy_words(
+    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str, made: Any
+) -> None:
+    indexes = {"name": "fts", "body": "fts", "vector": "ivf_pq"}
+    config = small_config(table={"indexes": indexes})
+    rows = [
+        made.row(1) | {"name": "harbor", "body": "old lights"},
+        made.row(2) | {"name": "lights", "body": "of the harbor"},
+        made.row(3) | {"name": "mountain", "body": "paths"},
+    ]
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, indexes=indexes) as table:
+        table.put(rows)
+
+    def found(*arguments: str) -> list[int]:
+        ran = cli("query", config, *arguments, "--format", "json")
+        assert (ran.code, ran.err) == (0, "")
+        return [row["id"] for row in json.loads(ran.out)]
+
+    assert sorted(found("--match", "name,body=+harbor +lights")) == [1, 2]
+    assert found("--match", "name^3,body=harbor") == [1, 2]
+    assert found("--match", "name^0.1,body=harbor") == [2, 1]
+    assert found("--match", "name^2=harbor") == [1]
+    assert sorted(found("--match", "name,body^2=habor~")) == [1, 2]
+    assert found("--match", "name=mountian~2") == [3]
+    near = "vector=" + json.dumps(rows[2]["vector"])
+    assert set(found("--near", near, "--match", "name,body=harbor", "--limit", "3")) == {1, 2, 3}
+
+
 def test_query_prints_tables_and_csv(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> None:
     config, rows = filled
     ran = cli("query", config, "--limit", "99", "--columns", "id,name,price", "--format", "csv")
@@ -196,6 +224,13 @@ BAD_QUERIES = {
     "no number": (("--near", "vector=near"), ("--near",)),
     "no such row": (("--near", "vector=key:999"), ("999",)),
     "match form": (("--match", "harbor"), ("--match", "COLUMN=")),
+    "match boost": (("--match", "body^x=harbor"), ("'x' is no number", "title^3,body=")),
+    "match without boost": (("--match", "body^=harbor"), ("'' is no number",)),
+    "match twice": (("--match", "body,body^2=harbor"), ("'body' is named twice",)),
+    "match of nothing": (("--match", "body,,name=harbor"), ("no name",)),
+    "match boost below zero": (("--match", "body^-1=harbor"), ("boost of column 'body'", "0.001")),
+    "match boost nan": (("--match", "body^nan=harbor"), ("boost of column 'body'",)),
+    "match unknown": (("--match", "body,bodi=harbor"), ("bodi", "body")),
     "format": (("--format", "xml"), ("xml", "json")),
     "option": (("--colums", "id"), ("--colums", "--columns")),
 }

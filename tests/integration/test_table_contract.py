@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ def way_in() -> Iterator[Callable[[str, Any], Any]]:
         yield enter
 
 
-@pytest.fixture(params=[("embedded", "lance"), ("embedded", "arrow"), ("flight", "lance"), ("storage", "lance")])
+WAYS = [("embedded", "lance"), ("embedded", "arrow"), ("flight", "lance"), ("storage", "lance")]
+
+
+@pytest.fixture(params=WAYS)
 def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], way_in: Callable[[str, Any], Any]) -> Any:
     """An empty table, by a way into it and the format of its log's entries."""
     way, entries = request.param
@@ -159,6 +163,88 @@ def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, di
             assert scores == sorted(scores, reverse=True)
             filtered = table.match("body", word, k=100, filter="price < 500", level=level)
             assert set(by_id(filtered)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, word)
+
+
+@pytest.fixture(params=WAYS)
+def two_texts(
+    request: pytest.FixtureRequest, uri: str, made: Any, way_in: Callable[[str, Any], Any]
+) -> Iterator[tuple[Any, dict[str, Model]]]:
+    """A table with two text columns and rows at every level, newer versions and deletions above older ones, and what
+    each level holds. A row's name is "row ID vVERSION"."""
+    way, entries = request.param
+    indexes = {"vector": "ivf_pq", "name": {"type": "fts", "with_position": True}, "body": "fts"}
+    settings = {"commit": {"interval": "0s"}, "wal": {"format": entries}}
+    with memwal.open(uri, schema=made.schema, key="id", regions=2, indexes=indexes, settings=settings) as owner:
+        table = way_in(way, owner)
+        model = {row["id"]: row for row in made.rows(range(30))}
+        table.put(made.rows(range(30)))
+        table.flush()
+        table.commit()
+        levels = {"committed": dict(model)}
+        table.put(made.rows(range(10, 20), 1))
+        table.delete([5])
+        model |= {row["id"]: row for row in made.rows(range(10, 20), 1)}
+        del model[5]
+        table.flush()
+        levels["flushed"] = dict(model)
+        table.put(made.rows(range(15, 25), 2))
+        table.delete([11, 7])
+        model |= {row["id"]: row for row in made.rows(range(15, 25), 2)}
+        del model[11], model[7]
+        levels["durable"] = levels["latest"] = dict(model)
+        yield table, levels
+
+
+def _has(row: dict[str, Any], *words: str) -> bool:
+    return any(word in f"{row['name']} {row['body']}".split() for word in words)
+
+
+TWO_TEXTS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "harbor v1": lambda row: _has(row, "harbor", "v1"),
+    "+harbor +v0": lambda row: _has(row, "harbor") and _has(row, "v0"),
+    "v2 -harbor": lambda row: _has(row, "v2") and not _has(row, "harbor"),
+    "habor~": lambda row: _has(row, "harbor"),
+    "+hrabor~2 +v2 -violet": lambda row: _has(row, "harbor") and _has(row, "v2") and not _has(row, "violet"),
+    "har* -v0": lambda row: _has(row, "harbor") and not _has(row, "v0"),
+    "xyzzy~ -row": lambda row: False,
+}
+
+
+def test_a_match_of_two_columns_finds_the_newest_rows_only(two_texts: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = two_texts
+    for level, (text, fits) in product(LEVELS, TWO_TEXTS.items()):
+        expected = {id for id, row in levels[level].items() if fits(row)}
+        found = table.match(["name", "body"], text, k=100, level=level)
+        assert set(by_id(found)) == expected, (level, text)
+        boosts = {"name": 3.0, "body": 0.5}
+        predicate = "price < 500"
+        found = table.match(boosts, text, k=100, filter=predicate, level=level)
+        assert set(by_id(found)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, text)
+        scores = found["_score"].to_pylist()
+        assert scores == sorted(scores, reverse=True)
+        best = table.match(boosts, text, k=2, filter=predicate, level=level)["_score"].to_pylist()
+        assert best == pytest.approx(scores[:2], rel=1e-5)
+
+
+def test_scores_of_two_columns_are_boosted_sums(two_texts: tuple[Any, dict[str, Model]], made: Any) -> None:
+    table, _ = two_texts
+    for level in LEVELS:
+        for text in ("harbor v1 v0", "habor~ v2~"):
+            name, body = (
+                {row["id"]: row["_score"] for row in table.match(column, text, 100, level=level).to_pylist()}
+                for column in ("name", "body")
+            )
+            wanted = {id: 3 * name.get(id, 0) + 0.5 * body.get(id, 0) for id in {*name, *body}}
+            boosts = {"name": 3.0, "body": 0.5}
+            found = table.match(boosts, text, 100, level=level).to_pylist()
+            assert {row["id"]: row["_score"] for row in found} == pytest.approx(wanted, rel=1e-5), level
+            vector = made.row(12, 1)["vector"]
+            both = table.hybrid(vector, text, 100, text_column=boosts, level=level).to_pylist()
+            scored = {row["id"]: row["_score"] for row in both if row["_score"] is not None}
+            assert scored == pytest.approx(wanted, rel=1e-5), level
+            arms = table.candidates(vector, text, 100, text_column=["name", "body"], level=level).to_pylist()
+            assert {row["id"] for row in arms if row["_score"] is not None} == set(wanted), level
+            assert set(by_id(table.match("name", text, 100, level=level))) == set(name)
 
 
 def hybrid_by_hand(table: Any, model: Model, vector: Any, text: str, n: int, level: str) -> dict[int, float]:
@@ -427,6 +513,14 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "search width": (lambda table: table.search("vector", [0.0] * 5), ("vector", "5", "8")),
     "match column": (lambda table: table.match("bodi", "x"), ("bodi", "body")),
     "match without index": (lambda table: table.match("name", "x"), ("name", "fts")),
+    "match of no columns": (lambda table: table.match([], "x"), ("column", "list of columns")),
+    "match of several": (lambda table: table.match(["body", "bodi"], "x"), ("bodi", "body")),
+    "match of several without index": (lambda table: table.match(["body", "name"], "x"), ("name", "fts")),
+    "boost": (lambda table: table.match({"body": -1}, "x"), ("body", "-1", "0.001")),
+    "boost of hybrid": (
+        lambda table: table.hybrid([0.0] * 8, "x", text_column={"body": float("nan")}),
+        ("body", "nan"),
+    ),
     "hybrid width": (lambda table: table.hybrid([0.0] * 5, "x"), ("vector", "5", "8")),
     "hybrid not finite": (lambda table: table.hybrid([float("nan")] * 8, "x"), ("vector", "nan")),
     "hybrid column": (lambda table: table.hybrid([0.0] * 8, "x", text_column="bodi"), ("text_column", "bodi", "body")),

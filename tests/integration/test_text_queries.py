@@ -19,6 +19,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid
 from memwal.ingest.read.base import BaseReads
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
+from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("body", pa.string())])
@@ -28,6 +29,10 @@ SPEC = IndexSpec("body", "fts", {"with_position": True})
 PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
 COUNT = 1_500
 INDEXED = 1_000
+
+
+def asked(text: str) -> ColumnsQuery:
+    return ColumnsQuery.of(text, {"body": 1.0}, {"body": TextParser(SPEC)})
 
 
 def texts() -> list[str | None]:
@@ -51,14 +56,13 @@ class Sides:
         dataset.optimize.optimize_indices()
         dataset.insert(rows.slice(INDEXED))
         self.base = BaseReads(base.latest())
-        self.parser = TextParser(SPEC)
 
     def memtable_answer(self, text: str, k: int, mask: Any) -> dict[int, float]:
         positions, scores = self.snapshot.match("body", text, k, mask)
         return dict(zip(positions.tolist(), scores.tolist(), strict=True))
 
     def base_answer(self, text: str, k: int, filter: str | None) -> dict[int, float]:
-        rows = self.base.match("body", self.parser.parse(text), k, filter, ["id"])
+        rows = self.base.match(asked(text), k, filter, ["id"])
         assert rows.column_names == ["id", "_score"]
         scores = rows["_score"].to_pylist()
         assert scores == sorted(scores, reverse=True)
@@ -127,7 +131,7 @@ def test_both_sides_find_the_same_rows_by_prefix(sides: Sides, text: str, filter
 
 def test_a_prefix_of_the_base_is_looked_for_in_parts(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sides.base_answer("lib*", COUNT, None)
-    monkeypatch.setattr("memwal.ingest.read.base.ROWS_PER_INDEX", 100)
+    monkeypatch.setattr("memwal.ingest.read.base_match.ROWS_PER_INDEX", 100)
     assert sides.base_answer("lib*", COUNT, None) == whole
     assert len(whole) > 100
     assert len(sides.base_answer("lib*", 7, None)) == 7
@@ -151,7 +155,7 @@ def test_scores_are_those_of_lance_where_it_indexed_every_row(tmp_path: Path, te
     lance.dataset(base.uri).optimize.optimize_indices()
     table = MemTable(ROWS, ["id"], [SPEC], 1)
     table.apply(with_tombstone(rows, ROWS))
-    found = BaseReads(base.latest()).match("body", TextParser(SPEC).parse(text), COUNT, None, ["id"])
+    found = BaseReads(base.latest()).match(asked(text), COUNT, None, ["id"])
     positions, scores = table.snapshot().match("body", text, COUNT, table.snapshot().live())
     truth = dict(zip(found["id"].to_pylist(), found["_score"].to_pylist(), strict=True))
     assert dict(zip(positions.tolist(), scores.tolist(), strict=True)) == pytest.approx(truth, rel=1e-2)
