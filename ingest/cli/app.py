@@ -161,13 +161,26 @@ def query(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="columns to print, separated by commas")] = None,
     limit: Annotated[int, typer.Option(min=1, help="maximum number of rows")] = 10,
+    offset: Annotated[int, typer.Option(min=0, help="rows to leave out before the first")] = 0,
+    order_by: Annotated[str | None, typer.Option(help="columns to order rows by, such as 'price desc, id'")] = None,
+    metric: Annotated[str | None, typer.Option(help="with --near: l2, cosine or dot; default: the index's")] = None,
+    nprobes: Annotated[
+        int | None, typer.Option(min=1, help="with --near: partitions of the base table's index to search")
+    ] = None,
+    refine_factor: Annotated[
+        int | None, typer.Option(min=1, help="with --near: compare so many times --limit rows of the index exactly")
+    ] = None,
+    distance_range: Annotated[
+        str | None, typer.Option(metavar="LOWEST,BELOW", help="with --near: distances to print; either may be empty")
+    ] = None,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
 ) -> int:
     """Look up rows by key, filter, vector, text, or vector and text together."""
     from memwal.ingest.cli.query import Query, answer
 
-    asked = Query(tuple(key or ()), filter, near, match, names_in(columns), limit, level)
+    how = {"metric": metric, "nprobes": nprobes, "refine_factor": refine_factor, "distance_range": distance_range}
+    asked = Query(tuple(key or ()), filter, near, match, names_in(columns), limit, level, order_by, offset, how)
     return answer(settings_of(config), os.environ, asked, format, console())
 
 

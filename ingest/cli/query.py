@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ class Query:
     columns: list[str] | None
     limit: int
     level: str
+    order_by: str | None = None
+    offset: int = 0
+    how: Mapping[str, Any] = field(default_factory=dict)
+    """How to search, by names of arguments of `Reads.search`; None where an option was not given."""
 
 
 def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: str, console: Console) -> int:
@@ -56,6 +60,15 @@ def _check(query: Query) -> None:
     others = {"--filter": query.filter, "--near": query.near, "--match": query.match}
     if query.keys and (asked := [name for name, value in others.items() if value]):
         raise Invalid(f"--key and {asked[0]} cannot be combined; a key names one row")
+    ranked = [name for name, value in others.items() if value and name != "--filter"]
+    if query.order_by and (ranked or query.keys):
+        by = ranked[0] if ranked else "--key"
+        raise Invalid(f"--order-by and {by} cannot be combined; rows found by {by} have an order of their own")
+    if query.offset and query.keys:
+        raise Invalid("--offset and --key cannot be combined; a key names one row")
+    given = [f"--{name.replace('_', '-')}" for name, value in query.how.items() if value is not None]
+    if given and not query.near:
+        raise Invalid(f"{given[0]} says how to search by vector; add --near, or remove it")
 
 
 def _run(table: Readable, query: Query) -> pa.Table:
@@ -65,15 +78,41 @@ def _run(table: Readable, query: Query) -> pa.Table:
     near = _column_and_text("--near", query.near) if query.near else None
     match = _columns_and_text(query.match, table.schema.names) if query.match else None
     common: dict[str, Any] = {"filter": query.filter, "columns": query.columns, "level": query.level}
+    common["offset"] = query.offset
     if near:
         vector = _vector(table, *near, query.level)
+        how = {**query.how, "distance_range": _distances(query.how.get("distance_range"))}
         if match:
             names: dict[str, Any] = {"vector_column": near[0], "text_column": match[0]}
-            return table.hybrid(vector, match[1], query.limit, **common, **names)
-        return table.search(near[0], vector, query.limit, **common)
+            return table.hybrid(vector, match[1], query.limit, **common, **names, **how)
+        return table.search(near[0], vector, query.limit, **common, **how)
     if match:
         return table.match(*match, query.limit, **common)
-    return table.scan(query.columns, query.filter, query.limit, level=query.level)
+    return table.scan(limit=query.limit, order_by=_order(query.order_by), **common)
+
+
+def _order(text: str | None) -> list[tuple[str, str]] | None:
+    """Return the columns of --order-by, with "asc" or "desc"."""
+    order = []
+    for part in text.split(",") if text else ():
+        column, _, direction = part.strip().partition(" ")
+        if not column or direction.strip().lower() not in ("", "asc", "desc"):
+            raise Invalid(f"--order-by {text!r}: write COLUMN or COLUMN desc, such as --order-by 'price desc, id'")
+        order.append((column, direction.strip().lower() or "asc"))
+    return order or None
+
+
+def _distances(text: str | None) -> tuple[float | None, float | None] | None:
+    """Return the ends of --distance-range, None for one that is left out."""
+    if text is None:
+        return None
+    low, comma, high = text.partition(",")
+    try:
+        if comma:
+            return float(low) if low.strip() else None, float(high) if high.strip() else None
+    except ValueError:
+        pass
+    raise Invalid(f"--distance-range {text!r}: write LOWEST,BELOW; either may be empty, such as --distance-range ,0.5")
 
 
 def _column_and_text(option: str, text: str) -> tuple[str, str]:

@@ -39,7 +39,10 @@ COMMANDS = {
     "serve": {"config", "on-spark", "take-over"},
     "init": {"config"},
     "status": {"config", "json", "watch"},
-    "query": {"config", "key", "filter", "near", "match", "columns", "limit", "level", "format"},
+    "query": {
+        *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
+        *("metric", "nprobes", "refine-factor", "distance-range"),
+    },
     "flush": {"config"},
     "commit": {"config", "json"},
     "gc": {"config", "dry-run", "json"},

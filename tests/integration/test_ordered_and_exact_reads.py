@@ -5,10 +5,12 @@ The oracle is a dict per level, sorted and measured with NumPy.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -246,3 +248,56 @@ def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
         table.search("plain", [0.0] * 4)
     assert len(caplog.messages) == 1
     assert "a search of column plain compares all 60 rows of the base table" in caplog.messages[0]
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Runs `memwal query` on a table of 40 rows, and prints JSON."""
+    path = tmp_path / "memwal.toml"
+    path.write_text(f'[table]\nuri = "{uri}"\n')
+    with memwal.open(uri, schema=SCHEMA, key="id", indexes={"body": "fts"}) as table:
+        table.put(pa.Table.from_pylist([row(id, 0) for id in range(40)], SCHEMA))
+        yield lambda *options: cli("query", path, *options, "--format", "json", "--columns", "id")
+
+
+def ids(ran: Any) -> list[int]:
+    assert ran.code == 0, ran.err
+    return [each["id"] for each in json.loads(ran.out)]
+
+
+def test_the_command_orders_leaves_out_and_searches_as_told(asked: Callable[..., Any]) -> None:
+    assert ids(asked("--order-by", "id desc", "--limit", 3, "--offset", 2)) == [37, 36, 35]
+    assert ids(asked("--order-by", "word, id DESC", "--filter", "id < 12 AND word IS NULL")) == [11, 0]
+    model = {id: row(id, 0) for id in range(40)}
+    near = ("--near", "plain=[0.5, -1, 0.25, 2]")
+    for metric in ("l2", "cosine"):
+        expected = distances(model, np.array([0.5, -1.0, 0.25, 2.0]), metric)
+        order = sorted(expected, key=lambda id: expected[id])
+        assert ids(asked(*near, "--metric", metric, "--limit", 5, "--offset", 1)) == order[1:6]
+        end = (expected[order[3]] + expected[order[4]]) / 2
+        assert ids(asked(*near, "--metric", metric, "--distance-range", f",{end}")) == order[:4]
+        assert ids(asked(*near, "--metric", metric, "--distance-range", f"{end},", "--limit", 2)) == order[4:6]
+    assert len(ids(asked(*near, "--match", "body=zebra", "--nprobes", 3, "--refine-factor", 2, "--limit", 4))) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--order-by", "id down"), "--order-by 'id down': write COLUMN or COLUMN desc"),
+        (("--order-by", "id", "--match", "body=zebra"), "--order-by and --match cannot be combined"),
+        (("--key", "1", "--offset", "1"), "--offset and --key cannot be combined"),
+        (("--metric", "l2"), "--metric says how to search by vector; add --near"),
+        (("--near", "plain=[0, 0, 0, 0]", "--distance-range", "0.5"), "--distance-range '0.5': write LOWEST,BELOW"),
+        (("--near", "plain=[0, 0, 0, 0]", "--distance-range", "5,x"), "--distance-range '5,x': write LOWEST,BELOW"),
+        (("--near", "plain=[0, 0, 0, 0]", "--metric", "L3"), "metric 'L3' is unknown"),
+    ],
+)
+def test_the_command_refuses_what_does_not_go_together(
+    asked: Callable[..., Any], options: tuple[str, ...], said: str
+) -> None:
+    ran = asked(*options)
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert said in ran.error_lines[0]
