@@ -23,7 +23,7 @@ from memwal.flush.errors import (
 )
 from memwal.flush.garbage.orphans import OrphanGarbage, collect_orphans
 from memwal.flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
-from memwal.flush.garbage.retained import BaseNeeds, base_needs
+from memwal.flush.garbage.retained import BaseNeeds, base_needs, held_at
 from memwal.flush.garbage.ssts import SstCollector, SstGarbage, needed_for_tags
 from memwal.flush.resizing.routing import finish as finish_resize
 from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, is_being_resized, resize
@@ -76,6 +76,7 @@ __all__ = [
     "drop_index",
     "finish_resize",
     "flush",
+    "held_at",
     "is_being_resized",
     "list_indexes",
     "needed_for_tags",

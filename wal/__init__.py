@@ -27,6 +27,7 @@ from memwal.wal.layout import bucket_region, regions
 from memwal.wal.lease import ReadLease
 from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
 from memwal.wal.manifest_garbage import ManifestCollector, ManifestGarbage
+from memwal.wal.manifest_history import ManifestHistory
 from memwal.wal.options import WalOptions
 from memwal.wal.records import BatchPart, Entry, EntryHeader
 from memwal.wal.replay import find_tip, read_tail, replay
@@ -53,6 +54,7 @@ __all__ = [
     "LocalStore",
     "ManifestCollector",
     "ManifestGarbage",
+    "ManifestHistory",
     "ManifestStore",
     "ObjectInfo",
     "ObjectStore",

@@ -47,7 +47,7 @@ class WalGarbage:
 
     region: UUID
     boundary: int
-    """`replay_after` of the manifest that was read; entries above it were not considered."""
+    """`replay_after` of the manifest that was read, or the limit given below it; entries above were not considered."""
     entries: int = 0
     """Entries deleted."""
     bytes: int = 0
@@ -91,14 +91,17 @@ class WalCollector:
         self._index = FenceIndex(store, region_id, self._readable_header)
         self._remembers = False
 
-    def collect(self, min_age: float, *, dry_run: bool = False) -> WalGarbage:
+    def collect(self, min_age: float, *, dry_run: bool = False, most: int | None = None) -> WalGarbage:
         """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only report it.
+
+        `most`: the highest position to delete, None for no limit: a reader of changes needs all entries above it.
 
         Raises StoreUnavailable, StoreRefused (what was deleted by then is deleted; call again), and Corrupt, naming
         the object, where the manifest or an entry above the newest applied map cannot be read.
         """
         manifest = ManifestStore(self._store, self._region_id, clock=self._clock, options=self._options).latest()
         boundary = 0 if manifest is None else manifest.replay_after
+        boundary = boundary if most is None else min(boundary, most)
         entries = self._entries()
         last, newest = self._newest_map(max(entries, default=0))
         below = [position for position in entries if position <= boundary and position < last]

@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import lance
 
@@ -48,6 +49,8 @@ class MaintenanceRules:
     versions_interval: float = 3600.0
     versions_age_min: float = 604_800.0
     versions_min: int = 10
+    changes_age_min: float = 0.0
+    """Versions that were the newest in this time stay for readers of changes. 0: none stays for them."""
 
 
 def worth_merging(sizes: Sequence[int]) -> int:
@@ -105,8 +108,11 @@ def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, dele
     return done.fragments_removed, done.fragments_added
 
 
-def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int) -> int:
+def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int, changes_since: float | None = None) -> int:
     """Step 3; returns the number of versions deleted. `age_min` in seconds. Reads the manifest of every version.
+
+    `changes_since`: Unix seconds; the version that was the newest then, and all after it, stay for readers of changes.
+    It may be much older than that, where the table was idle.
 
     Raises OSError, RuntimeError, ValueError of Lance.
     """
@@ -115,6 +121,8 @@ def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int) -> 
     own = present[bisect_left(present, True, key=lambda version: _is_set_up(dataset, version)) :]
     if len(own) <= versions_min:
         return 0
+    if changes_since is not None and not (own := own[: _superseded(dataset, own, changes_since)]):
+        return 0
     done = dataset.cleanup_old_versions(
         older_than=timedelta(seconds=age_min),
         retain_versions=versions_min,
@@ -122,6 +130,16 @@ def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int) -> 
         error_if_tagged_old_versions=False,
     )
     return int(done.old_versions)
+
+
+def _superseded(dataset: lance.LanceDataset, versions: Sequence[int], since: float) -> int:
+    """Return how many of `versions`, ascending, were no longer the newest at `since`, in Unix seconds."""
+    written: dict[int, float] = {}
+    for each in dataset.versions():
+        moment: Any = each["timestamp"]  # pylance's type is a union
+        written[int(each["version"])] = moment.timestamp()
+    superseded = sum(written.get(version, since) <= since for version in versions) - 1
+    return max(superseded, 0)
 
 
 def _is_set_up(dataset: lance.LanceDataset, version: int) -> bool:

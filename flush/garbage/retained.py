@@ -63,7 +63,7 @@ def base_needs(store: ObjectStore, base: BaseTable, since: float) -> BaseNeeds:
     """
     return BaseNeeds(
         committed=base.committed,
-        opened=_opened(store, since),
+        opened=held_at(store, since),
         indexed=_indexed(store, base),
         tagged=tuple(compacted_generations(store, version) for version in sorted(_tags(base.dataset))),
     )
@@ -80,7 +80,11 @@ def _tags(dataset: lance.LanceDataset) -> set[int]:
     raise AssertionError("unreachable")
 
 
-def _opened(store: ObjectStore, since: float) -> Generations:
+def held_at(store: ObjectStore, since: float) -> Generations:
+    """Return what the version held that was newest at `since`, in Unix seconds; the oldest one left if that is gone.
+
+    Raises Corrupt; StoreUnavailable, StoreRefused.
+    """
     for attempt in range(1, _LISTINGS + 1):
         ages = _version_times(store)
         old = [version for version, modified in ages.items() if modified <= since]

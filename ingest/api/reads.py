@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from memwal.ingest.api.arguments import at_least_one, distance_range, listed, not_negative, sql, text_columns
 from memwal.ingest.api.arguments import text as a_text
+from memwal.ingest.api.changes import Changes, ChangesSource, opened, position_of
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.api.ordering import checked_order
 from memwal.ingest.errors import Invalid, translate_errors
@@ -231,6 +232,38 @@ class Reads(ABC):
         request |= _how(metric, nprobes, refine_factor, distance_range)
         rows: pa.Table = self._answer("candidates", level, **request, filter=sql(filter), columns=listed(columns))
         return rows
+
+    @translate_errors
+    def changes(
+        self,
+        since: Any = None,
+        *,
+        until: Any = None,
+        images: str = "after",
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> Changes:
+        """Return the durable inserts, updates and deletes after `since`, as record batches with their positions.
+
+        `since`: a position that changes gave (`Changes.position`), "latest", or "earliest" (None): the oldest that is
+        kept, see `gc.changes_age_min`. `until`: a position or "latest" (None): the end of the log now. `follow`: do not
+        end, wait for further changes. `images`: "after", or "both" for rows before their change too. `columns`: None
+        for all; the key is always among them.
+        Raises: Invalid; its `details["reason"]` is "changes_gone" if changes after `since` are no longer kept.
+        """
+        source = self._changes_source()
+        return opened(source, since, until, images, listed(columns), follow=follow)
+
+    @translate_errors
+    def changes_position(self, at: str = "latest") -> dict[str, Any]:
+        """Return the "latest" or "earliest" position of changes, a value for JSON. The latest costs a few requests per
+        region; no change that is made later is at or below it.
+        """
+        return position_of(self._changes_source(), at, "at").to_json()
+
+    def _changes_source(self) -> ChangesSource:
+        """Return where changes are read from. Raises: Invalid."""
+        raise Invalid("changes are read from a whole table, not from some of its regions")
 
 
 def _sent(name: str, columns: Any) -> str | dict[str, float]:

@@ -185,6 +185,25 @@ def query(
 
 
 @app.command()
+def tail(
+    config: Config,
+    since: Annotated[
+        str, typer.Option(help="earliest, latest, the JSON of a position (tail prints one at its end), or @FILE")
+    ] = "earliest",
+    images: Annotated[str, typer.Option(help="after, or both to print rows before their change too")] = "after",
+    columns: Annotated[str | None, typer.Option(help="columns to print beside the key, separated by commas")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for further changes until interrupted")] = False,
+    format: Format = "table",
+) -> int:
+    """Print inserts, updates and deletes in order; json prints one object per line."""
+    from memwal.ingest.cli.tail import Tail
+    from memwal.ingest.cli.tail import tail as print_changes
+
+    asked = Tail(since, images, names_in(columns), follow)
+    return print_changes(settings_of(config), os.environ, asked, format, console())
+
+
+@app.command()
 def flush(config: Config) -> int:
     """Flush memtables to SSTs: through the daemon that owns the regions; if none answers, claim the regions briefly."""
     from memwal.ingest.cli.steps import flush_table

@@ -48,6 +48,7 @@ def render_python() -> str:
 
 def _python_reference() -> Iterator[str]:
     import memwal
+    from memwal.ingest.api.changes import Changes
     from memwal.ingest.api.tokens import Receipt, RegionCounts
     from memwal.ingest.table.embedded import Table
 
@@ -55,9 +56,13 @@ def _python_reference() -> Iterator[str]:
     for name, function in (("memwal.open", memwal.open), ("memwal.connect", memwal.connect)):
         yield from _described(f"## {name}", name, function)
     yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
-    yield "Every read names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    for name in ("put", "delete", *READS, "hybrid", "flush", "commit", "status", "close"):
+    yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
+    for name in ("put", "delete", *READS, "hybrid", "changes", "changes_position", "flush", "commit", "status", "close"):
         yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
+    yield f"## Changes\n\nWhat `table.changes` returns.\n\n{inspect.getdoc(Changes)}\n"
+    for member in (Changes.position.fget, Changes.schema.fget, Changes.read_all):  # type: ignore[attr-defined]
+        yield f"- `{member.__name__}`: {' '.join((inspect.getdoc(member) or '').split())}"
+    yield ""
     yield from _described("## memwal.lancedb_reranker", "memwal.lancedb_reranker", memwal.lancedb_reranker)
     for kind in (Receipt, RegionCounts, memwal.Token):
         yield from _described(f"## {kind.__name__}", kind.__name__, kind)

@@ -23,6 +23,7 @@ from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
+from memwal.ingest.client.changes import RemoteChanges
 from memwal.ingest.client.retry import Attempts, abandon_if_moved
 from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
@@ -295,6 +296,15 @@ class RemoteTable(Reads):
         elif sends == "vector":
             rows = as_vector(request.pop("vector"))
         return self._patiently(partial(self._read, read, request, rows), READ_TIMEOUT)
+
+    def _changes_source(self) -> RemoteChanges:
+        return RemoteChanges(lambda call: self._patiently(partial(self._any, call), READ_TIMEOUT))
+
+    def _any(self, call: Callable[[Connection, float], T], within: float) -> T:
+        """Return the answer of the daemon that owns the first region to a call that needs no owner."""
+        router = self.router
+        to, first = router.sole or router.owner(router.regions[0]), router.regions[0]
+        return self._all_of([Call(to, [first], partial(call, to, within))])[0]
 
     def _read(self, read: str, request: dict[str, Any], rows: pa.Table | None, within: float) -> Any:
         sole = self.router.sole

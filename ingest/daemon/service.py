@@ -5,7 +5,10 @@ DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  s
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
            "routing" too where the sender has split them itself
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
-DoAction   "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
+           {"op": "changes", "since", "until", "images", "columns"}    the next changes, of all regions, whoever owns
+           them; the stream's schema metadata `memwal:changes` has {"position", "more"}
+DoAction   "changes_position" {"at"} |
+           "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
            "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
            "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
            "schema" {"look": true}     looks first whether somebody changed the table's columns
@@ -34,6 +37,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from memwal.ingest.api.changes import ChangesRequest, packed
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
@@ -142,6 +146,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table:
         op = request.pop("op")
+        if op == "changes":
+            return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
         kind = READS.get(op)
         if kind is None or kind.counts or (rows is None) != (kind.sends is None):
             raise Invalid(f"unknown read {op!r}")
@@ -160,6 +166,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         acts: dict[str, Callable[[dict[str, Any]], Any]] = {
             **{name: partial(self._count, name) for name, kind in READS.items() if kind.counts},
             "applied": self._applied,
+            "changes_position": lambda request: self.table.changes_position(request["at"]),
             "status": lambda _: self.table.status(),
             "flush": lambda _: self.table.flush(),
             "commit": lambda _: asdict(self.table.commit()),

@@ -86,8 +86,12 @@ class Connection:
         """Run one of `READS`, or the action "applied"; return its answer. `rows`: what the read `sends`."""
         if read == "applied" or READS[read].counts:
             return self.act(read, request, timeout)
-        ticket = flight.Ticket(pack({"op": read, **self._table_name(), **request}, rows))
-        return self._client.do_get(ticket, self._options(timeout)).read_all()
+        return self._rows({"op": read, **request}, rows, timeout)
+
+    @_translate_flight_errors
+    def changes(self, request: Mapping[str, Any], timeout: float | None = None) -> pa.Table:
+        """Return the next changes of the table, as `ingest.api.changes.packed` made them."""
+        return self._rows({"op": "changes", **request}, None, timeout)
 
     @_translate_flight_errors
     def write(self, rows: pa.Table, request: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
@@ -120,6 +124,10 @@ class Connection:
 
     def _table_name(self) -> dict[str, str]:
         return {} if self.table is None else {"table": self.table}
+
+    def _rows(self, request: Mapping[str, Any], rows: pa.Table | None, timeout: float | None) -> pa.Table:
+        ticket = flight.Ticket(pack({**request, **self._table_name()}, rows))
+        return self._client.do_get(ticket, self._options(timeout)).read_all()
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)

@@ -242,6 +242,13 @@ class GcSettings(Section):
         86400.0,
         description=('minimum age before an old region manifest is deleted; tables with wal.format = "arrow" keep all'),
     )
+    changes_age_min: Duration = Field(
+        0.0,
+        description=(
+            "minimum age before a change can no longer be read by `changes` and `memwal tail`; keeps WAL entries, "
+            "region manifests and versions of the base table that long. 0 = no longer than they are kept anyway"
+        ),
+    )
     orphan_age_min: OrphanAge = Field(
         604_800.0,
         description=(

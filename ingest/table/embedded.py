@@ -27,6 +27,7 @@ from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import Level
 from memwal.ingest.api.rows import as_table, split_deletes
 from memwal.ingest.api.tokens import Applied, Receipt, Token, TokenLike
+from memwal.ingest.changes.pieces import StoredChanges
 from memwal.ingest.errors import Invalid, MemWalError, translate_errors
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
@@ -74,6 +75,7 @@ class Table(LevelReads):
         super().__init__(base, Reader(base, context.store, routing=base.routing_version))
         context = replace(context, find=self._stored)
         self.regions = RegionSet(base, context)
+        self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
         self._writes = TableWrites(self._columns, self.regions)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
@@ -377,6 +379,10 @@ class Table(LevelReads):
         except wal.Corrupt:
             self._reader.base()  # raises a clearer error if another table was created at this address
             raise
+
+    def _changes_source(self) -> StoredChanges:
+        self._refuse_if_closed()
+        return self.stored_changes
 
     # ---- changed columns -----------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ commit plans in `flush.garbage.plans`, files of the base table that no version r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -33,11 +33,18 @@ class Ages:
     sst: float
     orphan: float
     manifest: float = 86_400.0
+    changes: float = 0.0
 
     @staticmethod
     def of(settings: GcSettings) -> Ages:
         """The ages of the section [gc]."""
-        return Ages(settings.wal_age_min, settings.sst_age_min, settings.orphan_age_min, settings.manifest_age_min)
+        return Ages(
+            settings.wal_age_min,
+            settings.sst_age_min,
+            settings.orphan_age_min,
+            settings.manifest_age_min,
+            settings.changes_age_min,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +186,44 @@ class TableCollector:
         listings = {region: self._ssts[region].list_region() for region in looked_at}
         newest = base.latest()
         needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
+        held = flush.held_at(self._store, self._clock.now() - ages.changes) if ages.changes else None
         found = tuple(
             RegionGarbage(
                 region,
-                self._wals[region].collect(ages.wal, dry_run=dry_run),
+                self._wals[region].collect(ages.wal, dry_run=dry_run, most=self._changes_begin(region, held)),
                 self._ssts[region].collect(listing, needs, ages.sst, dry_run=dry_run),
                 self._plans.collect(region, at_least=plans_min, dry_run=dry_run),
-                self._old_manifests(region, ages.manifest, dry_run=dry_run),
+                self._old_manifests(region, ages.manifest, held, dry_run=dry_run),
             )
             for region, listing in listings.items()
         )
         files = self._orphans(newest, ages.orphan, dry_run=dry_run) if orphans else flush.OrphanGarbage(dry_run=dry_run)
         return TableGarbage(found, files, dry_run)
 
-    def _old_manifests(self, region: UUID, min_age: float, *, dry_run: bool) -> wal.ManifestGarbage:
+    def _changes_begin(self, region: UUID, held: Mapping[UUID, int] | None) -> int | None:
+        """Return the WAL position above which entries are kept for readers of changes; None where none is kept.
+
+        `held`: per region the generation that the base table held `changes_age_min` ago. Every change since then is
+        above it in the log; the base version that begins with this generation has what was stored before.
+        """
+        if held is None:
+            return None
+        generation = held.get(region, 0)
+        kept = wal.ManifestHistory(self._store, region, self._clock)
+        manifest = kept.first(lambda manifest: manifest.current_generation > generation)
+        return 0 if manifest is None else manifest.replay_after
+
+    def _old_manifests(
+        self, region: UUID, min_age: float, held: Mapping[UUID, int] | None, *, dry_run: bool
+    ) -> wal.ManifestGarbage:
         if self._clock.monotonic() < self._manifests_due.get(region, float("inf")):
             return wal.ManifestGarbage(region, dry_run=dry_run)
-        needed = flush.needed_for_tags(self._plans.settled(region))
+        for_tags = flush.needed_for_tags(self._plans.settled(region))
+        first = None if held is None else held.get(region, 0) + 1  # readers of changes find by it where this one ended
+
+        def needed(manifest: wal.RegionManifest) -> bool:
+            return for_tags(manifest) or (first is not None and manifest.current_generation >= first)
+
         found = self._manifests[region].collect(needed, min_age, dry_run=dry_run)
         self._manifests_due[region] = self._clock.monotonic() + min(min_age, _MANIFESTS_EVERY)
         return found

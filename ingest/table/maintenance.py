@@ -15,6 +15,8 @@ from memwal.wal import Clock
 from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
+_CHANGES_MARGIN = 7200.0
+"""Seconds for which versions stay beyond `changes_age_min`: twice what `changes.base_versions` asks in its rule 3."""
 
 
 class BaseUpkeep:
@@ -73,7 +75,7 @@ class BaseUpkeep:
         replaced, by = compact(dataset, rules.fragments_min, rules.rows_max, rules.deleted_min)
         return f"fragments compacted: {replaced} into {by}" if replaced else ""
 
-    @staticmethod
-    def _clean_up(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
-        gone = clean_up(dataset, rules.versions_age_min, rules.versions_min)
+    def _clean_up(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
+        since = self._clock.now() - rules.changes_age_min - _CHANGES_MARGIN if rules.changes_age_min else None
+        gone = clean_up(dataset, rules.versions_age_min, rules.versions_min, since)
         return f"old versions removed: {gone}" if gone else ""

@@ -296,6 +296,7 @@ def maintenance_rules(settings: Settings) -> MaintenanceRules:
         versions_interval=gc.versions_interval,
         versions_age_min=gc.versions_age_min,
         versions_min=gc.versions_min,
+        changes_age_min=gc.changes_age_min,
     )
 
 

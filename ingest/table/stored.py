@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self
 from memwal import flush, wal
 from memwal.ingest.api.reads import Level
 from memwal.ingest.api.tokens import TokenLike
+from memwal.ingest.changes.pieces import StoredChanges
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
@@ -33,6 +34,7 @@ class StoredTable(LevelReads):
         """`base`: any version; every read opens the newest."""
         super().__init__(base, Reader(base, store))
         self._store = store
+        self._changes = StoredChanges(base, store)
 
     @translate_errors
     def status(self) -> dict[str, Any]:
@@ -92,6 +94,9 @@ class StoredTable(LevelReads):
 
     def _views(self, level: Level, *, again: bool) -> list[RegionView]:  # noqa: ARG002 - storage is looked at anyway
         return views_from_storage(self.base, self._store, level)
+
+    def _changes_source(self) -> StoredChanges:
+        return self._changes
 
     def _refuse(self, method: str) -> NoReturn:
         raise Invalid(

@@ -23,6 +23,8 @@ READS = {
     "count": ["filter", "level"],
     "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level"],
     "match": ["column", "text", "k", "filter", "columns", "offset", "level"],
+    "changes": ["since", "until", "images", "columns", "follow"],
+    "changes_position": ["at"],
 }
 WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "durable", "token", "timeout"]}
 STEPS: dict[str, list[str]] = {
@@ -43,6 +45,7 @@ COMMANDS = {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
         *("metric", "nprobes", "refine-factor", "distance-range"),
     },
+    "tail": {"config", "since", "images", "columns", "follow", "format"},
     "flush": {"config"},
     "commit": {"config", "json"},
     "gc": {"config", "dry-run", "json"},

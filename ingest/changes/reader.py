@@ -1,0 +1,232 @@
+"""Reads the changes of a table from storage, piece by piece. The README has the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+import pyarrow as pa
+
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.api.changes import (
+    CHANGE,
+    CHANGES_GONE,
+    POSITION,
+    REGION,
+    ROW,
+    ChangesRequest,
+    Piece,
+    Position,
+)
+from memwal.ingest.changes.region import Form, RegionChanges, StoredRows
+from memwal.ingest.changes.start import Gone, Starts
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.read.request import checked_columns
+from memwal.wal.layout import entry_key
+from memwal.wal.probing import newest_from
+
+_LOOK_FOR_LOSS = 10.0
+"""Seconds between two looks whether the entry that is waited for was deleted before it was read."""
+_ATTEMPTS = 5
+_TOLD = 32
+"""Most regions of a position in an error: it travels as a response header, which has at most 8 KiB."""
+
+
+class ChangesReader:
+    """Reads the changes of one request from storage.
+
+    Thread safety. One thread at a time. After an error it cannot be used any more.
+    Invariants. (1) `position` covers exactly the changes that were returned. (2) All changes of a routing come before
+    those of the next.
+    """
+
+    def __init__(self, base: BaseTable, store: wal.ObjectStore, clock: wal.Clock, request: ChangesRequest) -> None:
+        """`base`: any version of the table. Raises: Invalid for a position of another table, or unknown columns."""
+        self._store, self._clock, self._request = store, clock, request
+        self._base = base.latest()
+        self._expect_same_table(request.since, "since")
+        if request.until is not None:
+            self._expect_same_table(request.until, "until")
+        self._routing = request.since.routing
+        self._at: dict[UUID, int] = dict(request.since.regions)
+        self._ends: dict[UUID, int] = {}
+        self._open: dict[UUID, RegionChanges] = {}
+        self._looked: dict[UUID, float] = {}
+        self._form = self._formed()
+
+    @property
+    def position(self) -> Position:
+        """Up to where changes were returned."""
+        return Position(self._base.table_id, self._routing, dict(self._at))
+
+    def next(self, until: Position | None) -> Piece:
+        """Return the next piece, at most up to `until`; None: up to now. Raises: Invalid (`changes_gone`)."""
+        try:
+            while True:
+                for region in sorted(self._ends):
+                    end = self._end(region, until)
+                    while self._at.get(region, 0) < end:
+                        rows = self._read(region, end)
+                        if rows.num_rows:
+                            return Piece(rows, self.position, more=True)
+                if not self._look(until):
+                    return Piece(self._form.schema.empty_table(), self.position, more=False)
+        except Gone as gone:
+            raise self._gone(gone) from None
+
+    def _read(self, region: UUID, end: int) -> pa.Table:
+        at = self._at.get(region, 0)
+        changes = self._open.get(region)
+        if changes is None:
+            changes = self._opened(region, at)
+        elif changes.stored is not None and changes.stored.is_large:
+            changes = self._renewed(region, changes, changes.stored, at)
+        self._open[region] = changes
+        rows = changes.read(end)
+        self._at[region] = changes.at
+        return rows
+
+    def _opened(self, region: UUID, at: int) -> RegionChanges:
+        # Opened anew: `Starts` reads the manifests after it.
+        starts = Starts(self._base.latest(), self._store)
+        return RegionChanges(self._store, region, self._form, starts.of(region, at, self._routing), at)
+
+    def _renewed(self, region: UUID, changes: RegionChanges, stored: StoredRows, at: int) -> RegionChanges:
+        """Return the region read from a newer base version, if one holds more of it, to bound what is in memory."""
+        newest = self._base.latest()
+        if stored.base is None or newest.committed.get(region, 0) == stored.base.committed.get(region, 0):
+            return changes
+        try:
+            return self._opened(region, at)
+        except Gone:
+            return changes
+
+    def _end(self, region: UUID, until: Position | None) -> int:
+        """Return up to where `region` is read now."""
+        end = self._ends[region]
+        if until is None or until.routing > self._routing:
+            return end
+        return min(end, until.regions.get(region, 0)) if until.routing == self._routing else 0
+
+    def _look(self, until: Position | None) -> bool:
+        """Find out up to where there are changes; return whether there are any, or a next routing.
+
+        The ends of the logs are found before the base is opened. So entries up to there have no columns that this base
+        lacks, and where its routing is the one that is read, they were all routed by it.
+        """
+        if until is not None and self._is_done(until):
+            return False
+        regions = {*self._at, *self._base.regions, *wal.regions(self._store)}
+        tips = {region: self._tip(region) for region in regions}
+        base = self._base.latest()
+        if base.shape != self._base.shape:
+            self._open.clear()
+        self._base = base
+        self._form = self._formed()
+        if base.routing_version == self._routing:
+            self._ends = tips
+            return any(self._at.get(region, 0) < self._end(region, until) for region in tips)
+        starts = Starts(base, self._store)
+        self._ends = {
+            region: starts.end_of_routing(region, self._routing, self._at.get(region, 0))
+            for region in {*regions, *wal.regions(self._store)}
+        }
+        if any(self._at.get(region, 0) < self._end(region, until) for region in self._ends):
+            return True
+        if until is not None and until.routing <= self._routing:
+            return False
+        self._routing += 1
+        self._ends, self._open = {}, {}
+        return True
+
+    def _is_done(self, until: Position) -> bool:
+        if until.routing != self._routing:
+            return until.routing < self._routing
+        return all(self._at.get(region, 0) >= end for region, end in until.regions.items())
+
+    def _tip(self, region: UUID) -> int:
+        """Return the newest position of `region`. A request, more only if entries are new or might have been lost."""
+        at, suffix = self._at.get(region, 0), self._base.codec.suffix
+
+        def exists(position: int) -> bool:
+            return self._store.exists(entry_key(region, position, suffix))
+
+        tip = newest_from(exists, at)
+        if tip == at and self._clock.monotonic() >= self._looked.get(region, -1.0):
+            self._looked[region] = self._clock.monotonic() + _LOOK_FOR_LOSS
+            manifest = wal.ManifestStore(self._store, region, clock=self._clock).latest()
+            if manifest is not None and max(manifest.replay_after, manifest.last_seen) > at:
+                tip = newest_from(exists, max(manifest.replay_after, manifest.last_seen))
+        return tip
+
+    def _formed(self) -> Form:
+        base, request = self._base, self._request
+        for name in (CHANGE, REGION, POSITION, ROW):
+            if name in base.schema.names:
+                raise Invalid(f"changes: the table has a column {name!r}, which changes need; rename it")
+        columns = {*checked_columns(request.columns, base.schema), *base.key}
+        ordered = tuple(name for name in base.schema.names if name in columns)
+        return Form(base.shape, base.key, ordered, request.images == "both", base.wal_format)
+
+    def _expect_same_table(self, position: Position, name: str) -> None:
+        base = self._base
+        if position.table != base.table_id:
+            raise Invalid(f"{name}: the position is of another table than {base.uri}, or of one that was replaced")
+        if position.routing > base.routing_version:
+            raise Invalid(
+                f"{name}: the position has routing version {position.routing}, {base.uri} has {base.routing_version}"
+            )
+
+    def _gone(self, gone: Gone) -> Invalid:
+        uri = self._base.uri
+        if gone.ahead:
+            return Invalid(
+                f"{uri}: region {gone.region}: the log does not reach position {gone.position}: the position is of "
+                "another table, or the table was restored; begin again with since='earliest'"
+            )
+        asked = self._at.get(gone.region, 0)
+        try:
+            oldest = earliest(self._base, self._store)
+        except Unavailable:
+            oldest = None
+        kept = (
+            "nothing can be read now"
+            if oldest is None
+            else (f"the oldest that can be read is {oldest.regions.get(gone.region, 0)}")
+        )
+        return Invalid(
+            f"{uri}: changes of region {gone.region} after position {asked} are no longer kept; {kept}: begin again "
+            "with since='earliest' and a new copy of the table, and raise gc.changes_age_min",
+            {"reason": CHANGES_GONE, "oldest": oldest.to_json() if oldest and len(oldest.regions) <= _TOLD else None},
+        )
+
+
+def latest(base: BaseTable, store: wal.ObjectStore) -> Position:
+    """Return the position after every change that was durable when it was called. A few requests per region."""
+    return _of_one_routing(base, store, lambda starts, region: starts.tip(region))
+
+
+def earliest(base: BaseTable, store: wal.ObjectStore) -> Position:
+    """Return the oldest position that can be read from. Raises: Unavailable if there is none now."""
+
+    def oldest(starts: Starts, region: UUID) -> int:
+        position = starts.earliest(region)
+        if position is None:
+            raise Unavailable(
+                f"{base.uri}: region {region}: the log was collected up to a position that the base table has not "
+                "reached: commit the table and try again, or set gc.changes_age_min"
+            )
+        return position
+
+    return _of_one_routing(base, store, oldest)
+
+
+def _of_one_routing(base: BaseTable, store: wal.ObjectStore, of: Callable[[Starts, UUID], int]) -> Position:
+    for _ in range(_ATTEMPTS):
+        base = base.latest()
+        starts = Starts(base, store)
+        found = {region: of(starts, region) for region in sorted({*base.regions, *wal.regions(store)})}
+        if base.latest().routing_version == base.routing_version:
+            return Position(base.table_id, base.routing_version, found)
+    raise Unavailable(f"{base.uri}: the table is being resized; try again")

@@ -1,0 +1,18 @@
+"""The change feed of a table under a random life, read in pieces, beside a dict."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.change_world import ChangeWorld
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_change_of_every_key_once_and_in_order(uri: str, seed: int) -> None:
+    world = ChangeWorld(uri, seed)
+    try:
+        for _ in range(4):
+            world.live(25)
+            world.check()
+    finally:
+        world.close()
