@@ -156,8 +156,11 @@ class ChangesReader:
         if tip == at and self._clock.monotonic() >= self._looked.get(region, -1.0):
             self._looked[region] = self._clock.monotonic() + _LOOK_FOR_LOSS
             manifest = wal.ManifestStore(self._store, region, clock=self._clock).latest()
-            if manifest is not None and max(manifest.replay_after, manifest.last_seen) > at:
-                tip = newest_from(exists, max(manifest.replay_after, manifest.last_seen))
+            known = 0 if manifest is None else max(manifest.replay_after, manifest.last_seen)
+            if at > known and not exists(at):
+                raise Gone(region, at, ahead=True)
+            if known > at:
+                tip = newest_from(exists, known)
         return tip
 
     def _formed(self) -> Form:

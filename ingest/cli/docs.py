@@ -57,7 +57,8 @@ def _python_reference() -> Iterator[str]:
         yield from _described(f"## {name}", name, function)
     yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
     yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    for name in ("put", "delete", *READS, "hybrid", "changes", "changes_position", "flush", "commit", "status", "close"):
+    reads = (*READS, "hybrid", "changes", "changes_position")
+    for name in ("put", "delete", *reads, "flush", "commit", "status", "close"):
         yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
     yield f"## Changes\n\nWhat `table.changes` returns.\n\n{inspect.getdoc(Changes)}\n"
     for member in (Changes.position.fget, Changes.schema.fget, Changes.read_all):  # type: ignore[attr-defined]
