@@ -10,7 +10,8 @@ commit of its own:
 3. **Clean up** versions that are older than `versions_age_min` and not among the newest `versions_min`. Tagged versions
    stay, and so do versions from before the table was set up: they are another program's history. The minimum age does
    more than save disk space: Lance checks a write from an old handle against the versions since, as far as they exist.
-   From a handle that is older than all of them deleted rows come back (`flush.verification.history`).
+   From a handle that is older than all of them deleted rows come back (`flush.verification.history`). With
+   `changes_age_min` versions that readers of changes need stay too.
 
 What belongs together is decided by size (`worth_merging`): as many as possible while the largest is no larger than the
 sum of the others. So a rewrite at least doubles the size, and a row is rewritten at most log2(rows / rows of a batch of
@@ -133,13 +134,15 @@ def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int, cha
 
 
 def _superseded(dataset: lance.LanceDataset, versions: Sequence[int], since: float) -> int:
-    """Return how many of `versions`, ascending, were no longer the newest at `since`, in Unix seconds."""
+    """Return how many of `versions`, ascending, were no longer the newest at `since`, in Unix seconds, less one: by
+    the version before it a reader of changes tells that it was the first with its progress.
+    """
     written: dict[int, float] = {}
     for each in dataset.versions():
         moment: Any = each["timestamp"]  # pylance's type is a union
         written[int(each["version"])] = moment.timestamp()
     superseded = sum(written.get(version, since) <= since for version in versions) - 1
-    return max(superseded, 0)
+    return max(superseded - 1, 0)
 
 
 def _is_set_up(dataset: lance.LanceDataset, version: int) -> bool:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from memwal import wal
 from memwal.flush import BaseTable
+from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.api.changes import (
     CHANGE,
     CHANGES_GONE,
@@ -53,7 +54,9 @@ class ChangesReader:
         self._ends: dict[UUID, int] = {}
         self._open: dict[UUID, RegionChanges] = {}
         self._looked: dict[UUID, float] = {}
+        self._at_once = AT_ONCE if store.remote else 1
         self._form = self._formed()
+        self._starts = Starts(self._base, store)
 
     @property
     def position(self) -> Position:
@@ -79,7 +82,7 @@ class ChangesReader:
         at = self._at.get(region, 0)
         changes = self._open.get(region)
         if changes is None:
-            changes = self._opened(region, at)
+            changes = self._opened(region, at, self._starts)
         elif changes.stored is not None and changes.stored.is_large:
             changes = self._renewed(region, changes, changes.stored, at)
         self._open[region] = changes
@@ -87,9 +90,7 @@ class ChangesReader:
         self._at[region] = changes.at
         return rows
 
-    def _opened(self, region: UUID, at: int) -> RegionChanges:
-        # Opened anew: `Starts` reads the manifests after it.
-        starts = Starts(self._base.latest(), self._store)
+    def _opened(self, region: UUID, at: int, starts: Starts) -> RegionChanges:
         return RegionChanges(self._store, region, self._form, starts.of(region, at, self._routing), at)
 
     def _renewed(self, region: UUID, changes: RegionChanges, stored: StoredRows, at: int) -> RegionChanges:
@@ -98,7 +99,7 @@ class ChangesReader:
         if stored.base is None or newest.committed.get(region, 0) == stored.base.committed.get(region, 0):
             return changes
         try:
-            return self._opened(region, at)
+            return self._opened(region, at, Starts(newest, self._store))
         except Gone:
             return changes
 
@@ -117,19 +118,19 @@ class ChangesReader:
         """
         if until is not None and self._is_done(until):
             return False
-        regions = {*self._at, *self._base.regions, *wal.regions(self._store)}
-        tips = {region: self._tip(region) for region in regions}
+        regions = sorted({*self._at, *self._base.regions, *wal.regions(self._store)})
+        tips = dict(zip(regions, each(self._tip, regions, self._at_once), strict=True))
         base = self._base.latest()
-        if base.shape != self._base.shape:
-            self._open.clear()
-        self._base = base
-        self._form = self._formed()
+        if base is not self._base:
+            if base.shape != self._base.shape:
+                self._open.clear()
+            self._base = base
+            self._form, self._starts = self._formed(), Starts(base, self._store)
         if base.routing_version == self._routing:
             self._ends = tips
             return any(self._at.get(region, 0) < self._end(region, until) for region in tips)
-        starts = Starts(base, self._store)
         self._ends = {
-            region: starts.end_of_routing(region, self._routing, self._at.get(region, 0))
+            region: self._starts.end_of_routing(region, self._routing, self._at.get(region, 0))
             for region in {*regions, *wal.regions(self._store)}
         }
         if any(self._at.get(region, 0) < self._end(region, until) for region in self._ends):
@@ -207,7 +208,8 @@ class ChangesReader:
 
 def latest(base: BaseTable, store: wal.ObjectStore) -> Position:
     """Return the position after every change that was durable when it was called. A few requests per region."""
-    return _of_one_routing(base, store, lambda starts, region: starts.tip(region))
+    at_once = AT_ONCE if store.remote else 1
+    return _of_one_routing(base, store, lambda starts, region: starts.tip(region), at_once)
 
 
 def earliest(base: BaseTable, store: wal.ObjectStore) -> Position:
@@ -222,14 +224,17 @@ def earliest(base: BaseTable, store: wal.ObjectStore) -> Position:
             )
         return position
 
-    return _of_one_routing(base, store, oldest)
+    return _of_one_routing(base, store, oldest, 1)  # `Starts.earliest` is for one thread
 
 
-def _of_one_routing(base: BaseTable, store: wal.ObjectStore, of: Callable[[Starts, UUID], int]) -> Position:
+def _of_one_routing(
+    base: BaseTable, store: wal.ObjectStore, of: Callable[[Starts, UUID], int], at_once: int
+) -> Position:
     for _ in range(_ATTEMPTS):
         base = base.latest()
         starts = Starts(base, store)
-        found = {region: of(starts, region) for region in sorted({*base.regions, *wal.regions(store)})}
+        regions = sorted({*base.regions, *wal.regions(store)})
+        found = dict(zip(regions, each(lambda region: of(starts, region), regions, at_once), strict=True))  # noqa: B023
         if base.latest().routing_version == base.routing_version:
             return Position(base.table_id, base.routing_version, found)
     raise Unavailable(f"{base.uri}: the table is being resized; try again")

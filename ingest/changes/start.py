@@ -14,7 +14,7 @@ from uuid import UUID
 
 from memwal.flush import BaseTable
 from memwal.ingest.changes.base_versions import BaseVersions, VersionGone
-from memwal.wal import ObjectStore, RegionManifest
+from memwal.wal import ManifestStore, ObjectStore, RegionManifest
 from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
 from memwal.wal.manifest_history import ManifestHistory
 from memwal.wal.probing import newest_from
@@ -44,7 +44,7 @@ class Start:
 class Starts:
     """Finds where regions can be read from, by what storage has now.
 
-    Thread safety. One thread. Errors. All methods raise Corrupt, StoreUnavailable, StoreRefused.
+    Thread safety. One thread; `tip` any. Errors. All methods raise Corrupt, StoreUnavailable, StoreRefused.
     """
 
     def __init__(self, newest: BaseTable, store: ObjectStore) -> None:
@@ -55,7 +55,7 @@ class Starts:
 
     def tip(self, region: UUID, known: int = 0) -> int:
         """Return the newest WAL position of `region`, 0 for none. `known`: one that exists."""
-        manifest = ManifestHistory(self._store, region).newest
+        manifest = ManifestStore(self._store, region).latest()
         return 0 if manifest is None else self._tip(region, manifest, known)
 
     def end_of_routing(self, region: UUID, routing: int, position: int) -> int:

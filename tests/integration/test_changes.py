@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable
 from itertools import chain, pairwise
@@ -377,6 +378,56 @@ def test_a_position_of_another_table_is_refused(uri: str, tmp_path: Path) -> Non
         position["regions"][region] = 1
         with pytest.raises(memwal.Invalid, match="routing version"):
             table.changes(position | {"routing": 2}).read_all()
+
+
+def test_beside_commits_collections_and_maintenance(uri: str) -> None:
+    """All of it as an open table does it by itself, all the time; the reader begins anew every few pieces."""
+    settings = {
+        "commit": {"interval": "100ms", "compact_interval": "300ms", "compact_fragments": 2},
+        "gc": {
+            "interval": "200ms",
+            "wal_age_min": "0s",
+            "sst_age_min": "0s",
+            "manifest_age_min": "0s",
+            "changes_age_min": "4s",
+            "versions_interval": "500ms",
+            "versions_age_min": "1s",
+            "versions_min": 1,
+        },
+    }
+    dice = random.Random(5)
+    held, copy, done = dict[int, Any](), dict[int, Any](), threading.Event()
+
+    def write(table: Any) -> None:
+        try:
+            for n in range(400):
+                keys = dice.sample(range(100), 10)
+                table.put([row(key, n) for key in keys])
+                held.update((key, row(key, n)) for key in keys)
+                gone = dice.sample(range(100), 2)
+                table.delete(gone)
+                for key in gone:
+                    held.pop(key, None)
+                threading.Event().wait(0.01)
+        finally:
+            done.set()
+
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=3, settings=settings) as table:
+        position = table.changes_position()
+        writer = threading.Thread(target=write, args=(table,))
+        writer.start()
+        ended = False
+        while not ended:
+            ended = done.is_set()
+            changes = memwal.open(uri, read_only=True).changes(position)
+            for number, batch in enumerate(changes):
+                applied(copy, pa.Table.from_batches([batch]))
+                if number == 5 and not ended:
+                    break
+            position = changes.position
+        writer.join()
+        assert copy == held
+        assert min(entries(uri)) > 1 or len(entries(uri)) < 2400  # collections had something to delete
 
 
 def test_through_a_daemon(small_config: Callable[..., Path], serve: Callable[..., Any], made: Any, uri: str) -> None:

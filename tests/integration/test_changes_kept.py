@@ -1,0 +1,115 @@
+"""How long changes are kept: by the setting, by the clean-up of versions, in an idle region."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+import memwal
+from memwal import flush, wal
+from memwal.flush.base.manifest import manifest_names
+from memwal.flush.commits.maintenance import clean_up
+from memwal.ingest.table.garbage import Ages, TableCollector
+from tests.change_world import QUIET, SCHEMA, row
+from tests.clean import assert_clean
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def table(uri: str) -> Iterator[Any]:
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=1, settings=QUIET) as opened:
+        yield opened
+
+
+def committed(table: Any, key: int, n: int) -> None:
+    table.put([row(key, n)])
+    table.flush()
+    table.commit()
+
+
+def told(changes: Any) -> list[tuple[Any, ...]]:
+    return [(each["_change"], each["id"], each["n"]) for each in changes.read_all().to_pylist()]
+
+
+def test_manifests_are_kept_by_which_a_reader_finds_where_a_generation_ends(table: Any, uri: str) -> None:
+    """More of them than the newest ones that a collection leaves alone."""
+    clock = wal.SystemClock()
+    for n in range(12):
+        committed(table, 1, n)
+    position, since = table.changes_position(), clock.now()
+    for n in range(12, 52):
+        committed(table, 1, n)
+    clean_up(lance.dataset(uri), 1e-6, 1, since)
+    base, store = flush.BaseTable.open(uri), wal.open_store(uri)
+    collector = TableCollector(store, base.codec, clock, wal.regions(store))
+    found = collector.collect(base, Ages(0.0, 0.0, 604_800.0, 0.0, changes=clock.now() - since))
+    assert (found.entries, found.manifests) == (12, 23)  # the last of those before `since` tells where it ended
+    assert told(table.changes(position, images="both"))[:2] == [("update_preimage", 1, 11), ("update_postimage", 1, 12)]
+    assert len(told(table.changes(position))) == 40
+    assert_clean(store, uri)
+
+
+def test_the_setting_is_obeyed_by_an_open_table(uri: str) -> None:
+    ages = {"wal_age_min": "0s", "sst_age_min": "0s", "manifest_age_min": "0s"}
+    for kept, left in (("1h", [(1, 1), (1, 2), (1, 3)]), ("0s", [])):
+        settings = QUIET | {"gc": {"interval": "0s", "changes_age_min": kept, **ages}}
+        with memwal.open(uri, schema=SCHEMA, key="id", regions=1, settings=settings) as table:
+            if kept == "1h":
+                for n in (1, 2, 3):
+                    committed(table, 1, n)
+            table.upkeep.collect()
+            assert [change[1:] for change in told(table.changes())] == left
+
+
+def test_the_version_that_was_the_newest_is_kept_however_old_it_is(table: Any, uri: str) -> None:
+    for n in range(1, 20):
+        committed(table, 1, n)
+    dataset = lance.dataset(uri)
+    kept = [ref["version"] for ref in dataset.version_refs()]
+    since = [each["timestamp"] for each in dataset.versions()][10].timestamp()
+    clean_up(lance.dataset(uri), 1e-6, 1, since)
+    left = [ref["version"] for ref in lance.dataset(uri).version_refs()]
+    assert sorted(left)[-10:] == sorted(kept)[-10:]
+    assert sorted(kept)[10] in left
+    assert sorted(kept)[7] not in left
+    clean_up(lance.dataset(uri), 1e-6, 1)
+    assert len(lance.dataset(uri).version_refs()) < len(left)
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_region_that_was_idle_for_days(table: Any, uri: str, idle: bool) -> None:
+    """The version with its progress, and the one before, were cleaned up: a later one is as good, if it is older than
+    the next entry of the region by an hour."""
+    committed(table, 1, 1)
+    position = table.changes_position()
+    lance.dataset(uri).optimize.compact_files()
+    for _ in range(3):
+        lance.dataset(uri).update_config({"note": str(_)})
+    base = flush.BaseTable.open(uri)
+    clean_up(lance.dataset(uri), 1e-6, 1)
+    versions = Path(uri, "_versions")
+    assert len(list(versions.glob("*.manifest"))) < base.version
+    if idle:
+        name = next(name for name in manifest_names(base.version) if (versions / name).exists())
+        written = (versions / name).stat().st_mtime
+        os.utime(versions / name, (written - 2 * HOUR, written - 2 * HOUR))
+    assert told(table.changes(position)) == []  # nothing is published above it
+    table.put([row(1, 2)])
+    table.delete([1])
+    table.flush()
+    table.commit()
+    if idle:
+        assert told(table.changes(position, images="both")) == [
+            ("update_preimage", 1, 1),
+            ("update_postimage", 1, 2),
+            ("delete", 1, 2),
+        ]
+    else:
+        with pytest.raises(memwal.Invalid, match="no longer kept"):
+            table.changes(position).read_all()

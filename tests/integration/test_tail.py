@@ -1,0 +1,104 @@
+"""`memwal tail`: formats, positions, following, the end by Ctrl-C."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memwal
+from memwal.ingest.cli.app import main
+
+
+@pytest.fixture
+def tail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs `memwal tail` in this process; exit code, output, errors."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["memwal", "tail", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def config(small_config: Callable[..., Path], open_small: Callable[..., Any], made: Any) -> Path:
+    """Of a table with two rows put, one changed and one deleted, that nobody serves."""
+    table = open_small(regions=1)
+    table.put(made.rows([1, 2]))
+    table.put(made.rows([1], 1))
+    table.delete([2])
+    table.close()
+    return small_config()
+
+
+def test_json_is_one_object_per_line_and_a_position_goes_on(config: Path, tail: Any, tmp_path: Path) -> None:
+    code, out, err = tail(config, "--format", "json", "--columns", "name")
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["_change"], row["id"], row["name"]) for row in rows] == [
+        ("insert", 1, "row 1 v0"),
+        ("insert", 2, "row 2 v0"),
+        ("update", 1, "row 1 v1"),
+        ("delete", 2, None),
+    ]
+    assert [(row["_position"], row["_row"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (3, 0)]
+    position = err.split("'")[1]
+    assert tail(config, "--format", "json", "--since", position)[1] == ""
+    earlier = json.loads(position)
+    earlier["regions"] = dict.fromkeys(earlier["regions"], 2)
+    (tmp_path / "position.json").write_text(json.dumps(earlier))
+    out = tail(config, "--format", "json", "--images", "both", "--since", f"@{tmp_path / 'position.json'}")[1]
+    assert [(row["_change"], row["name"]) for row in map(json.loads, out.splitlines())] == [("delete", "row 2 v0")]
+
+
+def test_csv_and_table(config: Path, tail: Any) -> None:
+    rows = list(csv.reader(io.StringIO(tail(config, "--format", "csv", "--columns", "name")[1])))
+    assert rows[0] == ["_change", "_region", "_position", "_row", "id", "name"]
+    assert [row[0] for row in rows[1:]] == ["insert", "insert", "update", "delete"]
+    shown = tail(config, "--columns", "name")[1]
+    assert "row 1 v1" in shown
+    assert "_region" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--since", "yesterday"), "earliest"),
+        (("--since", "{"), "JSON"),
+        (("--since", "@missing.json"), "No such file"),
+        (("--images", "before"), "both"),
+        (("--columns", "nam"), "name"),
+    ],
+)
+def test_mistakes_are_one_line(config: Path, tail: Any, arguments: tuple[str, ...], text: str) -> None:
+    code, out, err = tail(config, *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert text in err
+
+
+def test_it_follows_a_daemon_until_it_is_interrupted(
+    small_config: Callable[..., Path], serve: Callable[..., Any], start: Callable[..., Any], made: Any
+) -> None:
+    path = small_config()
+    _, endpoint = serve(path)
+    with memwal.connect(endpoint) as table:
+        table.put(made.rows([1]))
+        command = [sys.executable, "-m", "memwal.ingest.cli.app", "tail", str(path), "-f", "--format", "json"]
+        running = start([*command, "--columns", "name"])
+        assert json.loads(running.line_with("row 1 v0"))["_change"] == "insert"
+        table.put(made.rows([1], 1))
+        assert json.loads(running.line_with("row 1 v1"))["_change"] == "update"
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(30) == 0
+        assert "--since '{" in "\n".join(running.errors)
