@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
-from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +26,7 @@ from memwal.ingest.api.reads import Level
 from memwal.ingest.api.rows import as_table, split_deletes
 from memwal.ingest.api.tokens import Applied, Receipt, Token, TokenLike
 from memwal.ingest.changes.pieces import StoredChanges
-from memwal.ingest.errors import Invalid, MemWalError, translate_errors
+from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
@@ -37,9 +35,10 @@ from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.write_queue import Ack, Write
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.table import indexes
+from memwal.ingest.table.at_exit import close_at_exit
 from memwal.ingest.table.columns import TableColumns
 from memwal.ingest.table.commit_loop import CommitLoop
-from memwal.ingest.table.regions import BeforeClaim, RegionSet
+from memwal.ingest.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.table.resize import Resizing
 from memwal.ingest.table.share import RegionReads
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
@@ -49,17 +48,6 @@ from memwal.memtable import TOMBSTONE, tombstones
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 _LOG = logging.getLogger("memwal.table")
-_OPEN: WeakSet[Table] = WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Close the tables that a program leaves open at its end: append lingering rows, end the threads in order."""
-    for table in list(_OPEN):
-        try:
-            table.close()
-        except MemWalError as error:  # the next table is closed all the same
-            _LOG.warning("%s, at the end of the program: %s", table.base.uri, error)
 
 
 class Table(LevelReads):
@@ -97,7 +85,7 @@ class Table(LevelReads):
             raise
         self._commits.start()
         self._collections.start()
-        _OPEN.add(self)
+        close_at_exit(self)
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
@@ -369,13 +357,8 @@ class Table(LevelReads):
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
 
     def _prove(self, writers: Sequence[RegionWriter], *, anew: bool) -> None:
-        """Make sure, before a read, that no other owner acknowledges writes of these regions (`wal.lease`)."""
-        proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
         try:
-            if len(proofs) == 1:
-                proofs[0]()
-            elif proofs:
-                list(each(lambda proof: proof(), proofs, self._at_once))
+            prove(writers, self._at_once, anew=anew)
         except wal.Corrupt:
             self._reader.base()  # raises a clearer error if another table was created at this address
             raise

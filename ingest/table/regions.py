@@ -32,6 +32,7 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.flush import BaseTable
+from memwal.flush.parallel_map import each
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import not_owner
 from memwal.ingest.region.context import RegionContext
@@ -265,3 +266,15 @@ class RegionSet:
     def _withdraw(self, writer: RegionWriter) -> None:
         with suppress(wal.WalError):  # the note is a hint
             owners.withdraw(self.context.store, writer.region, writer.guard.epoch)
+
+
+def prove(writers: Sequence[RegionWriter], at_once: int, *, anew: bool) -> None:
+    """Make sure, before a read, that no other owner acknowledges writes of these regions (`wal.lease`).
+
+    `at_once`: regions that are asked in parallel. Raises: Fenced; wal errors.
+    """
+    proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
+    if len(proofs) == 1:
+        proofs[0]()
+    elif proofs:
+        list(each(lambda proof: proof(), proofs, at_once))
